@@ -80,7 +80,8 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
 // In the order of the help; --pp comes before --stage-blocks, from which it follows otherwise.
 constexpr std::array layout_options_first = {
     Choice::dp,       Choice::tp,                Choice::pp,        Choice::zero_stage, Choice::micro_batch,
-    Choice::schedule, Choice::sequence_parallel, Choice::recompute, Choice::mesh_order, Choice::stage_blocks};
+    Choice::schedule, Choice::virtual_stages,    Choice::micro_batch_group,
+    Choice::sequence_parallel, Choice::recompute, Choice::mesh_order, Choice::stage_blocks};
 
 std::vector<std::string> names_of(const std::vector<ChoiceValue>& values) {
   std::vector<std::string> names;
@@ -269,7 +270,7 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
       const ChoiceValue value = std::visit(ValueParser{row, text}, row.get(ParallelSpec{}));
       layout[row.choice] = value;
       if (!row.implies) return;
-      if (const auto [other, implied] = row.implies(value); !layout[other]) layout[other] = implied;
+      if (const auto [other, implied] = row.implies(value, layout); !layout[other]) layout[other] = implied;
     });
   }
 }

@@ -15,10 +15,52 @@ std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec
   return degrees;
 }
 
-std::optional<std::string> illegal_pipeline(const OpGraph& graph, const TrainingSpec& /*training*/,
+namespace {
+
+// As Megatron-LM asserts in forward_backward_pipelining_with_interleaving.
+std::optional<std::string> illegal_interleaving(const TrainingSpec& training, const ParallelSpec& spec) {
+  if (spec.pp() < 2)
+    return fmt::format("an interleaved pipeline goes around 2 or more ranks, and pp is {}; take 1f1b", spec.pp());
+  if (spec.virtual_stages < 2)
+    return fmt::format("an interleaved pipeline has 2 or more stages on each rank (virtual_stages), and there is {}; "
+                       "1f1b has one",
+                       spec.virtual_stages);
+  const std::int64_t of_round = spec.mesh.batch_ranks() * spec.micro_batch;
+  if (training.global_batch % of_round != 0) return std::nullopt;  // no number of micro-batches; another reason
+  const std::int64_t count = training.global_batch / of_round;
+  const std::int64_t group = spec.micro_batch_group > 0 ? spec.micro_batch_group : spec.pp();
+  if (group < spec.pp())
+    return fmt::format("an interleaved pipeline of {} ranks runs micro-batches in groups of at least {}, and "
+                       "micro_batch_group is {}",
+                       spec.pp(), spec.pp(), group);
+  if (count < group)
+    return fmt::format("an interleaved pipeline runs micro-batches in groups of {}, and there {} {}: take smaller "
+                       "micro-batches, less data parallelism, or a larger batch",
+                       group, count == 1 ? "is" : "are", count);
+  if (const std::int64_t left = count % group; left > 0 && left < spec.pp())
+    return fmt::format("an interleaved pipeline of {} ranks runs micro-batches in groups of {}, and {} leave a last "
+                       "group of {}: it must have at least {}, or the number must be a multiple of {}",
+                       spec.pp(), group, count, left, spec.pp(), group);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> illegal_pipeline(const OpGraph& graph, const TrainingSpec& training,
                                             const ParallelSpec& spec) {
   const int blocks = static_cast<int>(graph.blocks.size());
   if (spec.pp() < 1) return fmt::format("the pipeline-parallel degree is {}; it must be at least 1", spec.pp());
+  if (spec.schedule == ScheduleKind::interleaved) {
+    if (auto reason = illegal_interleaving(training, spec)) return reason;
+  } else if (spec.virtual_stages != 1 || spec.micro_batch_group != 0) {
+    return fmt::format("virtual_stages and micro_batch_group are for the schedule interleaved, and the schedule is {}",
+                       name(spec.schedule));
+  }
+  if (spec.stages() > blocks && spec.virtual_stages > 1)
+    return fmt::format("{} virtual stages on each of {} ranks cannot all have a block: the model has {} ({} to {}); "
+                       "legal numbers of virtual stages: 1 to {}",
+                       spec.virtual_stages, spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name,
+                       std::max(blocks / spec.pp(), 1));
   if (spec.stages() > blocks)
     return fmt::format("pipeline parallelism over {} cannot give every stage a block: the model has {} ({} to {}); "
                        "legal degrees: 1 to {}",

@@ -118,6 +118,16 @@ std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const 
   return fmt::format("stage_blocks has {} stages, and {}", spec.stage_blocks.size(), stages_text(spec));
 }
 
+std::pair<Choice, ChoiceValue> interleaving(const ChoiceValue& /*value*/, const LayoutRequest& /*before*/) {
+  return {Choice::schedule, ScheduleKind::interleaved};
+}
+
+std::optional<std::string> without_interleaving(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (spec.pp() > 1 && spec.schedule == ScheduleKind::interleaved) return std::nullopt;
+  return fmt::format("the key goes with schedule interleaved on 2 or more pipeline ranks, and the schedule is {} on {}",
+                     name(spec.schedule), spec.pp());
+}
+
 // ---- texts ----
 
 // "full,none*31,full*20": runs of adjacent stages that recompute alike.
@@ -247,9 +257,51 @@ constexpr std::array rows = {
               .description = "order of the pipeline's tasks",
               .get = get<&ParallelSpec::schedule>,
               .set = set<&ParallelSpec::schedule>,
-              .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b>,
+              .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved>,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
+              .presumes = Choice::virtual_stages,
               .word = [](const ParallelSpec& spec) { return std::string(spec.pp() > 1 ? name(spec.schedule) : ""); }},
+    ChoiceRow{.choice = Choice::virtual_stages,
+              .key = "virtual_stages",
+              .option = "--virtual-stages",
+              .operand = "N",
+              .description = "stages on each rank of an interleaved pipeline",
+              .get = get<&ParallelSpec::virtual_stages>,
+              .set = set<&ParallelSpec::virtual_stages>,
+              .minimum = 2,
+              .maximum = most_devices,
+              .most_in_plan = [](const TrainingSpec&, int) { return most_devices; },
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
+              .implies = interleaving,
+              .fault = without_interleaving,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return spec.virtual_stages > 1 ? fmt::format("v{}", spec.virtual_stages) : "";
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) { return fmt::format("{} virtual stages a rank", number(value)); }},
+    ChoiceRow{.choice = Choice::micro_batch_group,
+              .key = "micro_batch_group",
+              .option = "--micro-batch-group",
+              .operand = "N",
+              .description = "micro-batches that an interleaved pipeline runs through one stage of a rank before the "
+                             "next (default: as many as ranks)",
+              .get = get<&ParallelSpec::micro_batch_group>,
+              .set = set<&ParallelSpec::micro_batch_group>,
+              .minimum = 2,
+              .maximum = most_devices,
+              .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
+              .implies = interleaving,
+              .fault = without_interleaving,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return spec.micro_batch_group > 0 ? fmt::format("group{}", spec.micro_batch_group) : "";
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) { return fmt::format("micro-batch groups of {}", number(value)); }},
     ChoiceRow{
         .choice = Choice::recompute,
         .key = "recompute",
@@ -281,8 +333,9 @@ constexpr std::array rows = {
               .maximum = most_devices,
               .most_in_plan = [](const TrainingSpec&, int) -> std::int64_t { return std::numeric_limits<int>::max(); },
               .presumes = Choice::pp,
-              .implies = [](const ChoiceValue& value) -> std::pair<Choice, ChoiceValue> {
-                return {Choice::pp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
+              .implies = [](const ChoiceValue& value, const LayoutRequest& before) -> std::pair<Choice, ChoiceValue> {
+                const auto stages = static_cast<std::int64_t>(std::get<std::vector<int>>(value).size());
+                return {Choice::pp, stages / given<std::int64_t>(before, Choice::virtual_stages).value_or(1)};
               },
               .fault = other_stages_than_pp,
               .instead =
@@ -316,7 +369,7 @@ constexpr std::array rows = {
               .named = named<InputSlots::in_flight, InputSlots::one_more>,
               .may_be_absent = true,
               .applies =
-                  [](const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule == ScheduleKind::one_f_one_b; },
+                  [](const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule != ScheduleKind::gpipe; },
               .word =
                   [](const ParallelSpec& spec) {
                     return std::string(spec.input_slots == InputSlots::one_more ? "input-slots+1" : "");

@@ -31,6 +31,8 @@ enum class Choice {
   zero_stage,
   micro_batch,
   schedule,
+  virtual_stages,
+  micro_batch_group,
   recompute,
   stage_blocks,
   tied_gradients,
@@ -98,9 +100,9 @@ struct ChoiceRow {
   bool (*applies)(const ParallelSpec&) = nullptr;
   // A given value can be checked only where this choice is given too.
   std::optional<Choice> presumes = {};
-  // A value of another choice that follows from a given value where that choice is not given. Null:
-  // none.
-  std::pair<Choice, ChoiceValue> (*implies)(const ChoiceValue&) = nullptr;
+  // A value of another choice that follows from a given value, and from those given before it,
+  // where that choice is not given. Null: none.
+  std::pair<Choice, ChoiceValue> (*implies)(const ChoiceValue&, const LayoutRequest& before) = nullptr;
 
   // Why it contradicts the part of a plan that was read before its key. Null: never.
   std::optional<std::string> (*fault)(const ParallelSpec&, const TrainingSpec&) = nullptr;

@@ -9,7 +9,7 @@
 namespace parplan {
 
 const char* name(ScheduleKind kind) {
-  constexpr std::array<const char*, 2> names = {"gpipe", "1f1b"};
+  constexpr std::array<const char*, 3> names = {"gpipe", "1f1b", "interleaved"};
   const auto i = static_cast<std::size_t>(kind);
   PARPLAN_ASSERT(i < names.size(), fmt::format("schedule {}", i));
   return names[i];
@@ -21,7 +21,10 @@ const char* name(TiedGradients gradients) {
 
 const char* name(InputSlots slots) { return slots == InputSlots::in_flight ? "in_flight" : "in_flight+1"; }
 
-std::string stages_text(const ParallelSpec& spec) { return fmt::format("pp is {}", spec.pp()); }
+std::string stages_text(const ParallelSpec& spec) {
+  if (spec.virtual_stages == 1) return fmt::format("pp is {}", spec.pp());
+  return fmt::format("pp {} x virtual_stages {} is {}", spec.pp(), spec.virtual_stages, spec.stages());
+}
 
 namespace {
 
@@ -35,6 +38,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.stage_recompute.clear();
   spec.stage_blocks.clear();
   spec.virtual_stages = one.virtual_stages;
+  spec.micro_batch_group = one.micro_batch_group;
   spec.tied_gradients = one.tied_gradients;
   spec.input_slots = one.input_slots;
   return spec;
@@ -72,6 +76,7 @@ ParallelSpec bucket_key(const ParallelSpec& spec) {
 ParallelSpec cut_key(const ParallelSpec& spec) {
   ParallelSpec key = block_key(spec, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
   key.mesh.degree.pp = spec.mesh.degree.pp;
+  key.virtual_stages = spec.virtual_stages;
   return key;
 }
 

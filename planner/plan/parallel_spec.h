@@ -11,8 +11,8 @@
 
 namespace parplan {
 
-enum class ScheduleKind { gpipe, one_f_one_b };
-const char* name(ScheduleKind kind);  // "gpipe", "1f1b"
+enum class ScheduleKind { gpipe, one_f_one_b, interleaved };
+const char* name(ScheduleKind kind);  // "gpipe", "1f1b", "interleaved"
 
 // Where the gradients of the uses of a tied parameter add up. `together`: on each rank in one
 // accumulator, which is reduced over the data axis once. `apart`: in one accumulator per use, each
@@ -38,6 +38,9 @@ struct ParallelSpec {
   std::vector<Recompute> stage_recompute;
   std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
   int virtual_stages = 1;         // stages on each rank of the pipeline
+  // Micro-batches that an interleaved schedule runs through one stage of a rank before the next; 0:
+  // as many as the pipeline has ranks.
+  int micro_batch_group = 0;
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
 
@@ -51,7 +54,8 @@ struct ParallelSpec {
   auto operator<=>(const ParallelSpec&) const = default;
 };
 
-// What messages about the number of stages say that it should be: "pp is 4".
+// What messages about the number of stages say that it should be: "pp is 4", "pp 4 x virtual_stages
+// 2 is 8".
 std::string stages_text(const ParallelSpec& spec);
 
 // Keys of memos: a whole recipe in which every choice that surely does not matter has its default
@@ -71,7 +75,8 @@ inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& 
   return training.global_batch / (spec.mesh.batch_ranks() * spec.micro_batch);
 }
 inline PipelineShape shape_of(const ParallelSpec& spec, const TrainingSpec& training) {
-  return {spec.pp(), spec.stages(), static_cast<int>(micro_batches(spec, training))};
+  return {spec.pp(), spec.stages(), static_cast<int>(micro_batches(spec, training)),
+          spec.micro_batch_group > 0 ? spec.micro_batch_group : spec.pp()};
 }
 
 }  // namespace parplan

@@ -420,9 +420,12 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
     }
   }
   if (static_cast<int>(ranks.size()) != spec.pp())
-    node.fail(fmt::format("the schedule has {} stages, and pp is {}", ranks.size(), spec.pp()));
-  Schedule schedule{.rank_of_stage = {}, .ranks = std::move(ranks)};
-  const PipelineShape shape(spec.pp(), spec.stages(), static_cast<int>(count));
+    node.fail(fmt::format("the schedule has {} {}, and pp is {}", ranks.size(),
+                          spec.virtual_stages == 1 ? "stages" : "ranks", spec.pp()));
+  PipelineShape shape(spec.pp(), spec.stages(), static_cast<int>(count));
+  if (spec.micro_batch_group > 0) shape.group = spec.micro_batch_group;
+  Schedule schedule{
+      .rank_of_stage = {}, .ranks = std::move(ranks), .exchanges = most_exchange_buffers(shape)};
   for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
   return schedule;

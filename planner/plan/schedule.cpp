@@ -16,7 +16,6 @@
 namespace parplan {
 namespace {
 
-constexpr int most_exchange_buffers = 2;
 constexpr std::array phases{Phase::forward, Phase::backward};
 template <class T>
 using PerPhase = std::array<T, phases.size()>;
@@ -162,7 +161,7 @@ class DryRun {
 
   std::optional<std::string> wait_for_buffer(const Rank& rank, const Action& action) const {
     const std::vector<Action>& before = rank.in_buffers[index_of(action.phase)];
-    const auto buffers = static_cast<std::size_t>(most_exchange_buffers);
+    const auto buffers = static_cast<std::size_t>(schedule_.exchanges);
     if (before.size() < buffers) return std::nullopt;
     const Action& last = before[before.size() - buffers];
     if (!sends(schedule_, last) || is(taken_, last)) return std::nullopt;
@@ -218,8 +217,10 @@ Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks) {
   return schedule;
 }
 
-int exchange_buffers(int ranks, int micro_batches) {
-  return ranks > 1 ? std::min(most_exchange_buffers, micro_batches) : 1;
+int most_exchange_buffers(const PipelineShape& shape) { return 2 + std::max(shape.group - shape.ranks, 0); }
+
+int exchange_buffers(const PipelineShape& shape) {
+  return shape.ranks > 1 ? std::min(most_exchange_buffers(shape), shape.micro_batches) : 1;
 }
 
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {

@@ -29,6 +29,7 @@ std::optional<Action> output_of(const Action& action, int stages);
 struct Schedule {
   std::vector<int> rank_of_stage;          // along the pipeline axis
   std::vector<std::vector<Action>> ranks;
+  int exchanges = 2;                       // most_exchange_buffers
   bool operator==(const Schedule&) const = default;
 
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
@@ -38,9 +39,13 @@ struct PipelineShape {
   int ranks = 1;
   int stages = 1;  // a multiple of ranks
   int micro_batches = 1;
+  // Micro-batches that an interleaved schedule runs through one of a rank's stages before the next.
+  int group = 1;
 
   constexpr PipelineShape(int for_ranks, int for_stages, int for_micro_batches)
-      : ranks(for_ranks), stages(for_stages), micro_batches(for_micro_batches) {}
+      : PipelineShape(for_ranks, for_stages, for_micro_batches, for_ranks) {}
+  constexpr PipelineShape(int for_ranks, int for_stages, int for_micro_batches, int in_groups_of)
+      : ranks(for_ranks), stages(for_stages), micro_batches(for_micro_batches), group(in_groups_of) {}
   // One stage a rank.
   constexpr PipelineShape(int for_stages, int for_micro_batches)
       : PipelineShape(for_stages, for_stages, for_micro_batches) {}
@@ -55,8 +60,12 @@ Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 
 // The number of buffers on which a rank's transfers and computation take turns: this number for
 // activations to send, and the same number for gradients of activations. Two, so that one can be
-// sent while the other is computed.
-int exchange_buffers(int ranks, int micro_batches);
+// sent while the other is computed; and where groups have more micro-batches than there are ranks,
+// as many more: these wait in the sender's buffers until the first rank has run its group through
+// the stage before.
+int most_exchange_buffers(const PipelineShape& shape);
+// Those that are used.
+int exchange_buffers(const PipelineShape& shape);
 
 // Checks that stages go around the ring; that each stage runs each micro-batch forward and then
 // backward exactly once, with backwards in ascending order; that both ends of every channel (from

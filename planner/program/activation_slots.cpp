@@ -38,7 +38,7 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
   for (const Action& action : actions) micro_batches = std::max(micro_batches, action.micro_batch + 1);
   Slots slots{.saved = most_in_flight(actions),
               .inputs = inputs == InputSlots::one_more ? input_buffers(actions) : 0,
-              .exchanges = exchange_buffers(static_cast<int>(schedule.ranks.size()), micro_batches),
+              .exchanges = schedule.ranks.size() > 1 ? std::min(schedule.exchanges, micro_batches) : 1,
               .actions = {}};
   std::deque<int> free = all_free(slots.saved), free_inputs = all_free(slots.inputs);
   struct Held {

@@ -141,9 +141,10 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     if (is_planned(axis))
       titles.push_back(axis == Axis::pp ? "transfers" : fmt::format("{}-parallel", axis_word(axis)));
   titles.insert(titles.end(), {"waiting", "optimizer"});
-  return "\neach stage's time, communication as far as it is waited for:\n" +
-         stage_table(std::move(titles), times, computing) +
-         "\neach stage's memory:\n" +
+  // Interleaved pipelines have several stages on a rank.
+  const char* const each = plan.spec.virtual_stages == 1 ? "each stage" : "each pipeline rank";
+  return fmt::format("\n{}'s time, communication as far as it is waited for:\n", each) +
+         stage_table(std::move(titles), times, computing) + fmt::format("\n{}'s memory:\n", each) +
          stage_table({"parameters", "gradients", "optimizer state", "activations", "buffers", "libraries", "peak",
                       "of capacity"},
                      memory, peaks);

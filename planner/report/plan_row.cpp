@@ -62,7 +62,7 @@ constexpr std::array column_rows = {
     Column{"schedule", "", "order of the pipeline's tasks",
            chosen<Choice::schedule>},
     Column{"virtual_stages", "", "model chunks per pipeline stage",
-           [](const Subject& s) { return Json(s.spec.virtual_stages); }},
+           chosen<Choice::virtual_stages>},
     Column{"stage_layers", "", "layers of each stage, first stage first; embedding and head are not counted",
            [](const Subject& s) { return Json(stage_layers(s.spec)); }},
     Column{"sequence_parallel", "", "activations between tensor-parallel regions are sharded along the sequence",
@@ -152,6 +152,12 @@ constexpr std::array column_rows = {
     Column{"input_slots", "",
            "buffers of a stage for arriving activations: one for each micro-batch in flight, or one more",
            chosen<Choice::input_slots>},
+    Column{"micro_batch_group", "",
+           "micro-batches that an interleaved pipeline runs through one stage of a rank before the next; else null",
+           [](const Subject& s) {
+             return s.spec.schedule == ScheduleKind::interleaved ? Json(shape_of(s.spec, s.training).group)
+                                                                 : Json(nullptr);
+           }},
 };
 
 }  // namespace

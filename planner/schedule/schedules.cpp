@@ -6,6 +6,7 @@
 
 #include "planner/base/error.h"
 #include "planner/schedule/gpipe.h"
+#include "planner/schedule/interleaved.h"
 #include "planner/schedule/one_f_one_b.h"
 
 namespace parplan {
@@ -32,6 +33,16 @@ constexpr std::array rows = {
                 .least = least_one_f_one_b_time,
                 .in_flight = one_f_one_b_in_flight,
                 .period = every_second},
+    // What one of a rank's stages does says little of the rank.
+    ScheduleRow{.kind = ScheduleKind::interleaved,
+                .name = "interleaved",
+                .actions = interleaved_actions,
+                .closed_form = interleaved_time,
+                .through_stage = nullptr,
+                .least_time = interleaved_least_time,
+                .least = nullptr,
+                .in_flight = interleaved_in_flight,
+                .period = interleaved_period},
 };
 
 }  // namespace

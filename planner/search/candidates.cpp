@@ -85,8 +85,10 @@ const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec
     for (std::size_t b = 0; b < seconds.size(); ++b) least[b] = std::min(least[b], seconds[b]);
   }
   std::vector<std::vector<StageOption>> stages;
-  for (int s = 0; s < spec.pp(); ++s)
-    stages.push_back({StageOption{.seconds = prefix[prefix.size() == 1 ? 0 : s], .state = {}, .saved = {}}});
+  for (int s = 0; s < spec.stages(); ++s) {
+    const int rank = ring_rank(s, shape_of(spec, training_));
+    stages.push_back({StageOption{.seconds = prefix[prefix.size() == 1 ? 0 : rank], .state = {}, .saved = {}}});
+  }
   FastestCut cut{.blocks = cut_stages(stages)->blocks,
                  .slowest = {},
                  .computing = std::accumulate(least.begin(), least.end(), Seconds())};
@@ -111,6 +113,7 @@ std::span<const Recompute> recomputes_of(const ParallelSpec& spec, bool mixes) {
 }  // namespace
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
+  if (spec.virtual_stages > 1) return std::nullopt;
   const Placements& placements = placements_of(spec);
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const auto make = [&]() -> std::optional<StageCut> {
@@ -136,8 +139,9 @@ std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
 }
 
 void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
-  std::vector<int> cut(static_cast<std::size_t>(spec.pp()), 1);
-  cut.back() = static_cast<int>(graph_.blocks.size()) - spec.pp() + 1;
+  const int stages = spec.stages();
+  std::vector<int> cut(static_cast<std::size_t>(stages), 1);
+  cut.back() = static_cast<int>(graph_.blocks.size()) - stages + 1;
   std::optional<LayoutCuts> by_memory;
   do {
     ParallelSpec one = spec;
@@ -146,8 +150,8 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     const bool fits = candidates.back().bound.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
     if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
-    if (spec.pp() > most_choosing_stages) {
-      if (fits || candidates.back().bound.room_in_all.count < 0) continue;
+    if (stages > most_choosing_stages) {
+      if (fits || spec.virtual_stages > 1 || candidates.back().bound.room_in_all.count < 0) continue;
       if (!by_memory)
         by_memory.emplace(estimator_, spec, placements_of(spec), shape_of(spec, training_), none_or_full);
       if (std::optional<std::vector<int>> choices = fastest_options(by_memory->options(), cut))
@@ -157,9 +161,9 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
       continue;
     }
     one.recompute = Recompute::per_stage;
-    for (int bits = 1; bits + 1 < 1 << spec.pp(); ++bits) {
+    for (int bits = 1; bits + 1 < 1 << stages; ++bits) {
       one.stage_recompute.clear();
-      for (int s = 0; s < spec.pp(); ++s)
+      for (int s = 0; s < stages; ++s)
         one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
       candidates.push_back(estimated(one));
     }
@@ -191,7 +195,8 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   if (!spec.stage_blocks.empty()) {
     candidates.push_back(estimated(spec));
     const Bound& bound = candidates.back().bound;
-    const bool may_mix = mixes && spec.recompute == Recompute::none && spec.pp() > 1;
+    const bool may_mix =
+        mixes && spec.recompute == Recompute::none && spec.pp() > 1 && spec.virtual_stages == 1;
     if (!may_mix || bound.spare.count >= 0 || bound.room_in_all.count < 0) return std::nullopt;
     const LayoutCuts by_memory(estimator_, spec, placements_of(spec), shape_of(spec, training_), none_or_full);
     if (std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks))
@@ -202,9 +207,10 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   }
   // Layouts with full recompute are among the mixes of those without.
   const bool is_covered = mixes && spec.recompute != Recompute::none;
-  if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.pp()) <= most_cuts) {
+  if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.stages()) <= most_cuts) {
     add_all_cuts(spec, mixes, candidates);
-    const bool has_all = !mixes || spec.pp() <= most_choosing_stages || objective_ != Objective::memory;
+    const bool has_all = !mixes || spec.stages() <= most_choosing_stages ||
+                         (objective_ != Objective::memory && spec.virtual_stages == 1);
     if (is_covered || has_all) return std::nullopt;
     return of_any_cut(spec, fastest_cut(spec), candidates.back().bound.room_in_all);
   }
@@ -247,6 +253,10 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const int blocks = static_cast<int>(graph_.blocks.size());
   CutsBelow below{.candidates = {}, .rest = Seconds(none)};
+  if (spec.virtual_stages > 1) {
+    below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
+    return below;
+  }
 
   const Estimator::CutFrame frame = estimator_.cut_frame(spec, placements, recomputes);
   const CutWindow window = cut_window(blocks, spec.pp(),
@@ -323,6 +333,7 @@ bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
 }
 
 std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
+  if (spec.virtual_stages > 1) return std::nullopt;
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
@@ -400,7 +411,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::vector<char> is_left(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
-      is_left[i] = !makers[thread]->has_equal_memory(spec);
+      is_left[i] = spec.virtual_stages > 1 || !makers[thread]->has_equal_memory(spec);
       if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {

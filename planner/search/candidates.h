@@ -59,6 +59,8 @@ class CandidateMaker {
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, that one; if it does not fit without recompute, also with the
   //   fastest choice of stages that recompute;
+  // - with several stages on a rank and too many cuts for the next, the cut whose slowest stage is
+  //   fastest;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
   //   that recompute, or with more than `most_choosing_stages` stages the fastest choice that fits;
@@ -70,7 +72,7 @@ class CandidateMaker {
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.
   std::optional<OfAnyCut> add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
-  // At most `most` cuts of an open layout.
+  // At most `most` cuts of an open layout; none with several stages on a rank.
   CutsBelow cuts_below(const ParallelSpec& spec, bool mixes, Seconds limit, std::size_t most);
   // The fastest of the cuts of an open layout whose fullest stage takes the least memory; nothing
   // where that is more than `most`, or the cut is one that `add` appends. Its devices have equal

@@ -90,7 +90,8 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   else
     for (const RecomputeRow& row : recompute_rows()) recomputes_.push_back(row.kind);
   for (const ScheduleRow& row : schedule_rows())
-    if (!request[Choice::schedule] || std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind)
+    if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
+                                  : row.kind != ScheduleKind::interleaved)
       schedules_.push_back(&row);
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
     micro_batches_.push_back(*size);
@@ -247,7 +248,9 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
 LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
-  const PipelineShape shape = shape_of(spec, training_);
+  // The stages of a rank count as one, which holds their blocks.
+  PipelineShape shape = shape_of(spec, training_);
+  shape.stages = shape.ranks;
   const std::vector<std::pair<int, int>> paces = estimator.paces(spec, placements);
   std::vector<std::vector<Seconds>> stages;  // by kind
   for (std::size_t stage = 0; stage < paces.size(); ++stage) {
@@ -323,6 +326,7 @@ LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Reco
 
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
+  if (spec.virtual_stages > 1) return true;  // no floor is known
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));

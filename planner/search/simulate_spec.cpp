@@ -66,9 +66,10 @@ bool extend(StepDetails& details, const StepDetails& a_period_less, std::int64_t
 // ones are lowered with few: their middle repeats itself.
 class LayoutSteps {
  public:
-  LayoutSteps(Job job, const ScheduleRow& row, std::span<const CostModel> models, bool with_details)
+  LayoutSteps(Job job, const ScheduleRow& row, int group, std::span<const CostModel> models, bool with_details)
       : job_(std::move(job)),
         row_(row),
+        group_(group),
         models_(models),
         with_details_(with_details),
         all_(static_cast<int>(micro_batches(job_.layout, job_.training))) {
@@ -77,6 +78,11 @@ class LayoutSteps {
 
   int all() const { return all_; }  // micro-batches of the layout's own step
   int stages() const { return static_cast<int>(job_.layout.stages.size()); }
+  // The micro-batches over which dependencies reach: one for each stage, and where ranks hold
+  // several, the groups that they run through these.
+  int reach() const {
+    return stages() + (stages() > pipeline_ranks() ? 2 * shape(all_).group : 0);
+  }
   int period() const { return row_.period(shape(all_)); }
   // Whether a step with so many micro-batches has as many in flight as the layout's own.
   bool fills_pipeline(int micro_batches) const {
@@ -94,7 +100,7 @@ class LayoutSteps {
 
  private:
   int pipeline_ranks() const { return job_.layout.mesh.degree_of(Axis::pp); }
-  PipelineShape shape(int micro_batches) const { return {pipeline_ranks(), stages(), micro_batches}; }
+  PipelineShape shape(int micro_batches) const { return {pipeline_ranks(), stages(), micro_batches, group_}; }
   std::vector<Program> lower_step(int micro_batches) {
     job_.training.global_batch = job_.training.global_batch / all_now_ * micro_batches;
     all_now_ = micro_batches;
@@ -134,6 +140,7 @@ class LayoutSteps {
 
   Job job_;
   const ScheduleRow& row_;
+  int group_ = 1;  // micro-batches
   std::span<const CostModel> models_;
   bool with_details_ = false;
   int all_ = 0;
@@ -151,7 +158,7 @@ std::vector<CommunicationVolume> sent_by(const Simulation& step) {
 }
 
 std::optional<SimulatedSpec> play_steady(LayoutSteps& steps, StepDetails* details) {
-  const int stages = steps.stages(), period = steps.period(), all = steps.all();
+  const int reach = steps.reach(), period = steps.period(), all = steps.all();
   std::int64_t played = 0;
   const auto step_of = [&](int micro_batches) {
     played += micro_batches;
@@ -163,12 +170,12 @@ std::optional<SimulatedSpec> play_steady(LayoutSteps& steps, StepDetails* detail
   std::vector<CommunicationVolume> sent;
   SteadyStep::Period added;
   std::int64_t times = 0;
-  for (int some = steady_micro_batches(stages); times == 0; some *= 2) {
+  for (int some = steady_micro_batches(reach); times == 0; some *= 2) {
     some += ((all - some) % period + period) % period;
     // It would save too little: details take up to three plays, the result mostly one.
     if (played + std::int64_t{details ? 3 : 2} * some > all || !steps.fills_pipeline(some - period))
       return std::nullopt;
-    SteadyStep step = play_until_steady(step_of(some), stages, some - stages - 2, stages + 4, period);
+    SteadyStep step = play_until_steady(step_of(some), reach, some - reach - 2, reach + 4, period);
     if (!step.steady) continue;
     const SteadyState steady = *step.steady;
     const int count = some + (all - some) % steady.period;
@@ -222,15 +229,16 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
                                              const ParallelSpec& spec, const Placements& placements,
                                              const ScheduleRow& row, std::span<const CostModel> models,
                                              StepDetails* details) {
-  LayoutSteps steps(job_of(graph, cluster, training, spec, placements, {}), row, models, details != nullptr);
+  LayoutSteps steps(job_of(graph, cluster, training, spec, placements, {}), row, shape_of(spec, training).group, models,
+                    details != nullptr);
   return play_steady(steps, details);
 }
 
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
                             StepDetails* details) {
-  LayoutSteps steps(job_of(graph, cluster, training, spec, placements, {}), row_of(spec.schedule), models,
-                    details != nullptr);
+  LayoutSteps steps(job_of(graph, cluster, training, spec, placements, {}), row_of(spec.schedule),
+                    shape_of(spec, training).group, models, details != nullptr);
   if (const std::optional<SimulatedSpec> steady = play_steady(steps, details)) return *steady;
   Simulation step = steps.step(steps.all());
   return {.result = play_step(step, details), .micro_batches = steps.all()};

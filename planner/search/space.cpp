@@ -73,7 +73,7 @@ class SpaceWalk {
     if (!given || !applies) {
       step.space->values(context_, spec_, step.values);
     } else if (!step.choice->axis) {
-      step.values.push_back(*given);
+      if (!step.space->accepts || step.space->accepts(context_, spec_, *given)) step.values.push_back(*given);
     } else {
       // Degrees have to multiply to the number of devices, which no technique checks.
       step.space->values(context_, spec_, step.values);

@@ -69,7 +69,37 @@ void schedules(const SpaceContext& /*context*/, const ParallelSpec& spec, Values
   if (spec.pp() == 1)
     values.emplace_back(ParallelSpec{}.schedule);
   else
-    for (const ScheduleRow& row : schedule_rows()) values.emplace_back(row.kind);
+    for (const ScheduleRow& row : schedule_rows())
+      if (row.kind != ScheduleKind::interleaved) values.emplace_back(row.kind);
+}
+
+bool interleaves(const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule == ScheduleKind::interleaved; }
+
+// 0 stands for as many micro-batches as ranks.
+bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
+  if (!interleaves(spec)) return std::get<std::int64_t>(given) == 0;
+  const std::int64_t group = std::get<std::int64_t>(given);
+  const std::int64_t size = group == 0 ? spec.pp() : group, count = micro_batches(spec, context.training);
+  return size >= spec.pp() && size <= count && (count % size == 0 || count % size >= spec.pp());
+}
+
+// As many micro-batches as ranks: larger groups keep more activations, and wait for nothing less.
+void smallest_group(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  if (accepts_group(context, spec, 0)) values.emplace_back(0);
+}
+
+bool accepts_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
+  const std::int64_t number = std::get<std::int64_t>(given);
+  if (!interleaves(spec)) return number == 1;
+  return number >= 2 && number * spec.pp() <= static_cast<std::int64_t>(context.graph.blocks.size());
+}
+
+void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  if (!interleaves(spec)) {
+    values.emplace_back(1);
+    return;
+  }
+  for (std::int64_t number = 2; accepts_virtual_stages(context, spec, number); ++number) values.emplace_back(number);
 }
 
 void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
@@ -146,7 +176,7 @@ Values next_values(const SpaceRow& row, const SpaceContext& context, const Paral
 
 Values even_cut(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
   if (own.pp() == 1) return {};
-  return {even_stages(context.graph, own.pp())};
+  return {even_stages(context.graph, own.stages())};
 }
 
 // ---- memory ----
@@ -210,6 +240,15 @@ constexpr std::array rows = {
              .values = schedules,
              .neighbours = every_value,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
+    SpaceRow{.choice = Choice::micro_batch_group,
+             .follows_from = {Choice::dp, Choice::pp, Choice::micro_batch, Choice::schedule},
+             .values = smallest_group,
+             .accepts = accepts_group},
+    SpaceRow{.choice = Choice::virtual_stages,
+             .follows_from = {Choice::pp, Choice::schedule},
+             .values = numbers_of_virtual_stages,
+             .accepts = accepts_virtual_stages,
+             .neighbours = next_values},
     SpaceRow{.choice = Choice::recompute, .values = recomputes, .neighbours = every_value},
     SpaceRow{.choice = Choice::tied_gradients,
              .values = one_accumulator,

@@ -47,6 +47,8 @@ struct SpaceRow {
   // Appends its values on so many devices, once the choices before it are made, in the order of the
   // space.
   void (*values)(const SpaceContext&, const ParallelSpec&, std::vector<ChoiceValue>&) = nullptr;
+  // Whether a given value is among the legal ones. Null: `illegal` decides.
+  bool (*accepts)(const SpaceContext&, const ParallelSpec&, const ChoiceValue& given) = nullptr;
 
   // Its values in layouts one choice away, legal or not. Null: no layout is one choice away by it.
   std::vector<ChoiceValue> (*neighbours)(const SpaceRow&, const SpaceContext&, const ParallelSpec& own) = nullptr;

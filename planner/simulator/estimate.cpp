@@ -250,7 +250,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
        .crossing_bytes = crossing,
        .sent_bytes = crossing,
        .scratch_bytes = scratch,
-       .exchanges = exchange_buffers(spec.pp(), static_cast<int>(micro_batches(spec, training_))),
+       .exchanges = exchange_buffers(shape_of(spec, training_)),
        .computes_loss = false},
       training_);
   const std::int64_t overhead = memory_overhead(cluster_).count;
@@ -344,7 +344,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
                                   .in_flight = in_flight,
-                                  .exchanges = exchange_buffers(shape.ranks, shape.micro_batches),
+                                  .exchanges = exchange_buffers(shape),
                                   .input_bytes = input,
                                   .inputs = inputs,
                                   .computes_loss = holds_last},

@@ -28,6 +28,8 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"zero_stage", {"0", "1", "2", "3"}},
     {"micro_batch", {"1", "2"}},
     {"schedule", {"gpipe", "1f1b"}},
+    {"virtual_stages", {"2", "3"}},
+    {"micro_batch_group", {"2", "4"}},
     {"recompute", {"none", "full"}},
     {"stage_blocks", {"1,5", "4,2"}},
     {"tied_gradients", {"together", "apart"}},
@@ -51,6 +53,7 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
           arguments.emplace_back(row_of(degree).option);
           arguments.emplace_back("2");
         }
+      if (row.choice == Choice::micro_batch_group) arguments.insert(arguments.end(), {"--virtual-stages", "2"});
       arguments.emplace_back(row.option);
       if (!std::holds_alternative<bool>(row.get(ParallelSpec{}))) arguments.push_back(text);
       const Called called = call(arguments);

@@ -101,7 +101,7 @@ TEST_CASE("values that cannot be read are refused") {
        {{"suggest", "gpt2", "--optimizer", "adamww"},
         "--optimizer: expected one of adamw, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},
-        "--schedule: expected one of gpipe, 1f1b, found 'gpip'; did you mean 'gpipe'?"},
+        "--schedule: expected one of gpipe, 1f1b, interleaved, found 'gpip'; did you mean 'gpipe'?"},
        {{"simulate", "gpt2", "--recompute", "selective"}, "--recompute: expected one of none, full, found 'selective'"},
        {{"simulate", "gpt2", "--stage-blocks", "7,x"},
         "--stage-blocks: expected a whole number from 1 to 1048576, found 'x'"},

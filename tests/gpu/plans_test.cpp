@@ -108,7 +108,15 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     flat.mesh.degree = {};
     flat.stage_blocks = {static_cast<int>(graph.blocks.size())};
     INFO(model << ": " << describe(stages));
-    check_equal(run_on_gpu(gpu, graph, training, stages, 3), run_on_gpu(gpu, graph, training, flat, 3));
+    const Outcome accumulated = run_on_gpu(gpu, graph, training, flat, 3);
+    check_equal(run_on_gpu(gpu, graph, training, stages, 3), accumulated);
+    if (graph.blocks.size() >= 4) {
+      pipelined[Choice::schedule] = ScheduleKind::interleaved;
+      pipelined[Choice::virtual_stages] = 2;
+      const ParallelSpec interleaved = random_spec(graph, training, 2, pipelined, random);
+      INFO(model << ": " << describe(interleaved) << " on virtual stages");
+      check_equal(run_on_gpu(gpu, graph, training, interleaved, 3), accumulated);
+    }
 
     for (int zero = 1; zero <= 3; ++zero) {
       LayoutRequest sharded;

@@ -58,7 +58,7 @@ TokenData data_of(const OpGraph& graph) {
 
 Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend) {
   return {.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-          .schedule = row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}),
+          .schedule = schedule_of(spec, training),
           .backend = backend, .overhead = {}};
 }
 
@@ -201,7 +201,7 @@ ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int
   const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, ranks, request);
   REQUIRE(!specs.empty());
   ParallelSpec spec = specs[random() % specs.size()];
-  spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+  spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
   return spec;
 }
 

@@ -96,6 +96,42 @@ TEST_CASE("one more buffer for arriving activations changes no bit") {
   }
 }
 
+TEST_CASE("interleaved plans train as the reference does, and without a norm as one stage does to the bit") {
+  std::mt19937 random(20261126);
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    if (graph.blocks.size() < 4) continue;
+    const int most = static_cast<int>(graph.blocks.size()) / 2;
+    for (int trial = 0; trial < 24; ++trial) {
+      TrainingSpec training = training_of();
+      if (trial % 4 == 3) training.clip_norm = 0.5;
+      LayoutRequest request;
+      request[Choice::pp] = 2;
+      request[Choice::schedule] = ScheduleKind::interleaved;
+      request[Choice::virtual_stages] = 2 + trial % (most - 1);
+      if (trial % 3 != 0) request[Choice::dp] = request[Choice::tp] = 1;
+      if (trial % 2 == 0) request[Choice::tied_gradients] = TiedGradients::apart;
+      // Groups of more micro-batches than ranks wait in more buffers.
+      if (trial % 5 == 4) request[Choice::micro_batch_group] = 4;
+      ParallelSpec spec = random_spec(graph, training, trial % 3 == 0 ? 4 : 2, request, random);
+      if (trial % 3 == 1) spec.input_slots = InputSlots::one_more;
+      INFO(model << ": " << describe(spec) << " virtual stages " << spec.virtual_stages << " groups of "
+                 << spec.micro_batch_group);
+      const Outcome outcome = run_plan(graph, training, spec, 3);
+      check_close(outcome, run_reference(graph, training, spec.micro_batch, 3));
+      ParallelSpec alone = spec;
+      alone.mesh.degree.pp = 1;
+      alone.schedule = ParallelSpec().schedule;
+      alone.virtual_stages = 1;
+      alone.micro_batch_group = 0;
+      alone.input_slots = InputSlots::in_flight;
+      alone.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      if (training.clip_norm == 0.0 && spec.tied_gradients == TiedGradients::apart)
+        check_equal(outcome, run_plan(graph, training, alone, 3));
+    }
+  }
+}
+
 TEST_CASE("one accumulator for both uses of a tied parameter trains as the reference does, and so do two") {
   const OpGraph graph = graph_of("tiny-gpt2");
   TrainingSpec training = training_of();

@@ -46,7 +46,7 @@ ParallelSpec spec_of(const OpGraph& graph, int dp, int tp, int pp, int zero) {
 
 Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   return {.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-          .schedule = row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}),
+          .schedule = schedule_of(spec, training),
           .backend = BackendKind::cpu, .overhead = {}};
 }
 

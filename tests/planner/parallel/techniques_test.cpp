@@ -164,6 +164,45 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [3, 2] holds 5 blocks, and the model has 6 (embedding to head)");
 }
 
+TEST_CASE("Interleaved pipelines obey Megatron-LM's rules") {
+  ParallelSpec spec = layout(tiny_gpt2(), 1, 1, 2);
+  spec.stage_blocks.clear();
+  spec.virtual_stages = 2;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "virtual_stages and micro_batch_group are for the schedule interleaved, and the schedule is 1f1b");
+  spec.schedule = ScheduleKind::interleaved;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  CHECK(reason(tiny_gpt2(), spec, 2) == "legal");
+  CHECK(reason(tiny_gpt2(), spec, 1) ==
+        "an interleaved pipeline runs micro-batches in groups of 2, and there is 1: take smaller micro-batches, less "
+        "data parallelism, or a larger batch");
+  CHECK(reason(tiny_gpt2(), spec, 3) ==
+        "an interleaved pipeline of 2 ranks runs micro-batches in groups of 2, and 3 leave a last group of 1: it must "
+        "have at least 2, or the number must be a multiple of 2");
+  spec.micro_batch_group = 3;
+  CHECK(reason(tiny_gpt2(), spec, 5) == "legal");
+  CHECK(reason(tiny_gpt2(), spec, 6) == "legal");
+  CHECK(reason(tiny_gpt2(), spec, 7).find("7 leave a last group of 1") != std::string::npos);
+  spec.micro_batch_group = 1;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "an interleaved pipeline of 2 ranks runs micro-batches in groups of at least 2, and micro_batch_group is 1");
+  spec.micro_batch_group = 0;
+  spec.virtual_stages = 4;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "4 virtual stages on each of 2 ranks cannot all have a block: the model has 6 (embedding to head); legal "
+        "numbers of virtual stages: 1 to 3");
+  spec.virtual_stages = 3;
+  spec.stage_blocks = {3, 3};
+  CHECK(reason(tiny_gpt2(), spec) == "the stage cut [3, 3] has 2 stages, and pp 2 x virtual_stages 3 is 6");
+  spec.stage_blocks = {};
+  spec.virtual_stages = 1;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "an interleaved pipeline has 2 or more stages on each rank (virtual_stages), and there is 1; 1f1b has one");
+  spec.mesh.degree.pp = 1;
+  spec.virtual_stages = 2;
+  CHECK(reason(tiny_gpt2(), spec) == "an interleaved pipeline goes around 2 or more ranks, and pp is 1; take 1f1b");
+}
+
 TEST_CASE("The inner width and the vocabulary bound the degree where heads do not") {
   ModelSpec spec = load_model("mlp", models_folder).spec;
   spec.feature = 6;

@@ -277,6 +277,28 @@ TEST_CASE("A plan names the buffers for arriving activations only where there is
   CHECK(read_plan(text, "plan.yaml").spec == plan.spec);
 }
 
+TEST_CASE("A plan names its virtual stages only where the schedule interleaves them") {
+  Plan plan = some_plan();
+  CHECK(write_plan(plan).find("virtual_stages") == std::string::npos);
+  CHECK(error_with("schedule: 1f1b", "schedule: 1f1b\n  virtual_stages: 2")
+            .ends_with("the key goes with schedule interleaved on 2 or more pipeline ranks, and the schedule is 1f1b "
+                       "on 2"));
+  plan.spec.schedule = ScheduleKind::interleaved;
+  plan.spec.virtual_stages = 2;
+  plan.spec.stage_blocks = {1, 2, 1, 1};
+  plan.schedule = {.rank_of_stage = {0, 1, 0, 1}, .ranks = {}, .exchanges = 4};
+  for (const std::string rank : {"0F0 0F1 0F2 0F3 2F0 2F1 2F2 2B0 2F3 2B1 2B2 0B0 0B1 0B2 2B3 0B3",
+                                 "1F0 1F1 1F2 1F3 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1B1 1B2 3F3 3B3 1B3"}) {
+    auto& actions = plan.schedule.ranks.emplace_back();
+    for (std::size_t i = 0; i < rank.size(); i += 4) actions.push_back(parse_action(rank.substr(i, 3)));
+  }
+  plan.spec.micro_batch_group = 4;
+  REQUIRE(!find_fault(plan.schedule, 4));
+  const std::string text = write_plan(plan);
+  CHECK(text.find("  schedule: interleaved\n  virtual_stages: 2\n  micro_batch_group: 4\n") != std::string::npos);
+  check_equal(plan, read_plan(text, "plan.yaml"));
+}
+
 TEST_CASE("A plan says how tied gradients add up only where each use has an accumulator") {
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("tied_gradients") == std::string::npos);
@@ -387,8 +409,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
       error_with("zero_stage: 2", "zero_stagee: 2") ==
       place_of("zero_stage: 2") +
           "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, mesh_order, sequence_parallel, zero_stage, "
-          "micro_batch, micro_batches, schedule, recompute, stage_recompute, stage_blocks, "
-          "tied_gradients, input_slots; did you mean 'zero_stage'?");
+          "micro_batch, micro_batches, schedule, virtual_stages, micro_batch_group, recompute, stage_recompute, "
+          "stage_blocks, tied_gradients, input_slots; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
@@ -433,7 +455,7 @@ TEST_CASE("A layout that does not add up says how") {
         value_place("zero_stage: 2") + "expected a whole number from 0 to 3, found '4'");
   CHECK(error_with("mesh_order: dp-pp-tp", "mesh_order: dp-tp").find(value_place("mesh_order: dp-pp-tp")) == 0);
   CHECK(error_with("schedule: 1f1b", "schedule: 1b1f") ==
-        value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, found '1b1f'");
+        value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, interleaved, found '1b1f'");
   CHECK(error_with("recompute: full", "recompute: fully") ==
         value_place("recompute: full") + "expected one of none, full, per_stage, found 'fully'; did you mean 'full'?");
   CHECK(error_with("recompute: full", "recompute: per_stage").find("missing key 'stage_recompute'") !=

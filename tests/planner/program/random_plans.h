@@ -25,7 +25,7 @@ inline OpGraph graph_of(const std::string& model) {
 inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                   BackendKind backend = BackendKind::cpu) {
   return {.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
-          .schedule = row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}),
+          .schedule = schedule_of(spec, training),
           .backend = backend, .overhead = {}};
 }
 

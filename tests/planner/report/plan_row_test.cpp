@@ -70,7 +70,8 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "currency",
                                                 "stage_recompute",
                                                 "tied_gradients",
-                                                "input_slots"};  // the last three are additions
+                                                "input_slots",
+                                                "micro_batch_group"};  // the last four are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -104,7 +105,7 @@ TEST_CASE("a row holds every value of a small plan") {
     "memory_optimizer_bytes": 100, "memory_activations_bytes": 80, "memory_buffers_bytes": 40, "memory_overhead_bytes": 20,
     "communication_tp_bytes": 0, "communication_dp_bytes": 300, "communication_pp_bytes": 60, "communication_cp_bytes": 0,
     "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null,
-    "tied_gradients": "together", "input_slots": "in_flight"})");
+    "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -170,6 +171,12 @@ TEST_CASE("a layout is told in one line") {
   spec.input_slots = InputSlots::one_more;
   CHECK(layout_text(spec) ==
         "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full,none tied-gradients=apart input-slots+1 pp>dp>tp");
+  spec.schedule = ScheduleKind::interleaved;
+  spec.virtual_stages = 3;
+  CHECK(layout_text(spec) ==
+        "dp4 tp8+sp pp2 zero3 mb16 interleaved v3 recompute=full,none tied-gradients=apart input-slots+1 pp>dp>tp");
+  spec.micro_batch_group = 4;
+  CHECK(layout_text(spec).find(" v3 group4 ") != std::string::npos);
 }
 
 TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
@@ -183,7 +190,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
   CHECK(text.find("\n1," + id +
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
-                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight\n") !=
+                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,\n") !=
         std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }

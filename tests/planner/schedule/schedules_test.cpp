@@ -31,6 +31,30 @@ const std::vector<Size> sizes = [] {
   return all;
 }();
 
+// Those of a schedule: with one stage a rank, and interleaved ones with several.
+std::vector<PipelineShape> shapes_of(const ScheduleRow& row) {
+  std::vector<PipelineShape> shapes;
+  for (const auto [p, m] : sizes) {
+    if (row.kind != ScheduleKind::interleaved) {
+      shapes.emplace_back(p, m);
+      continue;
+    }
+    if (p < 2 || p > 8) continue;
+    for (const int chunks : {2, 3, 4})
+      for (const int group : {p, p + 1, p + 3, 2 * p, 3 * p}) {
+        const int left = m % group;
+        if (group <= m && (left == 0 || left >= p)) shapes.emplace_back(p, p * chunks, m, group);
+      }
+  }
+  return shapes;
+}
+
+std::string describe(const ScheduleRow& row, const PipelineShape& shape) {
+  return std::string(row.name) + ", " + std::to_string(shape.stages) + " stages on " + std::to_string(shape.ranks) +
+         " ranks, " + std::to_string(shape.micro_batches) + " micro-batches in groups of " +
+         std::to_string(shape.group);
+}
+
 std::vector<Seconds> repeat(int stages, double value) {
   return std::vector<Seconds>(static_cast<std::size_t>(stages), Seconds(value));
 }
@@ -38,8 +62,8 @@ std::vector<Seconds> repeat(int stages, double value) {
 }  // namespace
 
 TEST_CASE("Every schedule has one row, under its name") {
-  CHECK(schedule_rows().size() == 2);
-  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b}) {
+  CHECK(schedule_rows().size() == 3);
+  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved}) {
     CHECK(row_of(kind).kind == kind);
     CHECK(row_of(kind).name == name(kind));
   }
@@ -47,19 +71,19 @@ TEST_CASE("Every schedule has one row, under its name") {
 
 TEST_CASE("Every schedule verifies itself at every size") {
   for (const ScheduleRow& row : schedule_rows())
-    for (const auto [p, m] : sizes) {
-      INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
-      CHECK(find_fault(row.actions({p, m}), m).value_or("none") == "none");
+    for (const PipelineShape& shape : shapes_of(row)) {
+      INFO(describe(row, shape));
+      CHECK(find_fault(row.actions(shape), shape.micro_batches).value_or("none") == "none");
     }
 }
 
 TEST_CASE("Activations in flight are as the row says") {
   for (const ScheduleRow& row : schedule_rows())
-    for (const auto [p, m] : sizes) {
-      const Schedule schedule = row.actions({p, m});
-      for (int s = 0; s < p; ++s) {
-        INFO(row.name << ", stage " << s << " of " << p << ", " << m << " micro-batches");
-        CHECK(row.in_flight(s, {p, m}) == most_in_flight(schedule.ranks[s]));
+    for (const PipelineShape& shape : shapes_of(row)) {
+      const Schedule schedule = row.actions(shape);
+      for (int rank = 0; rank < shape.ranks; ++rank) {
+        INFO(describe(row, shape) << ", rank " << rank);
+        CHECK(row.in_flight(rank, shape) == most_in_flight(schedule.ranks[rank]));
       }
     }
   CHECK(row_of(ScheduleKind::gpipe).in_flight(3, {4, 8}) == 8);
@@ -83,14 +107,73 @@ TEST_CASE("1F1B warms up, alternates, drains") {
   CHECK(text_of(row_of(ScheduleKind::one_f_one_b).actions({4, 2}).ranks[0]) == "0F0 0F1 0B0 0B1");
 }
 
-TEST_CASE("On equal stages both schedules have a bubble of (p - 1)(f + b), the fraction (p - 1) / (M + p - 1)") {
+TEST_CASE("Interleaved 1F1B runs groups of micro-batches through one chunk after another") {
+  const ScheduleRow& row = row_of(ScheduleKind::interleaved);
+  const Schedule schedule = row.actions({2, 4, 4});
+  CHECK(schedule.rank_of_stage == std::vector{0, 1, 0, 1});
+  CHECK(text_of(schedule.ranks[0]) == "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3");
+  CHECK(text_of(schedule.ranks[1]) == "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3");
+  // All forwards warm up where there are no more micro-batches than ranks.
+  CHECK(text_of(row.actions({2, 4, 2}).ranks[0]) == "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1");
+  // A last group that is smaller, and more buffers for activations that wait for the first rank.
+  const Schedule groups = row.actions({2, 4, 5, 3});
+  CHECK(text_of(groups.ranks[1]) ==
+        "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1F3 1B0 1F4 1B1 3F3 1B2 3F4 3B3 3B4 1B3 1B4");
+  CHECK(groups.exchanges == 3);
+  CHECK(schedule.exchanges == 2);
+}
+
+TEST_CASE(
+    "On equal stages all schedules have a bubble of (p - 1)(f + b) of a stage, with v stages a rank the fraction (p - "
+    "1) / (v M + p - 1)") {
   for (const ScheduleRow& row : schedule_rows())
-    for (const auto [p, m] : sizes) {
-      INFO(row.name << ", " << p << " stages, " << m << " micro-batches");
-      const Seconds time = pipeline_time(forms_of(row), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0), {p, m});
-      CHECK(time == Seconds(3.0 * (m + p - 1)));
-      CHECK(time == played_time(row.actions({p, m}), repeat(p, 1), repeat(p, 2), repeat(p - 1, 0)));
-      CHECK((time.value - 3.0 * m) / time.value == doctest::Approx((p - 1.0) / (m + p - 1.0)));
+    for (const PipelineShape& shape : shapes_of(row)) {
+      if (shape.micro_batches % shape.group != 0 && row.kind == ScheduleKind::interleaved) continue;
+      INFO(describe(row, shape));
+      const int stages = shape.stages, turns = shape.micro_batches * stages / shape.ranks;
+      const std::vector<Seconds> forward = repeat(stages, 1), backward = repeat(stages, 2),
+                                 transfer = repeat(stages - 1, 0);
+      const Seconds time = pipeline_time(forms_of(row), forward, backward, transfer, shape);
+      CHECK(time == Seconds(3.0 * (turns + shape.ranks - 1)));
+      CHECK(time == played_time(row.actions(shape), forward, backward, transfer));
+      const double idle = (time.value - 3.0 * turns) / time.value;
+      CHECK(idle == doctest::Approx((shape.ranks - 1.0) / (turns + shape.ranks - 1.0)));
+    }
+}
+
+TEST_CASE("The interleaved closed form is a lower bound of the play, and a tight one") {
+  const ScheduleRow& row = row_of(ScheduleKind::interleaved);
+  std::mt19937 random(20261123);
+  for (const double slowest_transfer : {0.0, 0.2, 3.0})
+    for (const double spread : {0.0, 0.5, 4.0}) {
+      std::uniform_real_distribution<double> factor(1.0, 1.0 + spread), of_transfer(0.0, slowest_transfer);
+      double sum = 0;
+      int count = 0;
+      for (int round = 0; round < 8; ++round)
+        for (const PipelineShape& shape : shapes_of(row)) {
+          INFO(describe(row, shape) << ", round " << round);
+          std::vector<Seconds> forward, backward, transfer;
+          Seconds all, slowest;
+          for (int s = 0; s < shape.stages; ++s) {
+            forward.emplace_back(factor(random));
+            backward.emplace_back(2 * factor(random));
+            all += forward.back() + backward.back();
+            slowest = std::max(slowest, forward.back() + backward.back());
+          }
+          Seconds total = all;
+          for (int s = 0; s + 1 < shape.stages; ++s) {
+            transfer.emplace_back(of_transfer(random));
+            total += 2.0 * transfer.back();
+          }
+          const Seconds form = row.closed_form(forward, backward, transfer, shape);
+          const Seconds played = played_time(row.actions(shape), forward, backward, transfer);
+          CHECK(form <= played * (1 + 1e-12));
+          CHECK(row.least_time(total, all, slowest, shape) <= form * (1 + 1e-12));
+          sum += played / form - 1;
+          ++count;
+        }
+      INFO("spread " << spread << ", transfers up to " << slowest_transfer << ": " << sum / count);
+      if (slowest_transfer < 1.0) CHECK(sum / count < (spread < 1.0 ? 0.03 : 0.15));
     }
 }
 
@@ -98,6 +181,7 @@ TEST_CASE("What is known of a single stage, or of no stage, bounds the closed fo
   std::mt19937 random(20261122);
   std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 1.0);
   for (const ScheduleRow& row : schedule_rows()) {
+    if (row.kind == ScheduleKind::interleaved) continue;  // its form for one stage is its work alone
     const ScheduleForms forms = forms_of(row);
     for (int round = 0; round < 200; ++round)
       for (const auto [p, m] : sizes) {
@@ -207,6 +291,7 @@ TEST_CASE("No cut of the same work takes less than a schedule's least time, and 
           }
           for (int s = 0; s + 1 < p; ++s) transfers.emplace_back(transfer * factor(random));
           for (const ScheduleRow& row : schedule_rows()) {
+            if (row.least == nullptr) continue;
             INFO(row.name << ": " << p << " stages, " << m << " micro-batches, spread " << spread << ", transfers "
                           << transfer);
             const Seconds form = row.closed_form(forward, backward, transfers, {p, m}) * (1 + 1e-12);

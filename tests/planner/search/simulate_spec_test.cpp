@@ -53,7 +53,7 @@ std::vector<Program> programs_of(const OpGraph& graph, const Cluster& cluster, T
 
 TEST_CASE("a step extended from its steady state equals the step in full") {
   std::mt19937 random(11);
-  int steady = 0, detailed = 0, tried = 0;
+  int steady = 0, detailed = 0, tried = 0, interleaved = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
     const OpGraph graph = random_graph(random, 16);
@@ -63,6 +63,14 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
     for (int trial = 0; trial < 6; ++trial) {
       ParallelSpec spec = random_layout(random, graph, gpu);
       if (trial == 0) spec.schedule = ScheduleKind::gpipe;
+      if (trial % 3 == 2 && spec.pp() > 1) {
+        spec.schedule = ScheduleKind::interleaved;
+        spec.virtual_stages = 2 + setting % 2;
+        if (setting % 4 == 3) spec.micro_batch_group = spec.pp() + 2;
+        if (spec.stages() <= static_cast<int>(graph.blocks.size()))
+          spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+        if (illegal(graph, training, spec)) continue;
+      }
       if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
       if (spec.mesh.size() > cluster.devices()) continue;
       INFO("setting " << setting << ": " << describe(spec));
@@ -76,6 +84,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
         CHECK(!simulated);  // it holds all micro-batches at once: more of them take more memory
       if (!simulated) continue;
       ++steady;
+      interleaved += spec.virtual_stages > 1;
       const StepResult& extended = simulated->result;
       const Schedule schedule = schedule_of(spec, training);
       StepDetails details;
@@ -117,6 +126,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   }
   MESSAGE(steady << " of " << tried << " were steady, " << detailed << " on every rank");
   CHECK(steady > tried / 2);
+  CHECK(interleaved > 0);
   CHECK(detailed > tried / 4);
 }
 

@@ -57,6 +57,12 @@ struct Space {
   }
 };
 
+// What only interleaved layouts have, which are there on request.
+bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
+  return row.choice == Choice::virtual_stages || row.choice == Choice::micro_batch_group ||
+         value == ChoiceValue(ScheduleKind::interleaved);
+}
+
 // Orders that differ only on axes of one rank are one order.
 ParallelSpec in_order_of(const ParallelSpec& spec, const ParallelSpec& other) {
   ParallelSpec changed = spec;
@@ -69,8 +75,9 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
   for (const ChoiceRow& row : choice_rows()) {
     if (row.choice == Choice::stage_blocks) continue;  // cut once a layout is chosen
     const std::set<ChoiceValue> values = space.values_of(row);
-    CHECK_MESSAGE(values.size() > 1, "there is no choice of " << row.key);
+    CHECK_MESSAGE((values.size() > 1 || is_interleaved(row, {})), "there is no choice of " << row.key);
     for (const ChoiceValue& value : values) {
+      if (is_interleaved(row, value)) continue;
       CAPTURE(row.key);
       CAPTURE(write_value(value));
       std::vector<ParallelSpec> wanted;
@@ -84,6 +91,42 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
       const LayoutRequest request{{row.choice, value}};
       CHECK(enumerate_specs(space.graph, space.training, devices, request) == wanted);
       CHECK(count_specs(space.graph, space.training, devices, request) == static_cast<std::int64_t>(wanted.size()));
+    }
+  }
+}
+
+TEST_CASE("with an interleaved schedule fixed the space has every legal number of virtual stages") {
+  const Space space;
+  for (const std::int64_t group : {0, 3, 4}) {
+    LayoutRequest request{{Choice::schedule, ScheduleKind::interleaved}};
+    if (group > 0) request[Choice::micro_batch_group] = group;
+    // Those with the plain schedule in their place.
+    std::vector<ParallelSpec> wanted;
+    for (const ParallelSpec& spec : space.specs) {
+      if (spec.pp() == 1) wanted.push_back(spec);
+      if (spec.pp() == 1 || spec.schedule != ScheduleKind::one_f_one_b) continue;
+      for (int number = 2; number <= static_cast<int>(space.graph.blocks.size()); ++number) {
+        ParallelSpec with = spec;
+        with.schedule = ScheduleKind::interleaved;
+        with.virtual_stages = number;
+        with.micro_batch_group = static_cast<int>(group);
+        if (!illegal(space.graph, space.training, with)) wanted.push_back(with);
+      }
+    }
+    CAPTURE(group);
+    const auto sorted = [](std::vector<ParallelSpec> specs) {
+      std::ranges::sort(specs);
+      return specs;
+    };
+    CHECK(std::ranges::any_of(wanted, [](const ParallelSpec& spec) { return spec.virtual_stages == 3; }));
+    CHECK(sorted(enumerate_specs(space.graph, space.training, devices, request)) == sorted(wanted));
+    CHECK(count_specs(space.graph, space.training, devices, request) == static_cast<std::int64_t>(wanted.size()));
+    for (const int number : {2, 3}) {
+      request[Choice::virtual_stages] = number;
+      const auto has_another = [&](const ParallelSpec& spec) { return spec.pp() > 1 && spec.virtual_stages != number; };
+      std::vector<ParallelSpec> with_number = wanted;
+      std::erase_if(with_number, has_another);
+      CHECK(sorted(enumerate_specs(space.graph, space.training, devices, request)) == sorted(with_number));
     }
   }
 }
@@ -182,8 +225,17 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
     if (row.named)
       for (const ChoiceValue& value : row.named())
         if (!space.has(row, value)) row.set(specs.emplace_back(space.specs.front()), value);
+    if (is_interleaved(row, {})) {
+      const auto plain = std::ranges::find_if(space.specs, [](const ParallelSpec& spec) {
+        return spec.pp() == 2 && spec.dp() == 1 && spec.micro_batch == 1;
+      });
+      ParallelSpec& spec = specs.emplace_back(*plain);
+      spec.schedule = ScheduleKind::interleaved;
+      spec.virtual_stages = 3;
+      spec.micro_batch_group = 4;
+    }
     for (ParallelSpec& spec : specs) {
-      if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.pp());
+      if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.stages());
       if (!written.insert(row.get(spec)).second) continue;
       plan.spec = spec;
       plan.placements = place(space.graph, spec);
@@ -210,7 +262,7 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
         return layout_text(other) != layout_text(spec);
       });
     });
-    CHECK(in_words == (row.choice != Choice::stage_blocks));
+    CHECK(in_words == (row.choice != Choice::stage_blocks && !is_interleaved(row, {})));
     for (const ChoiceValue& value : values) {
       CHECK_FALSE(phrase(row, value).empty());
       CHECK_FALSE(instead(row, space.specs.front(), value).empty());

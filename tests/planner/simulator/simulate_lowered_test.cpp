@@ -105,7 +105,7 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
           .graph = &graph,
           .training = training,
           .layout = lay_out(spec, place(graph, spec)),
-          .schedule = row_of(spec.schedule).actions({spec.pp(), static_cast<int>(micro_batches(spec, training))}),
+          .schedule = schedule_of(spec, training),
           .backend = BackendKind::cpu,
           .overhead = {}};
       const std::vector<Program> programs = lower_representatives(job);
