@@ -409,7 +409,10 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
 Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int64_t count) {
   std::vector<std::vector<Action>> ranks;
   for (const YamlNode& rank : node.items()) {
-    std::istringstream words(rank.as_string());
+    // Spaces or commas between actions: a row of PyTorch's CSV is one, too.
+    std::string text = rank.as_string();
+    std::ranges::replace(text, ',', ' ');
+    std::istringstream words(text);
     std::vector<Action>& actions = ranks.emplace_back();
     for (std::string word; words >> word;) {
       const Action action = at_place(rank, [&](const std::string&) { return parse_action(word); });

@@ -212,7 +212,9 @@ bool sends(const Schedule& schedule, const Action& action) {
 }
 
 Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks) {
-  Schedule schedule{.rank_of_stage = std::vector<int>(ranks.size()), .ranks = std::move(ranks)};
+  Schedule schedule;
+  schedule.rank_of_stage.resize(ranks.size());
+  schedule.ranks = std::move(ranks);
   std::iota(schedule.rank_of_stage.begin(), schedule.rank_of_stage.end(), 0);
   return schedule;
 }

@@ -27,6 +27,10 @@ std::string bubble_rule(const Guide::Bubble& bubble, int virtual_stages) {
                         bubble.stages, virtual_stages, bubble.micro_batches);
   std::string text = fmt::format("a pipeline of {} = {:.1f} % of its time; simulated, {:.1f} % of the step waits: ",
                                  pipeline, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
+  if (bubble.micro_batches == 1)
+    return text + fmt::format("with one micro-batch this is naive model parallelism, in which one stage works at a "
+                              "time; 4 p = {} would leave {:.1f} %",
+                              bubble.enough, 100.0 * bubble.closed_form_then);
   // Waiting beyond the closed form, which no stage exceeds by computing alone.
   const char* const others =
       bubble.simulated - bubble.closed_form > worth_a_word ? ", the rest for other stages' communication" : "";

@@ -487,6 +487,17 @@ TEST_CASE("Placements that contradict the layout are errors") {
             "'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
 }
 
+TEST_CASE("A schedule's actions may stand between commas, as in PyTorch's CSV") {
+  const Plan spaces = read_plan(write_plan(some_plan()), "plan.yaml");
+  const std::string commas = edited("0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "0F0,0F1,0B0, 0F2,,0B1,0F3,0B2,0B3,");
+  CHECK(read_plan(commas, "plan.yaml").schedule == spaces.schedule);
+  // An order of its own, in that grammar.
+  const std::string other = edited("1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", "1F0,1F1,1B0,1B1,1F2,1B2,1F3,1B3");
+  const Plan own = read_plan(other, "plan.yaml");
+  CHECK(own.schedule.ranks[1][1] == Action{1, Phase::forward, 1});
+  CHECK(error_with("1F0 1B0 1F1", "1F0,1W0,1F1").find("found '1W0'") != std::string::npos);
+}
+
 TEST_CASE("A faulty schedule is an error at its place") {
   const std::string schedule = place_of("- \"0F0 ");
   CHECK(error_with(" 1B3\"", "\"") == schedule + "stage 1 never runs 1B3");

@@ -8,6 +8,7 @@
 
 #include "planner/base/file.h"
 #include "planner/report/explain_json.h"
+#include "planner/report/explain_rules.h"
 #include "tests/planner/report/small_plan.h"
 
 namespace parplan {
@@ -411,6 +412,21 @@ TEST_CASE("the model cannot tell apart what is near, on either side") {
   CHECK(of(2.5) == "  the runner-up is as fast: close");
   CHECK(of(2.0) == "  the runner-up is 5.00 % faster: close");
   CHECK(of(0.0) == "  the runner-up is 25.0 % faster: apart");  // by the objective of a plan that was given, say
+}
+
+TEST_CASE("one micro-batch is naive model parallelism, and virtual stages shorten the bubble, in words") {
+  Plan plan = small_plan();
+  Reasons reasons = small_reasons();
+  reasons.guide.bubble->micro_batches = 1;
+  CHECK(rules_of_thumb(plan, reasons).find("naive model parallelism") != std::string::npos);
+  reasons.guide.bubble->micro_batches = 2;
+  const std::string one = rules_of_thumb(plan, reasons);
+  CHECK(one.find("naive") == std::string::npos);
+  CHECK(one.find("(p - 1) / (m + p - 1)") != std::string::npos);
+  plan.spec.virtual_stages = 3;
+  const std::string several = rules_of_thumb(plan, reasons);
+  CHECK(several.find("v = 3") != std::string::npos);
+  CHECK(several.find("(v m + p - 1)") != std::string::npos);
 }
 
 TEST_CASE("a bubble is judged by four micro-batches a stage") {

@@ -34,7 +34,8 @@ const std::vector<Size> sizes = [] {
 // Those of a schedule: with one stage a rank, and interleaved ones with several.
 std::vector<PipelineShape> shapes_of(const ScheduleRow& row) {
   std::vector<PipelineShape> shapes;
-  for (const auto [p, m] : sizes) {
+  for (const Size& size : sizes) {
+    const int p = size.stages, m = size.micro_batches;
     if (row.kind != ScheduleKind::interleaved) {
       shapes.emplace_back(p, m);
       continue;
@@ -184,7 +185,8 @@ TEST_CASE("What is known of a single stage, or of no stage, bounds the closed fo
     if (row.kind == ScheduleKind::interleaved) continue;  // its form for one stage is its work alone
     const ScheduleForms forms = forms_of(row);
     for (int round = 0; round < 200; ++round)
-      for (const auto [p, m] : sizes) {
+      for (const Size& size : sizes) {
+        const int p = size.stages, m = size.micro_batches;
         INFO(row.name << ", " << p << " stages, " << m << " micro-batches, round " << round);
         std::vector<Seconds> forward, backward, transfer;
         for (int s = 0; s < p; ++s) {
@@ -243,7 +245,8 @@ TEST_CASE(
     double worst = 0, sum = 0;
     int count = 0;
     for (int round = 0; round < 50; ++round)
-      for (const auto [p, m] : sizes) {
+      for (const Size& size : sizes) {
+        const int p = size.stages, m = size.micro_batches;
         std::vector<Seconds> forward, backward;
         for (int s = 0; s < p; ++s) {
           forward.emplace_back(factor(random));
@@ -278,7 +281,8 @@ TEST_CASE("No cut of the same work takes less than a schedule's least time, and 
   for (const double spread : {0.0, 0.1, 1.0, 10.0})
     for (const double transfer : {0.0, 0.3, 5.0})
       for (int round = 0; round < 40; ++round)
-        for (const auto [p, m] : sizes) {
+        for (const Size& size : sizes) {
+          const int p = size.stages, m = size.micro_batches;
           std::uniform_real_distribution<double> factor(1.0, 1.0 + spread);
           std::vector<Seconds> forward, backward, transfers;
           Seconds all, slowest;
