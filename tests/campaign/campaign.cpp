@@ -149,6 +149,46 @@ class Wire {
   std::jthread thread_;
 };
 
+// Two network namespaces with a router between them, all of their own: two machines, as far as the
+// network goes. Once it is cut, the router drops what it is given, and no connection ends.
+class TwoMachines {
+ public:
+  TwoMachines() {
+    const char* const commands =
+        "ip netns add {0}a && ip netns add {0}b && ip netns add {0}r"
+        " && ip -n {0}a link add to-r type veth peer name to-a netns {0}r"
+        " && ip -n {0}b link add to-r type veth peer name to-b netns {0}r"
+        " && ip -n {0}a addr add 10.77.1.2/24 dev to-r && ip -n {0}r addr add 10.77.1.1/24 dev to-a"
+        " && ip -n {0}b addr add 10.77.2.2/24 dev to-r && ip -n {0}r addr add 10.77.2.1/24 dev to-b"
+        " && ip -n {0}a link set lo up && ip -n {0}b link set lo up"
+        " && ip -n {0}a link set to-r up && ip -n {0}b link set to-r up"
+        " && ip -n {0}r link set to-a up && ip -n {0}r link set to-b up"
+        " && ip -n {0}a route add default via 10.77.1.1 && ip -n {0}b route add default via 10.77.2.1"
+        " && ip netns exec {0}r sh -c 'echo 1 > /proc/sys/net/ipv4/ip_forward'";
+    are_there_ = shell(fmt::format(fmt::runtime(commands), name_));
+  }
+  ~TwoMachines() {
+    for (const char* const which : {"a", "b", "r"}) shell(fmt::format("ip netns del {}{}", name_, which));
+  }
+  TwoMachines(const TwoMachines&) = delete;
+  TwoMachines& operator=(const TwoMachines&) = delete;
+  bool are_there() const { return are_there_; }
+  // In front of a command of this rank.
+  std::string within(int rank) const { return fmt::format("ip netns exec {}{} ", name_, rank == 0 ? "a" : "b"); }
+  static constexpr const char* address = "10.77.1.2";  // of rank 0
+  void cut() const {
+    if (!shell(fmt::format("ip netns exec {}r sh -c 'echo 0 > /proc/sys/net/ipv4/ip_forward'", name_)))
+      fmt::print("the network is not cut\n");
+  }
+
+ private:
+  static bool shell(const std::string& command) {
+    return std::system(fmt::format("( {} ) > /dev/null 2>&1", command).c_str()) == 0;
+  }
+  std::string name_ = fmt::format("parplan-{}-", getpid());
+  bool are_there_ = false;
+};
+
 // A shell command with a tag in its environment, by which all its processes are found.
 class Command {
  public:
@@ -192,8 +232,9 @@ class Command {
   std::optional<int> code_;
 };
 
-enum class Start { threads, processes, mpi, torchrun_variables };
-constexpr std::array start_names = {"threads of one process", "`--processes`", "`mpirun`", "torchrun's variables"};
+enum class Start { threads, processes, mpi, torchrun_variables, two_machines };
+constexpr std::array start_names = {"threads of one process", "`--processes`", "`mpirun`", "torchrun's variables",
+                                    "two machines"};
 
 struct Kind {
   std::string name;
@@ -201,24 +242,28 @@ struct Kind {
   int signal = 0;        // for one process
   std::string refuses;   // what the system refuses one process: "thread", "memory"
   int most_number = 0;   // of requests before that
-  std::string must_say;  // in the output; empty: anything
+  std::vector<std::string> must_say;  // in the output; empty: anything
   bool cut = false;
 };
 
 const std::vector<Kind>& kinds() {
+  // Each of the two sides has to say it.
+  static const std::vector<std::string> both_lost = {"process 0 was lost: no sign of life",
+                                                     "process 1 was lost: no sign of life"};
   static const std::vector<Kind> table = {
-      {"a process is killed", Start::processes, SIGKILL, "", 0, "was ended by SIGKILL"},
-      {"a process is killed", Start::mpi, SIGKILL, "", 0, "signal 9"},
-      {"a process is killed", Start::torchrun_variables, SIGKILL, "", 0, "was lost"},
-      {"a process is stopped", Start::processes, SIGSTOP, "", 0, "was lost: no sign of life"},
-      {"a process is stopped", Start::mpi, SIGSTOP, "", 0, "was lost: no sign of life"},
-      {"a process is cut off", Start::torchrun_variables, 0, "", 0, "was lost: no sign of life", true},
-      {"no thread can be created", Start::threads, 0, "thread", 6, ""},
-      {"no thread can be created", Start::processes, 0, "thread", 8, ""},
-      {"no thread can be created", Start::mpi, 0, "thread", 8, ""},
-      {"no memory", Start::threads, 0, "memory", 25000, ""},
-      {"no memory", Start::processes, 0, "memory", 25000, ""},
-      {"no memory", Start::mpi, 0, "memory", 25000, ""},
+      {"a process is killed", Start::processes, SIGKILL, "", 0, {"was ended by SIGKILL"}},
+      {"a process is killed", Start::mpi, SIGKILL, "", 0, {"signal 9"}},
+      {"a process is killed", Start::torchrun_variables, SIGKILL, "", 0, {"was lost"}},
+      {"a process is stopped", Start::processes, SIGSTOP, "", 0, {"was lost: no sign of life"}},
+      {"a process is stopped", Start::mpi, SIGSTOP, "", 0, {"was lost: no sign of life"}},
+      {"a process is cut off", Start::torchrun_variables, 0, "", 0, both_lost, true},
+      {"the network is cut", Start::two_machines, 0, "", 0, both_lost, true},
+      {"no thread can be created", Start::threads, 0, "thread", 6, {}},
+      {"no thread can be created", Start::processes, 0, "thread", 8, {}},
+      {"no thread can be created", Start::mpi, 0, "thread", 8, {}},
+      {"no memory", Start::threads, 0, "memory", 25000, {}},
+      {"no memory", Start::processes, 0, "memory", 25000, {}},
+      {"no memory", Start::mpi, 0, "memory", 25000, {}},
   };
   return table;
 }
@@ -231,7 +276,7 @@ struct Verdict {
 
 // The command of a job of two ranks, of which `faulty` gets `fault`.
 std::string command_of(const Setting& setting, const Kind& kind, const std::string& run, int faulty,
-                       const std::string& fault, const std::array<int, 2>& ports) {
+                       const std::string& fault, const std::array<int, 2>& ports, const TwoMachines* machines) {
   const std::string with_fault =
       fault.empty() ? "" : fmt::format("LD_PRELOAD='{}' PARPLAN_FAULT='{}' ", setting.faults, fault);
   const auto of = [&](int rank) { return (rank == faulty ? with_fault : std::string()) + "exec " + run; };
@@ -244,12 +289,14 @@ std::string command_of(const Setting& setting, const Kind& kind, const std::stri
     case Start::mpi:
       return fmt::format("exec '{}' --oversubscribe -n 1 sh -c \"{}\" : -n 1 sh -c \"{}\"", setting.mpirun, of(0),
                          of(1));
-    case Start::torchrun_variables: {
+    case Start::torchrun_variables:
+    case Start::two_machines: {
       const auto place = [&](int rank) {
+        const bool apart = kind.start == Start::two_machines;
         return fmt::format(
-            "RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-            "MASTER_PORT={1} ",
-            rank, ports[static_cast<std::size_t>(rank)]);
+            "RANK={} LOCAL_RANK={} WORLD_SIZE=2 LOCAL_WORLD_SIZE={} MASTER_ADDR={} MASTER_PORT={} {}", rank,
+            apart ? 0 : rank, apart ? 1 : 2, apart ? TwoMachines::address : "127.0.0.1",
+            ports[static_cast<std::size_t>(rank)], apart ? machines->within(rank) : "");
       };
       return fmt::format("{}{} & {}{}; code=$?; wait $!; other=$?; [ $code != 0 ] && exit $code; exit $other", place(1),
                          run, place(0), run);
@@ -271,9 +318,11 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
                   setting.folder, plan, injected ? 20 : 1000000000, log);
   const parplan::LoopbackPort port;
   std::unique_ptr<Wire> wire;
-  if (kind.cut) wire = std::make_unique<Wire>(port.number());
+  std::unique_ptr<TwoMachines> machines;
+  if (kind.start == Start::two_machines) machines = std::make_unique<TwoMachines>();
+  else if (kind.cut) wire = std::make_unique<Wire>(port.number());
   const std::array<int, 2> ports = {port.number(), wire ? wire->port() : port.number()};
-  std::string command = command_of(setting, kind, run, rank, fault, ports);
+  std::string command = command_of(setting, kind, run, rank, fault, ports, machines.get());
   if (kind.start == Start::processes && injected)
     // All processes of the job have the library, and only the chosen one heeds it.
     command = fmt::format("LD_PRELOAD='{}' PARPLAN_FAULT='{}' PARPLAN_FAULTY_RANK={} {}", setting.faults, fault, rank,
@@ -288,8 +337,8 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
       std::this_thread::sleep_for(2ms);
     std::this_thread::sleep_for(std::chrono::milliseconds(setting.upto(300)));
     began = Clock::now();
-    if (wire)
-      wire->cut();
+    if (machines) machines->cut();
+    else if (wire) wire->cut();
     else
       for (const pid_t pid : job.of_rank(rank)) kill(pid, kind.signal);
   }
@@ -306,7 +355,9 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
     if (!injected) verdict.fault = "it ends with 0";
   } else if (verdict.seconds > setting.limit) {
     verdict.fault = "it ends late";
-  } else if (said.find(kind.must_say) == std::string::npos || said.empty()) {
+  } else if (said.empty() || std::ranges::any_of(kind.must_say, [&](const std::string& text) {
+               return said.find(text) == std::string::npos;
+             })) {
     verdict.fault = "it does not say why";
   }
   // What the job has told to end may take a moment to.
@@ -361,6 +412,10 @@ int main(int count, char** words) {
   int number = 0;
   for (const Kind& kind : kinds()) {
     if (kind.start == Start::mpi && setting.mpirun == "-") continue;
+    if (kind.start == Start::two_machines && !TwoMachines().are_there()) {
+      fmt::print("cut networks are not tried: no network namespaces can be made here\n");
+      continue;
+    }
     int idle = 0, failures = 0;
     double longest = 0.0;
     for (int trial = 0; trial < setting.trials; ++trial) {

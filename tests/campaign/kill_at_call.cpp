@@ -1,8 +1,9 @@
 // Preloaded into a run (LD_PRELOAD): counts the calls that change files under KILL_FOLDER, and
 // kills the process with SIGKILL at call number KILL_AT (from 1; 0: never), in the way KILL_HOW
-// says: before the call, after it, or within it, where it writes. KILL_RECORD is a file that gets a
-// line for each checkpoint that received its final name or lost it, for the kind of call at which
-// the process was killed, and for the number of calls where it was not.
+// says: before the call, after it, or within it, where it writes. With KILL_RANK, only the process
+// with that RANK counts and dies. KILL_RECORD is a file that gets a line for each checkpoint that is
+// about to receive or lose its final name, for each that has, for the kind of call at which the
+// process was killed, and for the number of calls where it was not.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -52,7 +53,10 @@ void record(const std::string& line) {
   if (write_line(file, text.data(), text.size()) < 0) std::abort();
 }
 
-enum class When { before, within, after };
+bool counts_here() {
+  static const bool counts = variable("KILL_RANK").empty() || variable("KILL_RANK") == variable("RANK");
+  return counts;
+}
 
 // Whether this is the call at which the process dies in this way; if so it does not return, but for
 // `within`, where the caller does part of the call first.
@@ -61,7 +65,7 @@ struct Counted {
   bool dies;
   explicit Counted(const char* name) : what(name) {
     static const long at = std::atol(variable("KILL_AT").c_str());
-    dies = ++calls == at;
+    dies = counts_here() && ++calls == at;
   }
   static std::string how() { return variable("KILL_HOW"); }
   void die() const {
@@ -156,6 +160,8 @@ int rename(const char* from, const char* to) {
   if (!is_inside(from)) return real(from, to);
   const Counted call("rename");
   call.before();
+  if (!checkpoint_name(to).empty()) record("begins " + checkpoint_name(to));
+  if (!checkpoint_name(from).empty()) record("begins " + checkpoint_name(from));
   const int result = real(from, to);
   if (result == 0 && !checkpoint_name(to).empty()) record("whole " + checkpoint_name(to));
   if (result == 0 && !checkpoint_name(from).empty()) record("removed " + checkpoint_name(from));
@@ -179,7 +185,9 @@ namespace {
 
 // At the end of a life that was not cut short.
 struct CountAtEnd {
-  ~CountAtEnd() { record("calls " + std::to_string(calls)); }
+  ~CountAtEnd() {
+    if (counts_here()) record("calls " + std::to_string(calls));
+  }
 };
 const CountAtEnd count_at_end;
 
