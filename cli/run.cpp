@@ -413,10 +413,12 @@ int carry_out(const RunArguments& arguments, Terminal& terminal) {
                     end_by_force(reason, end_others, said.exchange(true));
                   }});
   // Processes that meet over TCP give up by themselves, later than this.
-  const bool by_mpi = read_process_place(process_environment()).started_by == StartedBy::mpi;
-  watch.expect("the processes of this job have not met", by_mpi ? default_patience : 3 * default_patience);
-  std::unique_ptr<Rendezvous> rendezvous =
-      find_rendezvous(process_environment(), default_patience, watch_times(arguments.timeout).silence);
+  const ProcessPlace place = read_process_place(process_environment());
+  const std::chrono::milliseconds silence = watch_times(arguments.timeout).silence;
+  const std::chrono::milliseconds patience = patience_to_meet(place, silence);
+  watch.expect("the processes of this job have not met", place.started_by == StartedBy::mpi ? patience : 3 * patience,
+               [place] { return stragglers(place); });
+  std::unique_ptr<Rendezvous> rendezvous = find_rendezvous(process_environment(), patience, silence);
   watch.join(*rendezvous);
   int code = exit_done;
   try {

@@ -1,9 +1,14 @@
 #include "runtime/launch/find_rendezvous.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
 #include <string_view>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -130,12 +135,18 @@ ProcessPlace read_process_place(const Environment& environment) {
   place.started_by = first->starter->kind;
   place.process = first->rank;
   place.processes = first->size;
-  if (place.started_by == StartedBy::mpi) return place;
+  if (place.started_by == StartedBy::mpi) {
+    for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"})
+      if (const char* local = value_of(environment, name); local != nullptr && place.processes)
+        place.one_machine = number_in(local, name, 1, most_processes) == *place.processes;
+    return place;
+  }
 
   place.local_processes =
       needed(environment, "LOCAL_WORLD_SIZE", "the number of processes on this machine", 1, *place.processes);
   place.local_process = needed(environment, "LOCAL_RANK", "the number of this process on its machine, from 0", 0,
                                place.local_processes - 1);
+  place.one_machine = place.local_processes == *place.processes;
   if (*place.processes == 1) return place;
   const char* address = value_of(environment, "MASTER_ADDR");
   if (address == nullptr)
@@ -150,6 +161,51 @@ ProcessPlace read_process_place(const Environment& environment) {
   const char* taken = value_of(environment, "TORCHELASTIC_USE_AGENT_STORE");
   if (taken != nullptr && std::string_view(taken) == "True") place.port = place.port == 65535 ? 65534 : place.port + 1;
   return place;
+}
+
+std::chrono::milliseconds patience_to_meet(const ProcessPlace& place, std::chrono::milliseconds silence) {
+  return place.one_machine ? std::min<std::chrono::milliseconds>(silence, default_patience) : default_patience;
+}
+
+std::string stragglers(const ProcessPlace& place, const Environment& environment) {
+  const char* const job = value_of(environment, "PMIX_NAMESPACE");
+  if (job == nullptr || !place.processes || !place.one_machine) return "";
+  struct Found {
+    std::string process;
+    bool stopped = false;
+  };
+  std::map<int, Found> found;
+  const std::string own = fmt::format("PMIX_NAMESPACE={}", job);
+  constexpr std::string_view rank = "PMIX_RANK=";
+  std::error_code gone;
+  for (std::filesystem::directory_iterator entry("/proc", gone), end; !gone && entry != end; entry.increment(gone)) {
+    const std::string process = entry->path().filename();
+    if (process.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream variables(entry->path() / "environ");
+    bool is_of_job = false;
+    int number = -1;
+    for (std::string variable; std::getline(variables, variable, '\0');) {
+      if (variable == own) is_of_job = true;
+      if (variable.starts_with(rank)) number = std::atoi(variable.c_str() + rank.size());
+    }
+    if (!is_of_job || number < 0) continue;
+    // "4711 (name) T ...": the name may hold anything.
+    std::ifstream file(entry->path() / "stat");
+    std::string stat;
+    std::getline(file, stat);
+    const std::size_t state = stat.rfind(") ");
+    const bool stopped = state != std::string::npos && stat.compare(state + 2, 1, "T") == 0;
+    Found& known = found[number];
+    if (known.process.empty() || stopped) known = {.process = process, .stopped = stopped};
+  }
+  std::string text;
+  for (int number = 0; number < *place.processes; ++number) {
+    const auto known = found.find(number);
+    if (known == found.end()) text += fmt::format("; rank {} is not there", number);
+    else if (known->second.stopped)
+      text += fmt::format("; rank {} (process {}) is stopped", number, known->second.process);
+  }
+  return text;
 }
 
 std::unique_ptr<Rendezvous> find_rendezvous(const Environment& environment, std::chrono::milliseconds patience,

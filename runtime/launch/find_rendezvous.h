@@ -21,6 +21,7 @@ struct ProcessPlace {
   StartedBy started_by = StartedBy::itself;
   int process = 0;
   std::optional<int> processes;  // absent with PMIx alone: MPI knows it
+  bool one_machine = false;      // all processes are known to be on this one
   // From torchrun's variables; MPI finds its own.
   int local_process = 0;
   int local_processes = 1;
@@ -39,8 +40,16 @@ inline constexpr const char* token_variable = "PARPLAN_JOB_TOKEN";
 // several processes that could not find each other.
 ProcessPlace read_process_place(const Environment& environment);
 
-// How long processes wait for each other to start.
+// How long processes on several machines wait for each other to start.
 inline constexpr std::chrono::seconds default_patience(60);
+// How long those of this job do. On one machine they start together: they are lost as soon as a
+// running one would be.
+std::chrono::milliseconds patience_to_meet(const ProcessPlace& place, std::chrono::milliseconds silence);
+
+// Which processes of a job that PMIx started on this machine (mpirun of Open MPI) are stopped or
+// not there, as the system shows them: "; rank 1 (process 4711) is stopped; rank 3 is not there".
+// Empty where nothing is known.
+std::string stragglers(const ProcessPlace& place, const Environment& environment = process_environment());
 
 // Joins the job that the environment describes, or `alone`. Throws ConfigError as above and where
 // MPI is asked for and libparplan_mpi.so is missing; RunError where processes are missing.

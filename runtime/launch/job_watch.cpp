@@ -22,14 +22,14 @@ std::string seconds_text(milliseconds time) {
 
 }  // namespace
 
-// A process is lost after six tenths of the timeout, has a quarter of it to end by itself, and the
-// rest is for whoever started it. Ranks that all wait may be moving large messages over a slow
+// A process is lost after half of the timeout, has a fifth of it to end by itself, and the rest is
+// for whoever started it. Ranks that all wait may be moving large messages over a slow
 // network: for them it is twelve timeouts.
 WatchTimes watch_times(milliseconds timeout) {
   return {.beat = std::clamp(timeout / 40, milliseconds(1), milliseconds(250)),
-          .silence = timeout * 6 / 10,
+          .silence = timeout / 2,
           .standstill = timeout * 12,
-          .ending = timeout / 4};
+          .ending = timeout / 5};
 }
 
 JobWatch::JobWatch(Options options) : options_(std::move(options)), times_(watch_times(options_.timeout)) {
@@ -49,9 +49,10 @@ JobWatch::~JobWatch() {
   thread_.join();
 }
 
-void JobWatch::expect(const std::string& reason, milliseconds patience) {
+void JobWatch::expect(const std::string& reason, milliseconds patience, std::function<std::string()> details) {
   const std::lock_guard lock(mutex_);
   reason_ = reason;
+  details_ = std::move(details);
   left_ = patience;
 }
 
@@ -60,6 +61,7 @@ void JobWatch::join(Rendezvous& rendezvous) {
   rendezvous_ = &rendezvous;
   end_others_ = rendezvous.way_to_end_others();
   reason_.reset();
+  details_ = {};
 }
 
 void JobWatch::leave() {
@@ -72,12 +74,14 @@ void JobWatch::leave() {
 
 void JobWatch::host(WatchedRanks ranks) {
   const std::lock_guard lock(mutex_);
+  if (rendezvous_ != nullptr) rendezvous_->describe_positions(ranks.describe);
   ranks_ = std::move(ranks);
 }
 
 void JobWatch::release() {
   write_records();
   const std::lock_guard lock(mutex_);
+  if (rendezvous_ != nullptr) rendezvous_->describe_positions({});
   ranks_.reset();
 }
 
@@ -172,6 +176,7 @@ void JobWatch::look(milliseconds passed, std::unique_lock<std::mutex>& lock) {
   left_ -= passed;
   if (left_ > milliseconds(0)) return;
   std::string reason = *reason_;
+  if (details_) reason += details_();
   if (!files_.empty()) reason += fmt::format("; the last instructions of its ranks: {}", fmt::join(files_, ", "));
   const std::function<void()> end_others = end_others_ ? end_others_ : [] {};
   reason_.reset();

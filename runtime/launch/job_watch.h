@@ -66,7 +66,9 @@ class JobWatch {
   JobWatch& operator=(const JobWatch&) = delete;
 
   // Before the processes meet: the reason and the time after which this process ends by force.
-  void expect(const std::string& reason, std::chrono::milliseconds patience);
+  // `details`, asked for then, are added to the reason.
+  void expect(const std::string& reason, std::chrono::milliseconds patience,
+              std::function<std::string()> details = {});
   // From here on, until `leave`, the processes of this rendezvous are watched.
   void join(Rendezvous& rendezvous);
   // From here on the rendezvous is not used any more: this process has to end in time.
@@ -110,6 +112,7 @@ class JobWatch {
   std::chrono::milliseconds still_{0};
   // Why this process has to end, and how much time it has left.
   std::optional<std::string> reason_;
+  std::function<std::string()> details_;
   std::chrono::milliseconds left_{0};
   std::optional<std::string> failure_;  // of the job
   bool written_ = false;

@@ -15,7 +15,9 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -48,9 +50,10 @@ constexpr std::chrono::milliseconds retry_pause(50);
 constexpr std::chrono::milliseconds last_word_patience(500);
 // How long a leaving process waits for the others to see it leave.
 constexpr std::chrono::seconds farewell_patience(1);
-// How much longer than process 0 the others wait for its welcome: it tells them which processes are
-// missing.
-constexpr std::chrono::seconds welcome_margin(5);
+// How much longer than process 0 the others wait for its welcome, at most and as a part of their
+// patience: it tells them which processes are missing.
+constexpr std::chrono::milliseconds welcome_margin(5000);
+constexpr int welcome_margin_part = 4;
 // Connections that have not said who they are: how many there may be, and for how long each.
 constexpr std::size_t most_strangers = 256;
 constexpr std::chrono::seconds stranger_patience(10);
@@ -175,6 +178,10 @@ class TcpRendezvous final : public Rendezvous {
   void check() override;
   void fail(const std::string& text) noexcept override;
   std::vector<Heard> beat(const Position& own) noexcept override;
+  void describe_positions(std::function<std::string(int rank, const Position&)> describe) override {
+    const std::lock_guard lock(mutex_);
+    describe_ = std::move(describe);
+  }
   std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
                                                   int channels) override {
     // An address under which the others reach this process: that of process 0 is known, and the
@@ -215,6 +222,7 @@ class TcpRendezvous final : public Rendezvous {
 
   void read_until_stopped();
   void read_from(Peer& peer);
+  std::string last_place(const Peer& peer) const;
   void take(Peer& peer, Message message);
   void send_to(Peer& peer, const Bytestring& frame);
   void throw_failure();  // with mutex_ held
@@ -230,6 +238,7 @@ class TcpRendezvous final : public Rendezvous {
   std::mutex mutex_;    // guards the members below and the peers' state
   std::condition_variable changed_;
   std::optional<std::string> failure_;
+  std::function<std::string(int rank, const Position&)> describe_;
   bool waiting_ = false;  // all_gather is being called here
   bool leaving_ = false;  // before this process says farewell
   bool stopped_ = false;
@@ -381,7 +390,7 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
   append(greeting, build_);
   send_all(socket, framed(MessageKind::greeting, greeting));
 
-  deadline = Clock::now() + patience + welcome_margin;
+  deadline = Clock::now() + patience + std::min(welcome_margin, patience / welcome_margin_part);
   Bytestring incoming;
   const auto refuse = [&](const std::string& why) {
     throw RunError(fmt::format(
@@ -476,9 +485,20 @@ void TcpRendezvous::read_from(Peer& peer) {
     peer.closed = true;
     // Whoever sees this process leave closes the connection, and says farewell to nobody.
     left = peer.left || leaving_;
+    if (!left) loss += last_place(peer);
   }
   if (!left) fail(fmt::format("process {} was lost: {}", peer.process, loss));
   changed_.notify_all();
+}
+
+// With mutex_ held.
+std::string TcpRendezvous::last_place(const Peer& peer) const {
+  if (!describe_ || peer.position.step < 0) return "";
+  try {
+    return fmt::format("; it was last in {}", describe_(peer.process, peer.position));
+  } catch (const std::bad_alloc&) {
+    return "";  // that it was lost matters more
+  }
 }
 
 void TcpRendezvous::take(Peer& peer, Message message) {

@@ -2,7 +2,14 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
 #include <map>
+
+#include <fmt/format.h>
 
 #include "planner/base/error.h"
 
@@ -49,6 +56,7 @@ TEST_CASE("a process finds its place in the variables of whoever started it") {
   ProcessPlace beside_the_agents_store = third;
   beside_the_agents_store.port = 29501;
   ProcessPlace only_one;
+  only_one.one_machine = true;
   only_one.started_by = StartedBy::torchrun_variables;
   only_one.processes = 1;
   struct Row {
@@ -76,6 +84,52 @@ TEST_CASE("a process finds its place in the variables of whoever started it") {
     CAPTURE(row.variables.size());
     CHECK(read_process_place(environment(row.variables)) == row.wanted);
   }
+}
+
+TEST_CASE("processes of one machine wait for each other no longer than for one that is lost") {
+  const auto patience = [](const Variables& variables) {
+    return patience_to_meet(read_process_place(environment(variables)), std::chrono::seconds(5));
+  };
+  const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
+  const auto with = [](Variables variables, const std::string& name, const std::string& value) {
+    variables[name] = value;
+    return variables;
+  };
+  CHECK(patience(torchrun()) == default_patience);  // two of four
+  CHECK(patience(torchrun({{"LOCAL_WORLD_SIZE", "4"}})) == std::chrono::seconds(5));
+  CHECK(patience(mpirun) == default_patience);
+  CHECK(patience(with(mpirun, "OMPI_COMM_WORLD_LOCAL_SIZE", "2")) == default_patience);
+  CHECK(patience(with(mpirun, "OMPI_COMM_WORLD_LOCAL_SIZE", "4")) == std::chrono::seconds(5));
+  CHECK(patience(with({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, "MPI_LOCALNRANKS", "2")) == std::chrono::seconds(5));
+  CHECK(patience({{"PMIX_RANK", "4"}}) == default_patience);
+}
+
+TEST_CASE("processes of a job that are stopped or not there are found") {
+  const std::string job = fmt::format("parplan-test-{}", getpid());
+  const auto start = [&](int rank, const char* script) {
+    const pid_t child = fork();
+    if (child == 0) {
+      setenv("PMIX_NAMESPACE", job.c_str(), 1);
+      setenv("PMIX_RANK", std::to_string(rank).c_str(), 1);
+      execl("/bin/sh", "sh", "-c", script, nullptr);
+      _exit(127);
+    }
+    return child;
+  };
+  const pid_t stopped = start(1, "kill -STOP $$");
+  int status = 0;
+  REQUIRE(waitpid(stopped, &status, WUNTRACED) == stopped);
+  REQUIRE(WIFSTOPPED(status));
+  const auto stragglers_among = [&](const std::string& local) {
+    const Variables variables = {{"OMPI_COMM_WORLD_RANK", "2"},       {"OMPI_COMM_WORLD_SIZE", "3"},
+                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", local}, {"PMIX_NAMESPACE", job}};
+    return stragglers(read_process_place(environment(variables)), environment(variables));
+  };
+  CHECK(stragglers_among("3") ==
+        fmt::format("; rank 0 is not there; rank 1 (process {}) is stopped; rank 2 is not there", stopped));
+  CHECK(stragglers_among("2") == "");  // the others may be on another machine
+  kill(stopped, SIGKILL);
+  waitpid(stopped, &status, 0);
 }
 
 TEST_CASE("variables that make no sense are refused with their names and values") {

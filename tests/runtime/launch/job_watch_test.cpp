@@ -104,7 +104,7 @@ struct Ranks {
 
 std::vector<Heard> alive(std::int64_t beat) { return {{.process = 1, .signs = beat, .position = {}}}; }
 
-// A turn takes 5 ms: the silence is 24 turns, the standstill 480, the ending 10.
+// A turn takes 5 ms: the silence is 20 turns, the standstill 480, the ending 8.
 constexpr auto timeout = 200ms;
 
 }  // namespace
@@ -122,7 +122,7 @@ TEST_CASE("a process that gives no sign of life is lost, with what it did last a
   watch.join(rendezvous);
   watch.host(ranks.watched());
   const std::string lost =
-      "process 1 was lost: no sign of life for 0.12 s; it was last in step 5 of rank 1; rank 0 waits in step 6 of rank "
+      "process 1 was lost: no sign of life for 0.1 s; it was last in step 5 of rank 1; rank 0 waits in step 6 of rank "
       "0";
   CHECK(rendezvous.wait_for_failure() == lost);
   // Nobody ends this process by itself: the last resort is taken, once all else was tried.
@@ -199,6 +199,18 @@ TEST_CASE("records of a failure that the watch has not seen yet are written when
   rendezvous.fail("gone");
   CHECK(watch.write_records() == std::vector<std::string>{"records.jsonl"});
   watch.release();
+}
+
+TEST_CASE("what is known of those who do not come is asked for when the time is up") {
+  LastResort last;
+  std::atomic<int> asked = 0;
+  JobWatch watch({.timeout = timeout, .last_resort = last.call()});
+  watch.expect("they have not met", 20ms, [&] {
+    ++asked;
+    return std::string("; rank 1 is not there");
+  });
+  CHECK(last.wait() == "they have not met; rank 1 is not there");
+  CHECK(asked == 1);
 }
 
 TEST_CASE("a process that does not meet the others, or cannot leave them, is ended") {

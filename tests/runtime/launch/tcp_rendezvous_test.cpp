@@ -4,18 +4,24 @@
 #include <fmt/format.h>
 
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <latch>
 #include <thread>
 
 #include "planner/base/error.h"
 #include "runtime/launch/fingerprint.h"
 #include "runtime/launch/free_port.h"
+#include "runtime/launch/tcp_socket.h"
 
 using namespace parplan;
 using namespace std::chrono_literals;
@@ -324,6 +330,37 @@ TEST_CASE("a process that dies is told from one that leaves") {
   CHECK(messages == std::vector<std::string>(2, "process 2 was lost: its connection closed"));
 }
 
+TEST_CASE("of a process that dies it is said what it did last") {
+  const LoopbackPort held;
+  const int port = held.number();
+  std::string message;
+  std::latch heard(1);
+  in_threads(2, [&](int i) {
+    if (i == 0) {
+      const auto rendezvous = tcp_rendezvous(place(0, 2, port), patience);
+      rendezvous->describe_positions(
+          [](int rank, const Position& at) { return fmt::format("step {} of rank {}", at.step, rank); });
+      while (rendezvous->beat({}).front().position.step != 7) std::this_thread::sleep_for(1ms);
+      heard.count_down();
+      message = message_of([&] { barrier(*rendezvous); });
+      return;
+    }
+    const int client = connected_to(port);
+    greet(client, 1, 2);
+    char welcome[16];
+    CHECK(recv(client, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome);
+    const std::uint64_t beat[] = {0x706172706c616e02, std::uint64_t{8} << 56 | 40, 7, 0, 0, 1, 9};
+    CHECK(write(client, beat, sizeof beat) == sizeof beat);
+    heard.wait();
+    shutdown(client, SHUT_WR);  // closing it would drop what process 0 has sent
+    char unread[512];
+    while (read(client, unread, sizeof unread) > 0) {
+    }
+    close(client);
+  });
+  CHECK(message == "process 1 was lost: its connection closed; it was last in step 7 of rank 1");
+}
+
 TEST_CASE("names and IPv6 addresses serve as well as IPv4 ones") {
   for (const char* address : {"localhost", "::1"}) {
     const LoopbackPort held;
@@ -390,6 +427,104 @@ TEST_CASE("a stranger that says a lot is not listened to beyond a greeting's 40 
     refused.count_down();
   });
   CHECK(messages == std::vector<std::string>(2, nothing));
+}
+
+TEST_CASE("strangers beyond 256 wait until one of them leaves, and the job comes together") {
+  const LoopbackPort held;
+  const int port = held.number();
+  std::vector<std::string> messages(2);
+  std::latch served(1);
+  in_threads(3, [&](int i) {
+    if (i < 2) {
+      if (i == 1) served.wait();
+      messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
+      return;
+    }
+    // More than may be heard at once, all silent; the last one is heard although none of them leaves.
+    std::vector<int> strangers;
+    for (int stranger = 0; stranger < 300; ++stranger) strangers.push_back(connected_to(port));
+    const std::string nonsense(40, 'x');
+    CHECK(write(strangers.back(), nonsense.data(), nonsense.size()) == static_cast<ssize_t>(nonsense.size()));
+    char answer[512];
+    CHECK(read(strangers.back(), answer, sizeof answer) > 0);
+    // Both ends of all 300, but for those that process 0 has not taken or has closed.
+    const auto descriptors = std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+    CHECK(descriptors < 300 + 256 + 30);
+    served.count_down();
+    for (const int stranger : strangers) close(stranger);
+  });
+  CHECK(messages == std::vector<std::string>(2, nothing));
+}
+
+TEST_CASE("a process without descriptors for connections waits without working, and goes on when there are some") {
+  const LoopbackPort held;
+  const int port = held.number();
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  // Limits are those of a process: process 0 is one of its own.
+  const pid_t child = fork();
+  if (child == 0) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    const int free = dup(0);  // the lowest one
+    close(free);
+    const rlimit few{.rlim_cur = static_cast<rlim_t>(free + 2), .rlim_max = limit.rlim_max};  // eventfd and listener
+    setrlimit(RLIMIT_NOFILE, &few);
+    std::jthread more([&] {
+      char byte = 0;
+      [[maybe_unused]] const ssize_t told = read(ends[0], &byte, 1);  // enough time has passed
+      setrlimit(RLIMIT_NOFILE, &limit);
+    });
+    int code = 1;
+    try {
+      barrier(*tcp_rendezvous(place(0, 2, port), patience));
+      rusage used{};
+      getrusage(RUSAGE_SELF, &used);
+      // A loop that spins makes some 100,000 attempts a second, each a system call.
+      code = used.ru_utime.tv_sec + used.ru_stime.tv_sec < 1 ? 0 : 2;
+    } catch (const std::exception&) {
+      code = 3;
+    }
+    more.join();
+    _exit(code);
+  }
+  std::string message;
+  std::jthread other([&] { message = message_of([&] { barrier(*tcp_rendezvous(place(1, 2, port), patience)); }); });
+  // Long enough for a loop that spins to use a second of a core; one that waits may take any time.
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < 3s) std::this_thread::sleep_for(50ms);
+  CHECK(write(ends[1], "x", 1) == 1);
+  other.join();
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(message == nothing);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_CASE("a prepared connection is probed by the system, and given up after the silence") {
+  const LoopbackPort held;
+  const Socket listener = listen_at("127.0.0.1", 0);
+  std::string failure;
+  const Socket client =
+      connect_once("127.0.0.1", own_port(listener), std::chrono::steady_clock::now() + patience, failure);
+  REQUIRE(static_cast<bool>(client));
+  prepare_connection(client, 5000ms);
+  const auto option = [&](int level, int name) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    CHECK(getsockopt(client.get(), level, name, &value, &size) == 0);
+    return value;
+  };
+  CHECK(option(SOL_SOCKET, SO_KEEPALIVE) == 1);
+  CHECK(option(IPPROTO_TCP, TCP_NODELAY) == 1);
+  CHECK(option(IPPROTO_TCP, TCP_USER_TIMEOUT) == 5000);
+  // The probes begin, and all of them have failed, within about the silence.
+  const int idle = option(IPPROTO_TCP, TCP_KEEPIDLE);
+  const int all = option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT);
+  CHECK(idle + all <= 10);
 }
 
 TEST_CASE("a process that dies before all have come may come again") {
