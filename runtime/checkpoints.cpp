@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/allocated.h"
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/json.h"
@@ -193,7 +194,7 @@ void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, 
     const Arena& arena = job.arena(rank);
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& state : all_state(program, program.buckets[b], training.precision)) {
-        std::vector<float> values(static_cast<std::size_t>(state.end - state.begin), 0.0f);
+        auto values = allocated<float>(state.end - state.begin, "what a checkpoint holds of a block");
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.begin, state.end)) {
           const std::string name = state_name(state.state, graph.tensors[held.tensor], training.optimizer);
           const CheckpointTensor* const tensor = from.find(name);
@@ -289,7 +290,7 @@ Shard Checkpoints::snapshot(const ShardLayout& layout) const {
   for (const WrittenSlice& written : layout.slices) elements += written.slice.elements();
   constexpr std::int64_t element = size_of(DataType::fp32);
   Shard shard{.name = layout.name, .header = layout.header, .data = {}};
-  shard.data.resize(static_cast<std::size_t>(elements * element));
+  allocate(shard.data, elements * element, fmt::format("the checkpoint's file {}", layout.name));
   std::byte* to = shard.data.data();
   for (const WrittenSlice& written : layout.slices) {
     const std::int64_t bytes = written.slice.elements() * element;

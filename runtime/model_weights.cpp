@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/allocated.h"
 #include "planner/base/error.h"
 #include "planner/base/json.h"
 #include "runtime/checkpoint/open_file.h"
@@ -44,17 +45,26 @@ std::int64_t columns_of(const StoredTensor& tensor, const StoredRows& rows) {
   return rows.transposed ? tensor.shape[0] : tensor.shape[1];
 }
 
+// Lies in what an export writes until it is complete: whatever has it may be removed.
+constexpr const char* export_mark = ".parplan-export";
+
+bool is_left_by_export(const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(std::filesystem::symlink_status(folder, error))) return false;
+  return std::filesystem::is_empty(folder, error) || std::filesystem::exists(folder + '/' + export_mark, error);
+}
+
 std::vector<std::byte> stored_bytes(const StoredWeights& stored, int number, const CheckpointReader& from) {
   const StoredTensor& tensor = stored.tensors[number];
   std::int64_t elements = 1;
   for (const std::int64_t size : tensor.shape) elements *= size;
-  std::vector<float> values(static_cast<std::size_t>(elements));
+  auto values = allocated<float>(elements, fmt::format("the weights {}", tensor.name));
   for (const StoredRows& rows : stored.rows) {
     if (rows.tensor != number) continue;
     const CheckpointTensor* const parameter = from.find(rows.parameter);
     PARPLAN_ASSERT(parameter != nullptr, rows.parameter);
     const std::int64_t columns = columns_of(tensor, rows);
-    std::vector<float> part(static_cast<std::size_t>(rows.rows * columns));
+    auto part = allocated<float>(rows.rows * columns, fmt::format("the parameter {}", rows.parameter));
     from.read(*parameter, {.row = rows.row, .rows = rows.rows, .columns = columns}, part.data());
     for (std::int64_t row = 0; row < rows.rows; ++row)
       for (std::int64_t column = 0; column < columns; ++column) {
@@ -64,7 +74,9 @@ std::vector<std::byte> stored_bytes(const StoredWeights& stored, int number, con
       }
   }
   const auto bytes = std::as_bytes(std::span(values));
-  return {bytes.begin(), bytes.end()};
+  auto copied = allocated<std::byte>(std::ssize(bytes), fmt::format("the weights {}", tensor.name));
+  std::ranges::copy(bytes, copied.begin());
+  return copied;
 }
 
 // A file of an export: which tensors it holds.
@@ -171,8 +183,21 @@ InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, con
 
 void check_can_export(const std::string& folder) {
   std::error_code error;
+  for (const std::string& left : {folder_of_parts(folder), beside(folder, ".incomplete")})
+    if (std::filesystem::exists(std::filesystem::symlink_status(left, error)) && !is_left_by_export(left))
+      throw ConfigError(fmt::format("'{}' is needed to write '{}', and was not left there by parplan; move it away, or "
+                                    "give --export-weights another name",
+                                    left, folder));
   if (std::filesystem::exists(folder, error) && !std::filesystem::is_empty(folder, error))
     throw ConfigError(fmt::format("'{}' is there already; give --export-weights the name of a new folder", folder));
+}
+
+void make_export_folder(const std::string& folder) {
+  std::error_code error;
+  if (is_left_by_export(folder)) std::filesystem::remove_all(folder, error);
+  if (!error) std::filesystem::create_directories(folder, error);
+  if (error) throw RunError(fmt::format("cannot make the folder '{}': {}", folder, error.message()));
+  write_text(folder + '/' + export_mark, "");
 }
 
 std::string folder_of_parts(const std::string& folder) {
@@ -184,11 +209,7 @@ void export_weights(const ExportOptions& options, const CheckpointReader& from, 
   const std::vector<ExportFile> files = files_of_export(options.stored);
   const bool first = rendezvous.process() == 0;
   all_do(rendezvous, [&] {
-    if (!first) return;
-    std::error_code error;
-    std::filesystem::remove_all(folder, error);
-    std::filesystem::create_directories(folder, error);
-    if (error) throw RunError(fmt::format("cannot make the folder '{}': {}", folder, error.message()));
+    if (first) make_export_folder(folder);
   });
   all_do(rendezvous, [&] {
     for (std::size_t i = 0; i < files.size(); ++i)
@@ -199,8 +220,9 @@ void export_weights(const ExportOptions& options, const CheckpointReader& from, 
     if (!first) return;
     if (files.size() > 1) write_text(folder + "/model.safetensors.index.json", write_weight_index(files));
     write_text(folder + "/config.json", options.config);
-    synchronize_folder(folder);
     std::error_code error;
+    std::filesystem::remove(folder + '/' + export_mark, error);
+    synchronize_folder(folder);
     std::filesystem::rename(folder, options.folder, error);
     if (error) throw RunError(fmt::format("cannot rename '{}': {}", folder, error.message()));
     synchronize_folder(std::filesystem::absolute(beside(options.folder, "")).parent_path().string());

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <numbers>
 
+#include "planner/base/allocated.h"
 #include "runtime/checkpoint/logical_slice.h"
 #include "runtime/device/cpu/host_conversion.h"
 
@@ -45,7 +46,7 @@ std::int64_t elements_of(const Program& program, int buffer, DataType type) {
 void read_numbers(const Arena& arena, int buffer, DataType type, float* values, std::int64_t count) {
   const Bytes bytes(count * size_of(type));
   if (size_of(type) == sizeof(float)) return arena.read(buffer, values, bytes);
-  std::vector<std::byte> narrowed(static_cast<std::size_t>(bytes.count));
+  auto narrowed = allocated<std::byte>(bytes.count, "parameters in the plan's precision");
   arena.read(buffer, narrowed.data(), bytes);
   widen(type, narrowed.data(), count, values);
 }
@@ -55,7 +56,7 @@ void read_numbers(const Arena& arena, int buffer, DataType type, float* values, 
 void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count) {
   const Bytes bytes(count * size_of(type));
   if (size_of(type) == sizeof(float)) return arena.write(buffer, values, bytes);
-  std::vector<std::byte> narrowed(static_cast<std::size_t>(bytes.count));
+  auto narrowed = allocated<std::byte>(bytes.count, "parameters in the plan's precision");
   narrow(type, values, count, narrowed.data());
   arena.write(buffer, narrowed.data(), bytes);
 }
@@ -86,7 +87,7 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     const Bucket& bucket = program.buckets[b];
     const std::int64_t held = elements_of(program, bucket.parameters, precision);
     const bool whole = held == bucket.elements;
-    std::vector<float> values(static_cast<std::size_t>(held), 0.0f);
+    auto values = allocated<float>(held, "the initial values of a block's parameters");
     const std::int64_t begin = whole ? 0 : bucket.shard_begin;
     for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), begin, begin + held)) {
       const std::function<float(std::int64_t)> value = initial(graph.tensors[part.tensor]);
@@ -110,7 +111,7 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     const DataType type = gradients || from_master ? DataType::fp32 : precision;
     const std::int64_t held = elements_of(program, buffer, type);
     const bool whole = held == bucket.elements;
-    std::vector<float> values(static_cast<std::size_t>(held));
+    auto values = allocated<float>(held, "a block's parameters or gradients");
     read_numbers(arena, buffer, type, values.data(), held);
     // Under ZeRO-1 the gradient buffer is whole, but only this rank's shard of it is reduced.
     const bool shard_only = !whole || gradients;
@@ -120,7 +121,7 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), begin, end)) {
       const Tensor& tensor = graph.tensors[part.tensor];
       std::vector<float>& logical_values = into[tensor.name];
-      logical_values.resize(static_cast<std::size_t>(element_count(tensor)));
+      allocate(logical_values, element_count(tensor), tensor.name);
       for_each_element(graph, part, held_from,
                        [&](std::int64_t at, std::int64_t logical) { logical_values[logical] = values[at]; });
     }

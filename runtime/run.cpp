@@ -255,9 +255,7 @@ void export_parameters(const LocalJob& job, const OpGraph& graph, const Plan& pl
   const std::string folder = folder_of_parts(options.folder);
   const bool first = rendezvous.process() == 0;
   agree(rendezvous, [&] {
-    if (!first) return;
-    std::filesystem::remove_all(folder);
-    make_folder(folder);
+    if (first) make_export_folder(folder);
   });
   std::string failure;
   Checkpoints parts({.folder = folder, .parameters_only = true}, job, graph, plan, {}, rendezvous,
@@ -354,6 +352,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   LocalJob job(description, initial, setting.make_world, rendezvous);
   if (options.watch != nullptr) job.be_watched(*options.watch, options.records_folder);
   try {
+    if (start.weights) start.weights->check_are_whole();
     return run_job(job, graph, plan, setting.data, start, options, memory_before, rendezvous);
   } catch (const std::exception& failure) {
     job.abort(failure.what());  // before its ranks leave, who may wait for those of other processes

@@ -1,9 +1,6 @@
 #include "runtime/token_data.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -13,7 +10,9 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/allocated.h"
 #include "planner/base/error.h"
+#include "runtime/checkpoint/mapped_file.h"
 #include "runtime/launch/fingerprint.h"
 
 namespace parplan {
@@ -22,32 +21,16 @@ namespace {
 constexpr std::int32_t llmc_magic = 20240520;
 constexpr std::size_t llmc_header_bytes = 256 * 4;
 
-struct Mapped {
-  std::shared_ptr<const std::byte> first;
-  std::size_t bytes = 0;
-};
-
-Mapped map_file(const std::string& path) {
-  const auto refuse = [&](const char* reason) { throw ConfigError(fmt::format("cannot read '{}': {}", path, reason)); };
+std::shared_ptr<const MappedFile> map_tokens(const std::string& path) {
   struct stat found {};
-  // Before it is opened: opening a pipe waits for its writer.
-  if (stat(path.c_str(), &found) != 0) refuse(std::strerror(errno));
-  if (S_ISDIR(found.st_mode)) refuse(std::strerror(EISDIR));
-  if (!S_ISREG(found.st_mode))
+  const bool is_known = stat(path.c_str(), &found) == 0;
+  if (is_known && S_ISDIR(found.st_mode))
+    throw ConfigError(fmt::format("cannot read '{}': {}", path, std::strerror(EISDIR)));
+  if (is_known && !S_ISREG(found.st_mode))
     throw ConfigError(fmt::format("'{}' is no regular file: its tokens are read in any order; write what comes from a "
                                   "pipe or a device to a file first",
                                   path));
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) refuse(std::strerror(errno));
-  const std::size_t bytes = static_cast<std::size_t>(found.st_size);
-  void* const mapped = bytes > 0 ? mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0) : nullptr;
-  const int reason = errno;
-  close(file);
-  if (mapped == MAP_FAILED) refuse(std::strerror(reason));
-  const auto unmap = [bytes](const std::byte* first) {
-    if (first != nullptr) munmap(const_cast<std::byte*>(first), bytes);
-  };
-  return {.first = std::shared_ptr<const std::byte>(static_cast<const std::byte*>(mapped), unmap), .bytes = bytes};
+  return std::make_shared<const MappedFile>(path);
 }
 
 std::int32_t integer_at(const std::byte* bytes, std::size_t index) {
@@ -97,24 +80,28 @@ std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t seed
 
 TokenData::TokenData(std::vector<std::int32_t> tokens) {
   const auto owned = std::make_shared<const std::vector<std::int32_t>>(std::move(tokens));
-  shards_.push_back({.first = std::shared_ptr<const std::byte>(owned, std::as_bytes(std::span(*owned)).data()),
+  shards_.push_back({.file = {},
+                     .first = std::shared_ptr<const std::byte>(owned, std::as_bytes(std::span(*owned)).data()),
                      .width = 4,
                      .tokens = std::ssize(*owned)});
 }
 
 TokenData::Shard TokenData::open_shard(const std::string& path, std::int64_t sequence, std::int64_t vocabulary) {
-  const Mapped mapped = map_file(path);
-  const std::byte* const first = mapped.first.get();
-  Shard shard{.first = mapped.first, .width = 1, .tokens = static_cast<std::int64_t>(mapped.bytes)};
-  if (mapped.bytes >= llmc_header_bytes && integer_at(first, 0) == llmc_magic) {
+  const std::shared_ptr<const MappedFile> mapped = map_tokens(path);
+  const std::byte* const first = mapped->bytes().data();
+  const std::size_t bytes = mapped->bytes().size();
+  const auto at = [&](const std::byte* from) { return std::shared_ptr<const std::byte>(mapped, from); };
+  Shard shard{.file = mapped, .first = at(first), .width = 1, .tokens = static_cast<std::int64_t>(bytes)};
+  if (bytes >= llmc_header_bytes && integer_at(first, 0) == llmc_magic) {
     if (integer_at(first, 1) != 1)
       throw ConfigError(
           {path}, fmt::format("token file of version {}; version 1 (uint16 tokens) can be read", integer_at(first, 1)));
     const std::size_t count = static_cast<std::size_t>(std::max(integer_at(first, 2), 0));
-    if (mapped.bytes != llmc_header_bytes + 2 * count)
+    if (bytes != llmc_header_bytes + 2 * count)
       throw ConfigError({path}, fmt::format("the header promises {} tokens, {} bytes; the file has {}", count,
-                                            llmc_header_bytes + 2 * count, mapped.bytes));
-    shard = {.first = std::shared_ptr<const std::byte>(mapped.first, first + llmc_header_bytes),
+                                            llmc_header_bytes + 2 * count, bytes));
+    shard = {.file = mapped,
+             .first = at(first + llmc_header_bytes),
              .width = 2,
              .tokens = static_cast<std::int64_t>(count)};
   }
@@ -174,6 +161,7 @@ void TokenData::sample(std::int64_t index, std::int64_t sequence, std::int32_t* 
     }
     for (std::int64_t i = 0; i <= sequence; ++i)
       to[i] = token_at(shard.first.get(), shard.width, place * sequence + i);
+    if (shard.file != nullptr) shard.file->check_is_whole();
     return;
   }
 }
@@ -184,7 +172,7 @@ void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t g
 
 void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int64_t count) {
   const std::int64_t stride = batch.sequence + 1;
-  batch.ids.resize(static_cast<std::size_t>(count * stride));
+  allocate(batch.ids, count * stride, "the tokens of a step");
   for (std::int64_t i = 0; i < count; ++i) data.sample(first + i, batch.sequence, batch.ids.data() + i * stride);
 }
 

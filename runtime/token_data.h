@@ -10,6 +10,8 @@
 
 namespace parplan {
 
+class MappedFile;
+
 // Sequences of token ids to train on, from files that are mapped: the processes of a node share one
 // copy. A file is a text, read as bytes, or tokens in llm.c's layout (256 int32 of header: magic
 // 20240520, version 1, count; then uint16 ids), told apart by the magic number.
@@ -24,7 +26,7 @@ class TokenData {
   explicit TokenData(std::vector<std::int32_t> tokens);
 
   // Writes sample `index` of the job (from 0, over all steps), `sequence` + 1 ids, to `to`. Samples
-  // follow each other in the data, and start over at its end.
+  // follow each other in the data, and start over at its end. RunError where a file was cut off.
   void sample(std::int64_t index, std::int64_t sequence, std::int32_t* to) const;
   // Samples of one epoch.
   std::int64_t samples(std::int64_t sequence) const;
@@ -36,6 +38,7 @@ class TokenData {
  private:
   // Ids of one file, `width` bytes each.
   struct Shard {
+    std::shared_ptr<const MappedFile> file;  // null for tokens in memory
     std::shared_ptr<const std::byte> first;
     std::size_t width = 0;
     std::int64_t tokens = 0;

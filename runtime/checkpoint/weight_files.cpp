@@ -1,15 +1,9 @@
 #include "runtime/checkpoint/weight_files.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -18,8 +12,10 @@
 
 #include "planner/base/error.h"
 #include "planner/base/file.h"
+#include "planner/base/json.h"
+#include "runtime/checkpoint/mapped_file.h"
 #include "runtime/checkpoint/safetensors.h"
-#include "runtime/checkpoint/strict_json.h"
+#include "runtime/checkpoint/weight_index.h"
 #include "runtime/launch/fingerprint.h"
 
 namespace parplan {
@@ -37,48 +33,10 @@ constexpr NumberRow numbers[] = {{"F32", DataType::fp32}, {"F16", DataType::fp16
 std::vector<std::string> files_of(const std::string& folder) {
   const std::string index = folder + '/' + index_of_files;
   if (!std::filesystem::exists(index)) return {one_file};
-  const Json json = parse_strict_json(read_file(index), index);
-  const Json& map = member(json, "weight_map", "index", index);
-  if (!map.is_object()) throw ConfigError({index}, "weight_map: an object is wanted");
-  std::set<std::string> names;
-  for (const auto& item : map.items()) {
-    const std::string name = text(item.value(), "weight_map", index);
-    if (name.empty() || name.find('/') != std::string::npos || name.starts_with('.'))
-      throw ConfigError({index},
-                        fmt::format("weight_map: a file of this folder is wanted, found {}", Json(name).dump()));
-    names.insert(name);
-  }
-  return {names.begin(), names.end()};
+  return read_weight_index(read_file(index), index);
 }
 
 }  // namespace
-
-class WeightFiles::Mapping {
- public:
-  explicit Mapping(const std::string& path) {
-    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat found {};
-    const bool is_file = descriptor >= 0 && fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode);
-    void* const mapped = is_file && found.st_size > 0 ? mmap(nullptr, static_cast<std::size_t>(found.st_size),
-                                                             PROT_READ, MAP_PRIVATE, descriptor, 0)
-                                                      : MAP_FAILED;
-    const int reason = errno;
-    if (descriptor >= 0) close(descriptor);
-    if (mapped == MAP_FAILED)
-      throw ConfigError(fmt::format("cannot read '{}': {}", path,
-                                    descriptor >= 0 && !is_file     ? "it is no regular file"
-                                    : is_file && found.st_size == 0 ? "it is empty"
-                                                                    : std::strerror(reason)));
-    bytes_ = {static_cast<const char*>(mapped), static_cast<std::size_t>(found.st_size)};
-  }
-  ~Mapping() { munmap(const_cast<char*>(bytes_.data()), bytes_.size()); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  std::string_view bytes() const { return bytes_; }
-
- private:
-  std::string_view bytes_;
-};
 
 WeightFiles::WeightFiles(const std::string& folder) : folder_(folder) {
   for (const std::string& name : files_of(folder)) add_file(fmt::format("{}/{}", folder, name));
@@ -86,9 +44,15 @@ WeightFiles::WeightFiles(const std::string& folder) : folder_(folder) {
 
 WeightFiles::~WeightFiles() = default;
 
+void WeightFiles::check_are_whole() const {
+  for (const std::unique_ptr<MappedFile>& mapping : mappings_) mapping->check_is_whole();
+}
+
 void WeightFiles::add_file(const std::string& path) {
-  mappings_.push_back(std::make_unique<Mapping>(path));
-  const std::string_view bytes = mappings_.back()->bytes();
+  mappings_.push_back(std::make_unique<MappedFile>(path));
+  const std::span<const std::byte> mapped = mappings_.back()->bytes();
+  if (mapped.empty()) throw ConfigError(fmt::format("cannot read '{}': it is empty", path));
+  const std::string_view bytes(reinterpret_cast<const char*>(mapped.data()), mapped.size());
   const SafetensorsHeader header = parse_safetensors_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
   const std::uint64_t parts[] = {fingerprint_,
                                  fingerprint(bytes.substr(0, static_cast<std::size_t>(header.data_begin)))};

@@ -12,6 +12,8 @@
 
 namespace parplan {
 
+class MappedFile;
+
 // The weights of a model as Hugging Face's libraries save them: one file `model.safetensors`, or
 // several with `model.safetensors.index.json`. They are mapped: what nobody asks for is not read.
 class WeightFiles {
@@ -34,15 +36,16 @@ class WeightFiles {
   std::vector<Weights> find(const std::vector<StoredTensor>& tensors) const;
   // The names of all that the list does not have.
   std::vector<std::string> beyond(const std::vector<StoredTensor>& tensors) const;
+  // RunError names a file that was cut off since.
+  void check_are_whole() const;
   // Changes with the names, shapes and places of the tensors.
   std::uint64_t fingerprint_of_headers() const { return fingerprint_; }
 
  private:
-  class Mapping;
   void add_file(const std::string& path);
 
   std::string folder_;
-  std::vector<std::unique_ptr<Mapping>> mappings_;
+  std::vector<std::unique_ptr<MappedFile>> mappings_;
   std::map<std::string, Weights> weights_;
   std::uint64_t fingerprint_ = 0;
 };

@@ -1,5 +1,6 @@
 // Weights in the files of Hugging Face's libraries, read and written by runs.
 #include <filesystem>
+#include <fstream>
 
 #include <fmt/format.h>
 
@@ -63,6 +64,32 @@ TEST_CASE("weights that one layout wrote are read by another, and written again 
   CHECK(taken.code == 2);
   CHECK(taken.err ==
         fmt::format("error: '{}' is there already; give --export-weights the name of a new folder\n", first));
+}
+
+TEST_CASE("an export removes what another one left, and nothing else") {
+  const Folder folder;
+  const std::string data = tokens_of(folder);
+  const std::string plan = still_plan(folder, "one.yaml", {"--devices", "1"});
+  const std::string to = folder.path("weights");
+  const auto exported = [&] { return call({"run", plan, "--steps", "1", "--data", data, "--export-weights", to}); };
+  for (const char* const ending : {".parts", ".incomplete"}) {
+    const std::string beside = to + ending;
+    std::filesystem::create_directory(beside);
+    std::ofstream(beside + "/thesis.txt") << "mine";
+    const Called refused = exported();
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find(fmt::format("'{}' is needed to write '{}', and was not left there by parplan; move it away, "
+                                       "or give --export-weights another name\n",
+                                       beside, to)) != std::string::npos);
+    CHECK(std::filesystem::exists(beside + "/thesis.txt"));
+    std::ofstream(beside + "/.parplan-export") << "";  // now it is what an export that died leaves
+  }
+  CHECK(exported().code == 0);
+  for (const char* const ending : {".parts", ".incomplete", "/.parplan-export"})
+    CHECK(!std::filesystem::exists(to + ending));
+  std::filesystem::remove_all(to);
+  std::ofstream(to + ".parts") << "a file";
+  CHECK(exported().code == 2);
 }
 
 TEST_CASE("weights that are not the model's, or not there, are refused with the place") {

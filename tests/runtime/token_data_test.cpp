@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,18 @@ std::string message_of(const std::string& path, std::int64_t sequence, std::int6
 }
 
 }  // namespace
+
+TEST_CASE("tokens that were cut off while they are read are an error, not zeros") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("text", std::string(100, 'a'));
+  const TokenData data = TokenData::load(std::vector{path}, 3, 256);
+  std::int32_t ids[4] = {};
+  CHECK_NOTHROW(data.sample(0, 3, ids));
+  std::filesystem::resize_file(path, 50);  // within the page that is mapped: its rest reads as zeros
+  CHECK_THROWS_WITH_AS(data.sample(20, 3, ids),
+                       ("cannot read '" + path + "' any more: it was cut off while it was being read").c_str(),
+                       RunError);
+}
 
 TEST_CASE("a text is read as bytes and starts over at its end") {
   const testing::TemporaryFolder folder;
