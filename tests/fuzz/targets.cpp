@@ -26,6 +26,9 @@
 #include "planner/report/plan_table.h"
 #include "planner/report/table.h"
 #include "planner/suggest.h"
+#include "runtime/checkpoint/checkpoint_index.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/weight_index.h"
 
 namespace parplan::fuzz {
 namespace {
@@ -155,6 +158,25 @@ void take_csv(const std::string& input) {
   PARPLAN_ASSERT(at == text.size(), text);
 }
 
+// The whole file: its header, and tensors that have to be as many bytes as it says.
+void take_safetensors(const std::string& input) {
+  const SafetensorsHeader header = parse_safetensors_header(input, std::ssize(input), file);
+  const std::string written = write_safetensors_header(header);
+  const std::int64_t data = std::ssize(input) - header.data_begin;
+  const SafetensorsHeader again = parse_safetensors_header(written, std::ssize(written) + data, "written");
+  PARPLAN_ASSERT(again.metadata == header.metadata && again.entries.size() == header.entries.size(), written);
+}
+
+void take_weight_index(const std::string& input) {
+  for (const std::string& name : read_weight_index(input, file))
+    PARPLAN_ASSERT(!name.empty() && name.find('/') == std::string::npos, name);
+}
+
+void take_checkpoint_index(const std::string& input) {
+  const std::string written = write_index(read_index(input, file));
+  PARPLAN_ASSERT(write_index(read_index(written, "written")) == written, written);
+}
+
 constexpr std::array target_rows = {
     Target{"model", take_model},
     Target{"huggingface", take_huggingface},
@@ -165,6 +187,9 @@ constexpr std::array target_rows = {
     Target{"nccl_graphs", take_nccl_graphs},
     Target{"plan", take_plan},
     Target{"csv", take_csv},
+    Target{"safetensors", take_safetensors},
+    Target{"weight_index", take_weight_index},
+    Target{"checkpoint_index", take_checkpoint_index},
 };
 
 }  // namespace
