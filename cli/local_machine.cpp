@@ -285,6 +285,11 @@ Cluster local_machine(LocalNumbers numbers, const std::function<void(const std::
                     busy));
   // Cached or not, the next command sees exactly these numbers.
   cluster = read_cluster(YamlNode::parse(write_cluster(cluster), "this machine"));
+  if (busy > 0 && read_machine(local_machine_file(), [](const std::string&) {})) {
+    say(fmt::format("{} keeps the numbers of the quiet machine; these serve this command alone",
+                    local_machine_file().string()));
+    return cluster;
+  }
   const std::filesystem::path file = busy > 0 ? busy_machine_file() : local_machine_file();
   const std::filesystem::path other = busy > 0 ? local_machine_file() : busy_machine_file();
   if (file.empty()) {

@@ -8,15 +8,18 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cli/local_machine.h"
 #include "cli/version.h"
+#include "planner/base/file.h"
 #include "planner/base/json.h"
 #include "planner/base/yaml.h"
 #include "planner/plan/plan.h"
@@ -513,6 +516,28 @@ TEST_CASE("numbers that were measured beside other programs are said to be, and 
   if (said) CHECK(std::filesystem::exists(busy));
   if (measured_again) CHECK(called.err.find("\nmeasuring this machine (") != std::string::npos);
   CHECK(std::filesystem::exists(quiet) != std::filesystem::exists(busy));
+}
+
+TEST_CASE("measuring again on a busy machine keeps the numbers of the quiet one") {
+  const Folder folder;
+  REQUIRE(call({"topology"}).code == 0);
+  const std::filesystem::path quiet = local_machine_file(), busy = busy_machine_file();
+  if (std::filesystem::exists(busy)) std::filesystem::rename(busy, quiet);
+  const std::string numbers = read_file(quiet);
+  std::atomic<bool> done = false;
+  std::thread other([&] {  // always at work
+    while (!done) {
+    }
+  });
+  const Called called = call({"topology", "--measure-again"});
+  done = true;
+  other.join();
+  CHECK(called.code == 0);
+  // Some systems do not tell how many threads run.
+  if (called.err.find("note: other programs were at work") == std::string::npos) return;
+  CHECK(called.err.find(quiet.string() + " keeps the numbers of the quiet machine") != std::string::npos);
+  CHECK(read_file(quiet) == numbers);
+  CHECK(!std::filesystem::exists(busy));
 }
 
 TEST_CASE("a first command waits while another one measures this machine, and takes its numbers") {
