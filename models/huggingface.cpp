@@ -381,6 +381,8 @@ ModelFile read_huggingface(const std::string& text, const std::string& file_name
   }
   if (const auto problem = find_problem(file.spec)) config.fail(problem->key, problem->message);
   config.require_sizes({"layers", "hidden", "heads", "vocabulary"});
+  // Under other names it may be absent: it then is four times the hidden size.
+  if (config.keys["feature"] == "intermediate_size") config.require_sizes({"feature"});
   file.notes = config.notes;
   return file;
 }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "models/families.h"
 #include "models/find_model.h"
@@ -48,6 +49,13 @@ std::string sized(const std::string& text) {
   const auto give = [&](const char* name, const char* short_name, int value) {
     if (!config.contains(name) && !config.contains(short_name)) config[short_names ? short_name : name] = value;
   };
+  // Of the types that call it so.
+  const std::map<std::string, int> features = {{"gemma", 24576},   {"gemma2", 9216},   {"gpt_neox", 24576},
+                                               {"granite", 11008}, {"llama", 11008},   {"mistral", 14336},
+                                               {"phi3", 8192},     {"qwen2", 22016},   {"qwen3", 22016},
+                                               {"starcoder2", 12288}};
+  if (features.contains(type) && !config.contains("intermediate_size"))
+    config["intermediate_size"] = features.at(type);
   give("num_hidden_layers", "n_layer", found->second.layers);
   give("hidden_size", type == "bloom" ? "n_embed" : "n_embd", found->second.hidden);
   give("num_attention_heads", "n_head", found->second.heads);
@@ -468,6 +476,10 @@ TEST_CASE("Sizes are those of the file, and numbers are no text") {
         "without it the sizes would be those of another model");
   CHECK(error(R"({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})").find("missing key 'vocab_size'") !=
         std::string::npos);
+  for (const char* type : {"llama", "gpt_neox"})
+    CHECK(error(fmt::format(R"({{"model_type": "{}", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+                            "vocab_size": 99}})", type))
+              .find("missing key 'intermediate_size'") != std::string::npos);
   CHECK(error(R"({"model_type": "llama", "hidden_size": "5120"})") ==
         "c.json:1:40: error: hidden_size: expected a whole number, found the text \"5120\"");
   CHECK(error(R"({"model_type": "llama", "rms_norm_eps": "1e-5"})") ==
