@@ -49,7 +49,7 @@ std::string sized(const std::string& text) {
   const auto give = [&](const char* name, const char* short_name, int value) {
     if (!config.contains(name) && !config.contains(short_name)) config[short_names ? short_name : name] = value;
   };
-  // Of the types that call it so.
+  // These types call it so.
   const std::map<std::string, int> features = {{"gemma", 24576},   {"gemma2", 9216},   {"gpt_neox", 24576},
                                                {"granite", 11008}, {"llama", 11008},   {"mistral", 14336},
                                                {"phi3", 8192},     {"qwen2", 22016},   {"qwen3", 22016},

@@ -440,7 +440,7 @@ TEST_CASE("strangers beyond 256 wait until one of them leaves, and the job comes
       messages[i] = message_of([&] { barrier(*tcp_rendezvous(place(i, 2, port), patience)); });
       return;
     }
-    // More than may be heard at once, all silent; the last one is heard although none of them leaves.
+    // More than may be heard at once, all silent; the last one is heard although none leaves.
     std::vector<int> strangers;
     for (int stranger = 0; stranger < 300; ++stranger) strangers.push_back(connected_to(port));
     const std::string nonsense(40, 'x');
