@@ -30,8 +30,8 @@ std::shared_ptr<const WeightFiles> open_weights(const WeightOptions& options, Re
 // The parameters that they hold. Each rank reads what it asks for.
 InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, const StoredWeights& stored);
 
-// ConfigError where the folder is there and not empty, or where one that an export needs beside it was
-// left by somebody else.
+// ConfigError where the folder is there and not empty, or where one that an export needs beside it
+// was left by somebody else.
 void check_can_export(const std::string& folder);
 // A folder of this name that an export fills; RunError where it cannot be made. What another one
 // left there is removed.

@@ -51,7 +51,7 @@ class Rendezvous {
   // for anybody: where it cannot get through, nothing new is heard.
   virtual std::vector<Heard> beat(const Position& own) noexcept = 0;
   // How a message says where a rank was when its process was last heard of; empty: not at all.
-  virtual void describe_positions(std::function<std::string(int rank, const Position&)>) {}
+  virtual void describe_positions(const std::function<std::string(int rank, const Position&)>&) {}
   // Ends the other processes by force, where the way of starting them has a means to that. It may
   // be called when the rendezvous is gone, and may not return.
   virtual std::function<void()> way_to_end_others() const { return [] {}; }

@@ -178,9 +178,9 @@ class TcpRendezvous final : public Rendezvous {
   void check() override;
   void fail(const std::string& text) noexcept override;
   std::vector<Heard> beat(const Position& own) noexcept override;
-  void describe_positions(std::function<std::string(int rank, const Position&)> describe) override {
+  void describe_positions(const std::function<std::string(int rank, const Position&)>& describe) override {
     const std::lock_guard lock(mutex_);
-    describe_ = std::move(describe);
+    describe_ = describe;
   }
   std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>& groups,
                                                   int channels) override {

@@ -370,7 +370,8 @@ int run_campaign(const std::string& folder_of_all, int trials, std::uint32_t see
     for (int number = 0; number < trials; ++number) {
       const bool several = kind == Kind::one_of_several_killed;
       const std::size_t layout = several ? 1 + random() % (layouts.size() - 1) : random() % layouts.size();
-      if (!wholes.contains(layout)) wholes[layout] = make_whole(root, layouts[layout].options, static_cast<int>(layout));
+      if (!wholes.contains(layout))
+        wholes[layout] = make_whole(root, layouts[layout].options, static_cast<int>(layout));
       const std::string folder = fmt::format("{}/trial-{}-{}", root, static_cast<int>(kind), number);
       fs::create_directory(folder);
       fs::create_directory(folder + ".failures");

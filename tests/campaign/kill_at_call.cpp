@@ -1,8 +1,8 @@
 // Preloaded into a run (LD_PRELOAD): counts the calls that change files under KILL_FOLDER, and
 // kills the process with SIGKILL at call number KILL_AT (from 1; 0: never), in the way KILL_HOW
 // says: before the call, after it, or within it, where it writes. With KILL_RANK, only the process
-// with that RANK counts and dies. KILL_RECORD is a file that gets a line for each checkpoint that is
-// about to receive or lose its final name, for each that has, for the kind of call at which the
+// with that RANK counts and dies. KILL_RECORD is a file that gets a line for each checkpoint that
+// is about to receive or lose its final name, for each that has, for the kind of call at which the
 // process was killed, and for the number of calls where it was not.
 #include <dlfcn.h>
 #include <fcntl.h>
