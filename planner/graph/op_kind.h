@@ -265,6 +265,8 @@ struct InPlace {
 
 // All that the planner knows about an op kind. Outside the rows, a kind is named only where it is
 // chosen: families, fusion, lowering, kernel tables (a house test has the list).
+enum class OpModule { none, norm, core_attention, activation };
+
 struct OpRow {
   OpKind kind{};
   std::string_view name;
@@ -287,6 +289,9 @@ struct OpRow {
   bool passes_gradient = false;
   // Backward ops: `input_gradient(0)` can be added to (OpShape::accumulate) instead of written.
   bool accumulates = false;
+  // Forward ops: the part of a layer whose results selective recompute keeps or computes again
+  // together.
+  OpModule module = OpModule::none;
   // The operands that may share storage if the read one is not needed again.
   std::optional<InPlace> in_place = {};
 

@@ -320,8 +320,9 @@ constexpr std::array rows = {
         .phrase =
             [](const ChoiceValue& value) {
               const auto recompute = std::get<Recompute>(value);
-              return recompute == Recompute::none ? std::string("without recompute")
-                                                  : fmt::format("with {} recompute", name(recompute));
+              if (recompute == Recompute::none) return std::string("without recompute");
+              return recompute == Recompute::full ? std::string("with full recompute")
+                                                  : fmt::format("with recompute of {}", name(recompute));
             }},
     ChoiceRow{.choice = Choice::stage_blocks,
               .key = "stage_blocks",

@@ -1,25 +1,44 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "planner/graph/op_graph.h"
 
 namespace parplan {
 
-// What is kept from forward to backward. `per_stage`: each stage has its own value.
-enum class Recompute { none, full, per_stage };
+// What is computed again in the backward instead of kept from the forward: nothing, all but the
+// block's input, or the results of some modules of a block, as in Megatron-LM's selective recompute
+// (--recompute-modules; Korthikanti et al. 2022, arXiv:2205.05198, section 5). `mlp` is all between
+// its first products and its last, so `activation` is a part of it. `per_stage`: each stage has its
+// own value. Bits: rows hold the combinations that there are.
+enum class Recompute : std::uint8_t {
+  none = 0,
+  core_attn = 1,
+  norms = 2,
+  activation = 4,
+  mlp = 8,
+  full = 16,
+  per_stage = 32
+};
+constexpr Recompute operator|(Recompute a, Recompute b) {
+  return static_cast<Recompute>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
+}
 const char* name(Recompute recompute);
 
 // What a block between the first and the last keeps. The forward ops whose results the backward
 // reads and does not find are executed again before it, from what is kept.
 struct RecomputeRow {
   Recompute kind{};
-  const char* name = nullptr;
+  const char* name = nullptr;  // "norms+activation"
   // Whether the block keeps a tensor that its backward reads; it keeps its input in any case.
   bool (*keeps)(const OpGraph& graph, const Block& block, TensorId tensor) = nullptr;
 };
 // All that a stage can choose from.
 std::span<const RecomputeRow> recompute_rows();
+// Those that a search chooses from unless a user names another, from the fastest to the one that
+// keeps least.
+std::span<const Recompute> searched_recomputes();
 // InternalError for per_stage.
 const RecomputeRow& row_of(Recompute recompute);
 

@@ -32,6 +32,19 @@ void pack_scratch(SegmentLowering& lowering) {
   for (const auto& [place, temporary] : used) lowering.places[place].offset = temporaries[next++].offset;
 }
 
+// Fuses kernels, unless their results then lie in scratch for so long that it must be larger: a
+// kernel that computes again moves up to one that does, far from where its result is read.
+void fuse_where_it_fits(SegmentLowering& lowering) {
+  const std::int64_t apart = lowering.segment.scratch_bytes;
+  std::vector<Instruction> instructions = lowering.segment.instructions;
+  fuse(lowering.segment.instructions, lowering.temporary);
+  if (lowering.segment.instructions.size() == instructions.size()) return;
+  pack_scratch(lowering);
+  if (lowering.segment.scratch_bytes <= apart) return;
+  lowering.segment.instructions = std::move(instructions);
+  pack_scratch(lowering);
+}
+
 // Gives operands the numbers of bindings, in the order of their first use.
 void bind(SegmentLowering& lowering) {
   Segment& segment = lowering.segment;
@@ -49,8 +62,8 @@ void bind(SegmentLowering& lowering) {
 }  // namespace
 
 Segment finish(SegmentLowering lowering, std::string name) {
-  if (lowering.of.context.fuse) fuse(lowering.segment.instructions, lowering.temporary);
   pack_scratch(lowering);
+  if (lowering.of.context.fuse) fuse_where_it_fits(lowering);
   bind(lowering);
   Segment& segment = lowering.segment;
   segment.name = std::move(name);

@@ -102,15 +102,39 @@ const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec
 
 namespace {
 
-constexpr std::array none_or_full = {Recompute::none, Recompute::full};
-
 // What each stage of a layout may recompute.
 std::span<const Recompute> recomputes_of(const ParallelSpec& spec, bool mixes) {
-  if (mixes) return none_or_full;
+  if (mixes) return searched_recomputes();
   return {&spec.recompute, 1};
 }
 
+// Whether all choices of so many stages are few.
+bool lists_choices(int stages) {
+  std::size_t choices = 1;
+  for (int s = 0; s < stages && choices <= most_choices; ++s) choices *= searched_recomputes().size();
+  return choices <= most_choices;
+}
+
 }  // namespace
+
+std::vector<std::vector<Recompute>> recompute_choices(int stages) {
+  const std::span<const Recompute> each = searched_recomputes();
+  std::vector<std::vector<Recompute>> all;
+  std::vector<std::size_t> numbers(static_cast<std::size_t>(stages), 0);
+  // Counts up, the first stage fastest.
+  const auto next = [&] {
+    return std::ranges::any_of(numbers, [&](std::size_t& number) {
+      number = (number + 1) % each.size();
+      return number != 0;
+    });
+  };
+  while (next()) {
+    if (std::ranges::adjacent_find(numbers, std::ranges::not_equal_to()) == numbers.end()) continue;
+    std::vector<Recompute>& choices = all.emplace_back();
+    for (const std::size_t number : numbers) choices.push_back(each[number]);
+  }
+  return all;
+}
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
   if (spec.virtual_stages > 1) return std::nullopt;
@@ -150,21 +174,19 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     const bool fits = candidates.back().bound.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
     if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
-    if (stages > most_choosing_stages) {
+    if (!lists_choices(stages)) {
       if (fits || spec.virtual_stages > 1 || candidates.back().bound.room_in_all.count < 0) continue;
       if (!by_memory)
-        by_memory.emplace(estimator_, spec, placements_of(spec), shape_of(spec, training_), none_or_full);
+        by_memory.emplace(estimator_, spec, placements_of(spec), shape_of(spec, training_), searched_recomputes());
       if (std::optional<std::vector<int>> choices = fastest_options(by_memory->options(), cut))
-        if (ParallelSpec mixed = with_cut(spec, {cut, std::move(*choices)}, none_or_full);
+        if (ParallelSpec mixed = with_cut(spec, {cut, std::move(*choices)}, searched_recomputes());
             mixed.recompute == Recompute::per_stage)
           candidates.push_back(estimated(std::move(mixed)));
       continue;
     }
     one.recompute = Recompute::per_stage;
-    for (int bits = 1; bits + 1 < 1 << stages; ++bits) {
-      one.stage_recompute.clear();
-      for (int s = 0; s < stages; ++s)
-        one.stage_recompute.push_back(bits >> s & 1 ? Recompute::full : Recompute::none);
+    for (std::vector<Recompute>& choices : recompute_choices(stages)) {
+      one.stage_recompute = std::move(choices);
       candidates.push_back(estimated(one));
     }
   } while (next_cut(cut));
@@ -198,18 +220,18 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
     const bool may_mix =
         mixes && spec.recompute == Recompute::none && spec.pp() > 1 && spec.virtual_stages == 1;
     if (!may_mix || bound.spare.count >= 0 || bound.room_in_all.count < 0) return std::nullopt;
-    const LayoutCuts by_memory(estimator_, spec, placements_of(spec), shape_of(spec, training_), none_or_full);
+    const LayoutCuts by_memory(estimator_, spec, placements_of(spec), shape_of(spec, training_), searched_recomputes());
     if (std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks))
-      if (ParallelSpec mixed = with_cut(spec, {spec.stage_blocks, std::move(*choices)}, none_or_full);
+      if (ParallelSpec mixed = with_cut(spec, {spec.stage_blocks, std::move(*choices)}, searched_recomputes());
           mixed.recompute == Recompute::per_stage)
         candidates.push_back(estimated(std::move(mixed)));
     return std::nullopt;
   }
-  // Layouts with full recompute are among the mixes of those without.
+  // Layouts that recompute are among the mixes of those that do not.
   const bool is_covered = mixes && spec.recompute != Recompute::none;
   if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.stages()) <= most_cuts) {
     add_all_cuts(spec, mixes, candidates);
-    const bool has_all = !mixes || spec.stages() <= most_choosing_stages ||
+    const bool has_all = !mixes || lists_choices(spec.stages()) ||
                          (objective_ != Objective::memory && spec.virtual_stages == 1);
     if (is_covered || has_all) return std::nullopt;
     return of_any_cut(spec, fastest_cut(spec), candidates.back().bound.room_in_all);
@@ -226,7 +248,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
         candidate = std::move(*other);
       else if (other->spec.recompute == Recompute::per_stage)
         candidates.push_back(std::move(*other));
-      // Where all stages recompute, the layout with full recompute has it.
+      // Where all stages recompute alike, the layout with that recompute has it.
     }
   }
   candidates.push_back(std::move(candidate));

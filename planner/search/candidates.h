@@ -46,7 +46,9 @@ struct CutsBelow {
 // A model's cuts are all candidates where they are few enough, and so are the choices of stages
 // that recompute; beyond that, a layout is represented by what the dynamic programming chooses.
 inline constexpr std::int64_t most_cuts = 32;
-inline constexpr int most_choosing_stages = 5;  // 2^5 choices
+inline constexpr std::size_t most_choices = 64;
+// What stages may recompute, but for all of them the same.
+std::vector<std::vector<Recompute>> recompute_choices(int stages);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
 // used by one thread.
@@ -63,7 +65,7 @@ class CandidateMaker {
   //   fastest;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
-  //   that recompute, or with more than `most_choosing_stages` stages the fastest choice that fits;
+  //   that recompute, or where these are more than `most_choices` the fastest choice that fits;
   // - else the cut whose slowest stage is fastest; if that does not fit, the best cut that fits;
   //   and if none fits without recompute, but one would with it, the best cut with stages choosing
   //   for themselves.

@@ -88,7 +88,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   if (request[Choice::recompute])
     recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
   else
-    for (const RecomputeRow& row : recompute_rows()) recomputes_.push_back(row.kind);
+    std::ranges::copy(searched_recomputes(), std::back_inserter(recomputes_));
   for (const ScheduleRow& row : schedule_rows())
     if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
                                   : row.kind != ScheduleKind::interleaved)

@@ -191,7 +191,7 @@ class SpaceSearch {
   // What the stages of a layout may choose from.
   std::vector<Recompute> choices_of(const ParallelSpec& spec) const {
     if (request_[Choice::recompute] || spec.recompute != Recompute::none) return {spec.recompute};
-    return {Recompute::none, Recompute::full};
+    return {searched_recomputes().begin(), searched_recomputes().end()};
   }
 
   std::vector<Open> look_into_micro_batch(std::size_t number) {

@@ -103,7 +103,7 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
 }
 
 void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
-  for (const RecomputeRow& row : recompute_rows()) values.emplace_back(row.kind);
+  for (const Recompute recompute : searched_recomputes()) values.emplace_back(recompute);
 }
 
 // One accumulator takes less memory and less time; two are for who asks for their bits.

@@ -138,6 +138,7 @@ constexpr OpRow rows[] = {
      .widths = attention_widths,
      .operands = attention_operands,
      .gradients = attention_gradients,
+     .module = OpModule::core_attention,
      .work = attention_work,
      .cost = CostClass::attention,
      .model_products = attention_model_products,

@@ -224,7 +224,7 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
   CHECK(micro_batch->plan.spec.micro_batch == 2);
   const Remedy* recompute = find(remedies, "recompute");
   REQUIRE(recompute);
-  CHECK(recompute->instead == "recompute full instead of none");
+  CHECK(recompute->instead == "recompute norms+activation instead of none");
   CHECK(find(remedies, "devices") == nullptr);       // dp, tp and pp are given
   CHECK(find(remedies, "global_batch") == nullptr);  // 4 x 4 is the whole batch
   for (const Remedy& remedy : remedies) {

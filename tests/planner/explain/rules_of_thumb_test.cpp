@@ -122,7 +122,9 @@ TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and t
     const SuggestResult free = suggest(request);
     REQUIRE(free.plan);
     REQUIRE(!degrees.contains(free.plan->spec.tp()));
-    const Guide guide = find_reasons(graph, *free.plan, {}).guide;
+    ReasonsOptions options;
+    options.most_simulated = 1000;
+    const Guide guide = find_reasons(graph, *free.plan, options).guide;
     REQUIRE(guide.beyond_node);
     CHECK(degrees.contains(guide.beyond_node->across_ranks));
     CHECK(guide.beyond_node->best.plan.spec.tp() == guide.beyond_node->across_ranks);

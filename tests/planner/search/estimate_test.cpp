@@ -60,7 +60,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
       if (spec.pp() > 1 && trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < spec.stages(); ++s)
-          spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+          spec.stage_recompute.push_back(recompute_rows()[random() % recompute_rows().size()].kind);
       }
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       const Placements placements = place(graph, spec);
@@ -175,7 +175,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
       if (trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < stages; ++s)
-          spec.stage_recompute.push_back(random() % 2 ? Recompute::full : Recompute::none);
+          spec.stage_recompute.push_back(recompute_rows()[random() % recompute_rows().size()].kind);
       }
       const Schedule schedule = schedule_of(spec, training);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "

@@ -49,9 +49,9 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
       std::vector<Recompute> choices{spec.recompute};
       if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0) {
-        choices = {Recompute::none, Recompute::full};
+        choices.assign(searched_recomputes().begin(), searched_recomputes().end());
         spec.recompute = Recompute::per_stage;
-        for (int s = 0; s < spec.pp(); ++s) spec.stage_recompute.push_back(choices[random() % 2]);
+        for (int s = 0; s < spec.pp(); ++s) spec.stage_recompute.push_back(choices[random() % choices.size()]);
       }
       const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
                                                  schedule_of(spec, training), nullptr);

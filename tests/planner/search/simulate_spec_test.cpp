@@ -36,7 +36,7 @@ ParallelSpec random_layout(std::mt19937& random, const OpGraph& graph, bool gpu)
   spec.mesh.degree = {.pp = stages, .dp = 1 << random() % 2, .tp = stages > 2 && !gpu ? 1 : 1 << random() % 2};
   spec.sequence_parallel = spec.tp() > 1 && random() % 2;
   spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
-  spec.recompute = random() % 2 ? Recompute::full : Recompute::none;
+  spec.recompute = recompute_rows()[random() % recompute_rows().size()].kind;
   spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), stages, random);
   return spec;
 }

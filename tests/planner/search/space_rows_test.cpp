@@ -85,7 +85,9 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
         ParallelSpec with = spec;
         row.set(with, value);
         const bool applies = !row.applies || row.applies(spec);
-        if (!applies || !space.has(row, value) || in_order_of(spec, with) == with)
+        // A value that no search tries by itself takes the place of the usual one.
+        const bool replaces = !space.has(row, value) && row.get(spec) == row.get(ParallelSpec{});
+        if (!applies || replaces || in_order_of(spec, with) == with)
           wanted.push_back(applies ? with : spec);
       }
       const LayoutRequest request{{row.choice, value}};
