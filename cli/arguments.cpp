@@ -265,7 +265,8 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
       add_flag(app, "Layout", name, description, [&layout, &row] { layout[row.choice] = true; });
       continue;
     }
-    const std::string operand = row.named ? join(names_of(row.named()), "|") : std::string(row.operand);
+    const std::string operand =
+        row.named && row.operand.empty() ? join(names_of(row.named()), "|") : std::string(row.operand);
     add(app, "Layout", name, operand, description, [&layout, &row](const std::string& text) {
       const ChoiceValue value = std::visit(ValueParser{row, text}, row.get(ParallelSpec{}));
       layout[row.choice] = value;

@@ -306,7 +306,9 @@ constexpr std::array rows = {
         .choice = Choice::recompute,
         .key = "recompute",
         .option = "--recompute",
-        .description = "activations that the backward pass computes again",
+        .operand = "none|norms+activation|norms+mlp|full|MODULES",
+        .description = "activations computed again in the backward pass; modules, joined by +: core_attn, norms, "
+                       "activation or mlp",
         .get = get<&ParallelSpec::recompute>,
         .set =
             [](ParallelSpec& spec, const ChoiceValue& value) {

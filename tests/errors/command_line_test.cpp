@@ -102,7 +102,10 @@ TEST_CASE("values that cannot be read are refused") {
         "--optimizer: expected one of adamw, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},
         "--schedule: expected one of gpipe, 1f1b, interleaved, found 'gpip'; did you mean 'gpipe'?"},
-       {{"simulate", "gpt2", "--recompute", "selective"}, "--recompute: expected one of none, full, found 'selective'"},
+       {{"simulate", "gpt2", "--recompute", "selective"},
+        "--recompute: expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "
+        "core_attn+activation, core_attn+norms+activation, mlp, norms+mlp, core_attn+mlp, core_attn+norms+mlp, full, "
+        "found 'selective'"},
        {{"simulate", "gpt2", "--stage-blocks", "7,x"},
         "--stage-blocks: expected a whole number from 1 to 1048576, found 'x'"},
        {{"suggest", "gpt2", "--device-ids", "0,,1"},

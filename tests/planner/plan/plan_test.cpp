@@ -457,7 +457,10 @@ TEST_CASE("A layout that does not add up says how") {
   CHECK(error_with("schedule: 1f1b", "schedule: 1b1f") ==
         value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, interleaved, found '1b1f'");
   CHECK(error_with("recompute: full", "recompute: fully") ==
-        value_place("recompute: full") + "expected one of none, full, per_stage, found 'fully'; did you mean 'full'?");
+        value_place("recompute: full") +
+            "expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "
+            "core_attn+activation, core_attn+norms+activation, mlp, norms+mlp, core_attn+mlp, core_attn+norms+mlp, "
+            "full, per_stage, found 'fully'; did you mean 'full'?");
   CHECK(error_with("recompute: full", "recompute: per_stage").find("missing key 'stage_recompute'") !=
         std::string::npos);
   CHECK(error_with("recompute: full", "recompute: full\n  stage_recompute: [full, none]").find(
