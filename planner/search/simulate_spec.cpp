@@ -116,7 +116,7 @@ class LayoutSteps {
     int most = 0;
     for (int rank = 0; rank < pipeline_ranks(); ++rank) most = std::max(most, row_.in_flight(rank, shape(all_)));
     // In which the middle shows that it repeats itself.
-    constexpr int middle = 32;
+    const int middle = std::max(32, 6 * period());
     for (int some = most + middle; 2 * some <= all_; some *= 2) {
       some += (all_ - some) % period();
       if (!fills_pipeline(some)) continue;
@@ -173,8 +173,7 @@ std::optional<SimulatedSpec> play_steady(LayoutSteps& steps, StepDetails* detail
   for (int some = steady_micro_batches(reach); times == 0; some *= 2) {
     some += ((all - some) % period + period) % period;
     // It would save too little: up to three plays, and it may be in vain.
-    if (played + std::int64_t{3} * some > all || !steps.fills_pipeline(some - period))
-      return std::nullopt;
+    if (played + std::int64_t{3} * some > all || !steps.fills_pipeline(some - period)) return std::nullopt;
     SteadyStep step = play_until_steady(step_of(some), reach, some - reach - 2, reach + 4, period);
     if (!step.steady) continue;
     const SteadyState steady = *step.steady;
