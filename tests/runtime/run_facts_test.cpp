@@ -97,6 +97,8 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.zero_stage", [](ParallelSpec& s) { s.zero_stage = 2; }},
       {"layout.micro_batch", [](ParallelSpec& s) { s.micro_batch = 2; }},
       {"layout.schedule", [](ParallelSpec& s) { s.schedule = ScheduleKind::gpipe; }},
+      {"layout.virtual_stages", [](ParallelSpec& s) { s.virtual_stages = 2; }},
+      {"layout.micro_batch_group", [](ParallelSpec& s) { s.micro_batch_group = 4; }},
       {"layout.recompute", [](ParallelSpec& s) { s.recompute = Recompute::full; }},
       {"layout.stage_blocks", [](ParallelSpec& s) { std::swap(s.stage_blocks.front(), s.stage_blocks.back()); }},
       {"layout.tied_gradients", [](ParallelSpec& s) { s.tied_gradients = TiedGradients::apart; }},
