@@ -256,7 +256,11 @@ constexpr std::array rows = {
               .option = "--schedule",
               .description = "order of the pipeline's tasks",
               .get = get<&ParallelSpec::schedule>,
-              .set = set<&ParallelSpec::schedule>,
+              .set =
+                  [](ParallelSpec& spec, const ChoiceValue& value) {
+                    spec.schedule = std::get<ScheduleKind>(value);
+                    if (spec.schedule != ScheduleKind::interleaved) spec.virtual_stages = 1, spec.micro_batch_group = 0;
+                  },
               .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved>,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
               .presumes = Choice::virtual_stages,

@@ -142,6 +142,42 @@ Seconds interleaved_least_time(Seconds total, Seconds computing, Seconds slowest
   return std::max({total, shape.micro_batches * (computing / shape.ranks), shape.micro_batches * slowest});
 }
 
+// Letters as above; all groups have g = p micro-batches. Before rank r runs its first micro-batch through
+// stage k p + r, that one has passed all stages before, and the rank has run p micro-batches through
+// each of its stages before: it has waited at least
+//   sum_{s < k p + r} (f_s + t_s) - p sum_{k' < k} f_{k' p + r},
+// which is sum_{j < r} f_{k p + j} on average over the ranks, beside transfers; and the mean over k
+// is sum_j F_j (p - 1 - j) / (p v), where F_j is the sum of f_s over the stages of rank j. The same
+// holds, in reverse, after the last micro-batch's backwards; both waits lie apart. With M W_r of work
+// on rank r, the mean over the ranks is
+//   T >= M C / p + sum_j W_j (p - 1 - j) / (p v) + (v p - 1) t,   C = sum_j W_j, W_j <= T / M.
+// The sum over j is least where the last ranks have as much as they may, T / M. What is returned is
+// a time that is not possible. Larger groups keep ranks busy for longer before they wait: then only
+// the transfers to the first stage of each rank count.
+Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShape& shape) {
+  const int ranks = shape.ranks, micro_batches = shape.micro_batches;
+  const Seconds work = micro_batches * (all / ranks);
+  const Seconds pass = all + 2 * (shape.stages - 1) * transfer;
+  if (shape.group != ranks || micro_batches % ranks != 0)
+    return std::max(work + (ranks - 1) * transfer, pass) * (1 - 1e-9);
+  const Seconds ways = (shape.stages - 1) * transfer;
+  const auto least_wait = [&](Seconds most_of_rank) {
+    Seconds left = all, wait;
+    for (int behind = 0; behind < ranks && left > Seconds(0.0); ++behind) {
+      const Seconds held = std::min(left, most_of_rank);
+      wait += behind * held;
+      left -= held;
+    }
+    return wait / shape.stages;
+  };
+  Seconds below = work + ways, above = below + least_wait(all / ranks * (1 + 1e-12));
+  for (int halvings = 0; halvings < 12; ++halvings) {
+    const Seconds middle = below + (above - below) / 2;
+    (middle >= work + ways + least_wait(middle / micro_batches) ? above : below) = middle;
+  }
+  return std::max(below, pass) * (1 - 1e-9);
+}
+
 int interleaved_in_flight(int rank, const PipelineShape& shape) {
   return std::min(warm_up_of(rank, shape) + 1, turns_of(shape));
 }

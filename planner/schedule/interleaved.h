@@ -19,6 +19,8 @@ Schedule interleaved_actions(const PipelineShape& shape);
 Seconds interleaved_time(std::span<const Seconds> forward, std::span<const Seconds> backward,
                          std::span<const Seconds> transfer, const PipelineShape& shape);
 Seconds interleaved_least_time(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape);
+// The least time of the pipeline, however stages are cut; see schedules.h.
+Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShape& shape);
 int interleaved_in_flight(int rank, const PipelineShape& shape);
 int interleaved_period(const PipelineShape& shape);
 

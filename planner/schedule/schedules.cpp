@@ -40,7 +40,7 @@ constexpr std::array rows = {
                 .closed_form = interleaved_time,
                 .through_stage = nullptr,
                 .least_time = interleaved_least_time,
-                .least = nullptr,
+                .least = least_interleaved_time,
                 .in_flight = interleaved_in_flight,
                 .period = interleaved_period},
 };

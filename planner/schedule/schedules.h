@@ -26,7 +26,7 @@ struct ScheduleRow {
   Seconds (*through_stage)(const StagePath& path, const PipelineShape& shape) = nullptr;
   Seconds (*least_time)(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) = nullptr;
   // The least time of the pipeline, however stages are cut: where the blocks of a micro-batch take
-  // `all` together and each transfer at least `transfer`. May be omitted: then only work counts.
+  // `all` together and each transfer at least `transfer`.
   Seconds (*least)(Seconds all, Seconds transfer, const PipelineShape& shape) = nullptr;
   // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds
   // at once.

@@ -108,20 +108,20 @@ std::span<const Recompute> recomputes_of(const ParallelSpec& spec, bool mixes) {
   return {&spec.recompute, 1};
 }
 
-// Whether all choices of so many stages are few.
-bool lists_choices(int stages) {
+// Whether all choices of so many ranks are few.
+bool lists_choices(int ranks) {
   std::size_t choices = 1;
-  for (int s = 0; s < stages && choices <= most_choices; ++s) choices *= searched_recomputes().size();
+  for (int rank = 0; rank < ranks && choices <= most_choices; ++rank) choices *= searched_recomputes().size();
   return choices <= most_choices;
 }
 
 }  // namespace
 
-std::vector<std::vector<Recompute>> recompute_choices(int stages) {
+std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec) {
   const std::span<const Recompute> each = searched_recomputes();
   std::vector<std::vector<Recompute>> all;
-  std::vector<std::size_t> numbers(static_cast<std::size_t>(stages), 0);
-  // Counts up, the first stage fastest.
+  std::vector<std::size_t> numbers(static_cast<std::size_t>(spec.pp()), 0);  // by rank
+  // Counts up, the first rank fastest.
   const auto next = [&] {
     return std::ranges::any_of(numbers, [&](std::size_t& number) {
       number = (number + 1) % each.size();
@@ -131,9 +131,43 @@ std::vector<std::vector<Recompute>> recompute_choices(int stages) {
   while (next()) {
     if (std::ranges::adjacent_find(numbers, std::ranges::not_equal_to()) == numbers.end()) continue;
     std::vector<Recompute>& choices = all.emplace_back();
-    for (const std::size_t number : numbers) choices.push_back(each[number]);
+    for (int stage = 0; stage < spec.stages(); ++stage) choices.push_back(each[numbers[stage % numbers.size()]]);
   }
   return all;
+}
+
+std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const ParallelSpec& spec) {
+  const Placements& placements = placements_of(spec);
+  const std::span<const Recompute> recomputes = searched_recomputes();
+  if (spec.virtual_stages == 1) {
+    const LayoutCuts by_memory(estimator_, spec, placements, shape_of(spec, training_), recomputes);
+    std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks);
+    if (!choices) return std::nullopt;
+    return with_cut(spec, {spec.stage_blocks, std::move(*choices)}, recomputes);
+  }
+  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+  StageCut cut{spec.stage_blocks, std::vector<int>(static_cast<std::size_t>(spec.stages()), 0)};
+  for (int rank = 0; rank < spec.pp(); ++rank) {
+    std::vector<BlockRange> stages;
+    for (int stage = 0, end = 0; stage < spec.stages(); ++stage) {
+      const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
+      if (stage % spec.pp() == rank) stages.push_back({begin, end});
+    }
+    std::optional<std::pair<Seconds, int>> fastest;
+    for (int choice = 0; choice < static_cast<int>(recomputes.size()); ++choice) {
+      if (estimator_.peak(spec, placements, schedule, rank, stages, recomputes[choice]) >
+          estimator_.capacity(spec.mesh, rank))
+        continue;
+      const std::vector<Seconds> by_kind = estimator_.kind_seconds(spec, placements, rank, recomputes[choice]);
+      Seconds time;
+      for (const BlockRange& stage : stages)
+        for (int block = stage.first; block < stage.last; ++block) time += by_kind[graph_.blocks[block].kind];
+      if (!fastest || time < fastest->first) fastest = {time, choice};
+    }
+    if (!fastest) return std::nullopt;
+    for (int stage = rank; stage < spec.stages(); stage += spec.pp()) cut.options[stage] = fastest->second;
+  }
+  return with_cut(spec, cut, recomputes);
 }
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
@@ -162,11 +196,17 @@ std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
   return cut.stage_blocks;
 }
 
+// What fits with all stages recomputing alike is the layout with that recompute.
+void CandidateMaker::add_mix(const ParallelSpec& spec, std::vector<Candidate>& candidates) {
+  if (candidates.back().bound.room_in_all.count < 0) return;
+  std::optional<ParallelSpec> mixed = recomputing_where_needed(spec);
+  if (mixed && mixed->recompute == Recompute::per_stage) candidates.push_back(estimated(std::move(*mixed)));
+}
+
 void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
   const int stages = spec.stages();
   std::vector<int> cut(static_cast<std::size_t>(stages), 1);
   cut.back() = static_cast<int>(graph_.blocks.size()) - stages + 1;
-  std::optional<LayoutCuts> by_memory;
   do {
     ParallelSpec one = spec;
     one.stage_blocks = cut;
@@ -174,18 +214,12 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     const bool fits = candidates.back().bound.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
     if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
-    if (!lists_choices(stages)) {
-      if (fits || spec.virtual_stages > 1 || candidates.back().bound.room_in_all.count < 0) continue;
-      if (!by_memory)
-        by_memory.emplace(estimator_, spec, placements_of(spec), shape_of(spec, training_), searched_recomputes());
-      if (std::optional<std::vector<int>> choices = fastest_options(by_memory->options(), cut))
-        if (ParallelSpec mixed = with_cut(spec, {cut, std::move(*choices)}, searched_recomputes());
-            mixed.recompute == Recompute::per_stage)
-          candidates.push_back(estimated(std::move(mixed)));
+    if (!lists_choices(spec.pp())) {
+      if (!fits) add_mix(one, candidates);
       continue;
     }
     one.recompute = Recompute::per_stage;
-    for (std::vector<Recompute>& choices : recompute_choices(stages)) {
+    for (std::vector<Recompute>& choices : recompute_choices(spec)) {
       one.stage_recompute = std::move(choices);
       candidates.push_back(estimated(one));
     }
@@ -193,12 +227,12 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
 }
 
 OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& fastest, Bytes room_in_all) const {
+  const PipelineShape shape = shape_of(spec, training_);
+  const ScheduleRow& row = row_of(spec.schedule);
   // The slowest stage was found to within 1e-9.
-  return {.time = least_pipeline_time(forms_of(row_of(spec.schedule)), fastest.computing, fastest.computing,
-                                      fastest.slowest,
-                                      {spec.pp(), spec.pp(), static_cast<int>(micro_batches(spec, training_))}) *
-                  (1 - 1e-8),
-          .room_in_all = room_in_all};
+  Seconds time = least_pipeline_time(forms_of(row), fastest.computing, fastest.computing, fastest.slowest, shape);
+  if (spec.virtual_stages > 1) time = std::max(time, row.least(fastest.computing, Seconds(0.0), shape));
+  return {.time = time * (1 - 1e-8), .room_in_all = room_in_all};
 }
 
 // State is spread over the stages: the fullest is filled at least as much as all together.
@@ -216,23 +250,15 @@ Bytes CandidateMaker::least_memory(const ParallelSpec& spec, Bytes room_in_all) 
 std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
   if (!spec.stage_blocks.empty()) {
     candidates.push_back(estimated(spec));
-    const Bound& bound = candidates.back().bound;
-    const bool may_mix =
-        mixes && spec.recompute == Recompute::none && spec.pp() > 1 && spec.virtual_stages == 1;
-    if (!may_mix || bound.spare.count >= 0 || bound.room_in_all.count < 0) return std::nullopt;
-    const LayoutCuts by_memory(estimator_, spec, placements_of(spec), shape_of(spec, training_), searched_recomputes());
-    if (std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks))
-      if (ParallelSpec mixed = with_cut(spec, {spec.stage_blocks, std::move(*choices)}, searched_recomputes());
-          mixed.recompute == Recompute::per_stage)
-        candidates.push_back(estimated(std::move(mixed)));
+    const bool may_mix = mixes && spec.recompute == Recompute::none && spec.pp() > 1;
+    if (may_mix && candidates.back().bound.spare.count < 0) add_mix(spec, candidates);
     return std::nullopt;
   }
   // Layouts that recompute are among the mixes of those that do not.
   const bool is_covered = mixes && spec.recompute != Recompute::none;
   if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.stages()) <= most_cuts) {
     add_all_cuts(spec, mixes, candidates);
-    const bool has_all = !mixes || lists_choices(spec.stages()) ||
-                         (objective_ != Objective::memory && spec.virtual_stages == 1);
+    const bool has_all = !mixes || lists_choices(spec.pp()) || objective_ != Objective::memory;
     if (is_covered || has_all) return std::nullopt;
     return of_any_cut(spec, fastest_cut(spec), candidates.back().bound.room_in_all);
   }
@@ -243,7 +269,14 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   std::optional<OfAnyCut> others;
   if (!is_covered) others = of_any_cut(spec, fastest, candidate.bound.room_in_all);
   if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
-    if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
+    if (spec.virtual_stages > 1) {
+      if (mixes && !is_covered) {
+        const ParallelSpec none = candidate.spec;
+        candidates.push_back(std::move(candidate));
+        add_mix(none, candidates);
+        return others;
+      }
+    } else if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
       if (other->spec.recompute == spec.recompute)
         candidate = std::move(*other);
       else if (other->spec.recompute == Recompute::per_stage)

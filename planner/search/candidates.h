@@ -47,8 +47,9 @@ struct CutsBelow {
 // that recompute; beyond that, a layout is represented by what the dynamic programming chooses.
 inline constexpr std::int64_t most_cuts = 32;
 inline constexpr std::size_t most_choices = 64;
-// What stages may recompute, but for all of them the same.
-std::vector<std::vector<Recompute>> recompute_choices(int stages);
+// What stages may recompute, but for all of them the same. The stages of a rank recompute alike:
+// their saved activations take turns in the same slots.
+std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
 // used by one thread.
@@ -61,14 +62,13 @@ class CandidateMaker {
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, that one; if it does not fit without recompute, also with the
   //   fastest choice of stages that recompute;
-  // - with several stages on a rank and too many cuts for the next, the cut whose slowest stage is
-  //   fastest;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
   //   that recompute, or where these are more than `most_choices` the fastest choice that fits;
   // - else the cut whose slowest stage is fastest; if that does not fit, the best cut that fits;
   //   and if none fits without recompute, but one would with it, the best cut with stages choosing
-  //   for themselves.
+  //   for themselves. With several stages on a rank, the cut whose slowest stage is fastest; if that
+  //   does not fit without recompute, also with the ranks choosing for themselves.
   // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
   // whether stages may differ in what they recompute. Returns something where not every cut was
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.
@@ -106,6 +106,11 @@ class CandidateMaker {
   // The best cut that fits with the recompute of the spec; if none does and `mixes`, the best in
   // which each stage recomputes or does not.
   std::optional<Candidate> cut_that_fits(const ParallelSpec& spec, bool mixes);
+  // A layout with its cut, in which the stages of each rank recompute the least that lets it fit;
+  // nothing where that does not help.
+  std::optional<ParallelSpec> recomputing_where_needed(const ParallelSpec& spec);
+  // Appends that where stages then differ. The last candidate is the layout without recompute.
+  void add_mix(const ParallelSpec& spec, std::vector<Candidate>& candidates);
   void add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
   const OpGraph& graph_;

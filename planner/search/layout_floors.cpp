@@ -37,7 +37,7 @@ Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPe
   return passes * (communicated_bytes(instruction) / links) * (1 - 1e-9);
 }
 
-// What blocks of all kinds take: together, and the slowest stage at least.
+// What blocks of all kinds take: together, and the slowest rank at least.
 struct LeastWork {
   Seconds all = {};
   Seconds slowest = {};
@@ -48,12 +48,12 @@ Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds 
                              shape);
 }
 
-// `blocks`: by Block::kind. Some stage holds its share of them, rounded up.
-LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int stages) {
+// `blocks`: by Block::kind. Some rank of the pipeline holds its share of them, rounded up.
+LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int ranks) {
   LeastWork work;
   for (std::size_t kind = 0; kind < by_kind.size(); ++kind) {
     work.all += static_cast<double>(blocks[kind]) * by_kind[kind];
-    work.slowest = std::max(work.slowest, static_cast<double>(ceil_div(blocks[kind], stages)) * by_kind[kind]);
+    work.slowest = std::max(work.slowest, static_cast<double>(ceil_div(blocks[kind], ranks)) * by_kind[kind]);
   }
   return work;
 }
@@ -90,9 +90,9 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   else
     std::ranges::copy(searched_recomputes(), std::back_inserter(recomputes_));
   for (const ScheduleRow& row : schedule_rows())
-    if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
-                                  : row.kind != ScheduleKind::interleaved)
+    if (!request[Choice::schedule] || std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind)
       schedules_.push_back(&row);
+  group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
     micro_batches_.push_back(*size);
   else
@@ -106,34 +106,42 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
     ++blocks_[kind];
     flops_[kind] = std::min(flops_[kind], product_flops(graph, block));
   }
+  for (std::size_t block = 2; block + 1 < graph.blocks.size(); ++block)
+    alike_inside_ = alike_inside_ && graph.blocks[block].kind == graph.blocks[1].kind;
 }
 
 // ---- time ----
 
-// By work alone where the schedule's row says no more: a rank holds its share on average. The
-// row's least time grows with transfers, and in proportion to all times: it is kept for work of a
-// second, and transfers rounded down to seven binary digits of that.
+// The row's least time grows with transfers, and in proportion to all times: it is kept for work of
+// a second, and transfers rounded down to seven binary digits of that.
 Seconds LayoutFloors::least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer,
                                        const PipelineShape& shape) {
-  if (row.least == nullptr) return shape.micro_batches * (all / shape.ranks);
   if (all <= Seconds(0.0)) return row.least(all, transfer, shape);
   constexpr double digits = 128.0;
   int exponent = 0;
   const double mantissa = std::floor(std::frexp(transfer / all, &exponent) * digits) / digits;
   const double rounded = std::ldexp(mantissa, exponent);
-  const auto [fill, inserted] = fills_.try_emplace({row.kind, shape.stages, shape.micro_batches, rounded});
+  const auto [fill, inserted] =
+      fills_.try_emplace({&row, shape.ranks, shape.stages, shape.micro_batches, shape.group, rounded});
   if (inserted) fill->second = row.least(Seconds(1.0), Seconds(rounded), shape);
   return fill->second.value * all * (1 - 1e-9);
 }
 
 Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below) {
-  const LeastWork work = work_of(blocks_, by_kind, shape.stages);
-  if (shape.stages == 1) return shape.micro_batches * work.all;
+  const LeastWork work = work_of(blocks_, by_kind, shape.ranks);
+  if (shape.ranks == 1) return shape.micro_batches * work.all;
   Seconds least = infinite;
   for (const ScheduleRow* row : schedules_) {
-    const Seconds of_slowest = least_of_slowest(*row, work, Seconds(0.0), shape);
+    PipelineShape of_row = shape;
+    if (row->kind == ScheduleKind::interleaved) {
+      if (group_ == 0 && shape.micro_batches % shape.ranks != 0) continue;
+      // The bubble is shortest with the most stages on each rank.
+      of_row.stages = static_cast<int>(graph_.blocks.size()) / shape.ranks * shape.ranks;
+      if (group_ != 0) of_row.group = group_;
+    }
+    const Seconds of_slowest = least_of_slowest(*row, work, Seconds(0.0), of_row);
     if (of_slowest >= std::min(least, below)) continue;
-    least = std::min(least, std::max(least_of_any_cut(*row, work.all, Seconds(0.0), shape), of_slowest));
+    least = std::min(least, std::max(least_of_any_cut(*row, work.all, Seconds(0.0), of_row), of_slowest));
   }
   return least;
 }
@@ -248,9 +256,7 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
 LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
-  // The stages of a rank count as one, which holds their blocks.
-  PipelineShape shape = shape_of(spec, training_);
-  shape.stages = shape.ranks;
+  const PipelineShape shape = shape_of(spec, training_);
   const std::vector<std::pair<int, int>> paces = estimator.paces(spec, placements);
   std::vector<std::vector<Seconds>> stages;  // by kind
   for (std::size_t stage = 0; stage < paces.size(); ++stage) {
@@ -264,7 +270,7 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
   }
   std::vector<Seconds> least(blocks_.size(), infinite);
   for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
-  const LeastWork work = work_of(blocks_, least, shape.stages);
+  const LeastWork work = work_of(blocks_, least, shape.ranks);
   if (shape.stages == 1)
     return {.all = work.all, .slowest = work.all, .transfer = {}, .time = shape.micro_batches * work.all};
   Bytes crossing(std::numeric_limits<std::int64_t>::max());
@@ -326,7 +332,7 @@ LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Reco
 
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
-  if (spec.virtual_stages > 1) return true;  // no floor is known
+  if (spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more)) return true;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));
@@ -336,13 +342,16 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   if (holdings_.size() + choices.size() > most_kept) holdings_.clear();
   std::vector<Holdings*> holdings;
   for (const Recompute choice : choices) holdings.push_back(&holdings_of(spec, choice, most.has_value()));
-  // Each stage takes as many blocks as it can and leaves one for each later stage: what it can
-  // hold with more blocks it can with fewer, so no cut gets further. The last stage takes the
-  // rest: it may hold that, although it could not hold less and send it on.
+  // Each rank takes as many blocks as it can and leaves one for each stage of the later ranks: what
+  // it can hold with more blocks it can with fewer, so no cut gets further. The last rank takes the
+  // rest: it may hold that, although it could not hold less and send it on. Where ranks hold several
+  // stages, this counts blocks: all but the first and the last, which are on the first and the last
+  // rank, are alike. Slots of saved activations are as large as the largest of the rank's stages.
+  const int stages = spec.virtual_stages;  // of a rank
   std::size_t held = 0;
-  for (int s = 0; s < shape.stages; ++s) {
-    const bool is_last = s + 1 == shape.stages;
-    const std::size_t last = blocks - static_cast<std::size_t>(shape.stages - 1 - s);
+  for (int s = 0; s < shape.ranks; ++s) {
+    const bool is_last = s + 1 == shape.ranks;
+    const std::size_t last = blocks - static_cast<std::size_t>((shape.ranks - 1 - s) * stages);
     const std::int64_t capacity = memory.value_or(estimator.capacity(spec.mesh, s)).count;
     const int in_flight = schedule.in_flight(s, shape);
     std::size_t farthest = held;
@@ -355,8 +364,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       const auto fits = [&](std::size_t end) {
         if (most && table.seconds[end] - table.seconds[held] > *most * (1 + 1e-9)) return false;
         const std::int64_t growing =
-            table.state[end] - table.state[held] + in_flight * (table.saved[end] - table.saved[held]);
+            table.state[end] - table.state[held] + in_flight * (table.saved[end] - table.saved[held]) / stages;
         if (growing + table.least_fixed > capacity) return false;
+        if (stages > 1) return true;
         const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
         if (spec.input_slots == InputSlots::one_more)
           return estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;

@@ -53,8 +53,9 @@ class LayoutFloors {
   // A layout without its cut: blocks and transfers on the links that they cross. Stages may choose
   // between `choices` what they recompute.
   Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices);
-  // Whether stages with these choices can hold all blocks within `most` seconds for each
-  // micro-batch, and within their memory, or `memory` where that is given. A layout that fits can.
+  // Whether the pipeline's ranks with these choices can hold all blocks within `most` seconds for
+  // each micro-batch, and within their memory, or `memory` where that is given. A layout that fits
+  // can.
   bool can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most = {},
                 std::optional<Bytes> memory = {});
   // The floor of the time where memory decides what stages recompute.
@@ -103,14 +104,16 @@ class LayoutFloors {
   std::vector<Recompute> recomputes_;           // that layouts may have
   std::vector<const ScheduleRow*> schedules_;   // that pipelines may have
   std::vector<std::int64_t> micro_batches_;     // that layouts may have
+  int group_ = 0;                               // micro_batch_group of layouts that interleave
   std::vector<int> blocks_;                     // by Block::kind
+  bool alike_inside_ = true;                    // all blocks but the first and the last
   std::vector<double> flops_;                   // of a sample, by Block::kind: the least of its blocks
   BytesPerSecond fastest_links_;                // of a device, all of its links together
   // By tensor degree, sequence parallelism and micro-batch.
   std::map<std::tuple<int, bool, std::int64_t>, LeastBlocks> least_blocks_;
-  // The least time of a pipeline whose blocks take a second together, by schedule, stages,
-  // micro-batches and seconds of a transfer.
-  std::map<std::tuple<ScheduleKind, int, int, double>, Seconds> fills_;
+  // The least time of a pipeline whose blocks take a second together, by schedule, ranks, stages,
+  // micro-batches, groups of these and seconds of a transfer.
+  std::map<std::tuple<const ScheduleRow*, int, int, int, int, double>, Seconds> fills_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold does not depend on the order of the axes.
   std::map<std::pair<ParallelSpec, bool>, Holdings> holdings_;

@@ -51,8 +51,10 @@ std::string space_in_words(const Cluster& cluster, const LayoutRequest& request,
     return fmt::format("dp x tp x pp as given, on the first {} devices", product_of_degrees(request));
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
                          request[Choice::pp];
-  return fmt::format("every dp x tp x pp{} on {} {} device{}", gives_one ? " with what is given" : "",
-                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s");
+  const bool interleaves = !request[Choice::schedule] && cluster.devices() > 1;
+  return fmt::format("every dp x tp x pp{} on {} {} device{}{}", gives_one ? " with what is given" : "",
+                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s",
+                     interleaves ? ", interleaved only in even stages with ZeRO-0 or 1" : "");
 }
 
 // One search, from the degrees to the plans. Its space is looked into step by step: a part has all
@@ -244,6 +246,12 @@ class SpaceSearch {
         make_candidates(std::span(makers_).first(1), {&part.space.spec, 1}, mixes(), options_.objective);
     counts_.candidates += made.count - part.space.layouts;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
+    // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for.
+    if (part.space.spec.virtual_stages > 1 && !request_[Choice::schedule]) {
+      made.others.clear();
+      made.others_from = Seconds(std::numeric_limits<double>::infinity());
+      made.least_memory_left.reset();
+    }
     // The floor of the part holds for every cut of the layout, too.
     for (OpenLayout& other : made.others) {
       other.time = std::max(other.time, part.floor.time);

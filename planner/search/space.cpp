@@ -17,7 +17,8 @@ class SpaceWalk {
  public:
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
             Devices wanted = Devices::exactly)
-      : context_{graph, training, devices, wanted == Devices::exactly}, request_(request) {
+      : context_{graph, training, devices, wanted == Devices::exactly, request[Choice::schedule].has_value()},
+        request_(request) {
     for (const SpaceRow& row : space_rows()) {
       Step& step = steps_[count_++];
       step.space = &row;

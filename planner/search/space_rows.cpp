@@ -65,12 +65,17 @@ void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Va
   }
 }
 
-void schedules(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
-  if (spec.pp() == 1)
+// Interleaved stages are small: ZeRO-2 and 3, which reduce or gather what a stage holds for every
+// micro-batch, are not for them unless asked for. A given cut has one stage on each rank, unless
+// their number is given, too.
+void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  if (spec.pp() == 1) {
     values.emplace_back(ParallelSpec{}.schedule);
-  else
-    for (const ScheduleRow& row : schedule_rows())
-      if (row.kind != ScheduleKind::interleaved) values.emplace_back(row.kind);
+    return;
+  }
+  const bool may_interleave = (spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely;
+  for (const ScheduleRow& row : schedule_rows())
+    if (row.kind != ScheduleKind::interleaved || may_interleave) values.emplace_back(row.kind);
 }
 
 bool interleaves(const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule == ScheduleKind::interleaved; }
@@ -99,7 +104,15 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
     values.emplace_back(1);
     return;
   }
-  for (std::int64_t number = 2; accepts_virtual_stages(context, spec, number); ++number) values.emplace_back(number);
+  // As Megatron-LM demands: layers, with or without the embedding and the head counted as one each.
+  const std::int64_t blocks = static_cast<std::int64_t>(context.graph.blocks.size());
+  const auto divides_evenly = [&](std::int64_t number) {
+    for (std::int64_t counted = blocks - 2; counted <= blocks; ++counted)
+      if (counted % (number * spec.pp()) == 0) return true;
+    return false;
+  };
+  for (std::int64_t number = 2; accepts_virtual_stages(context, spec, number); ++number)
+    if (context.interleaves_freely || divides_evenly(number)) values.emplace_back(number);
 }
 
 void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
@@ -236,7 +249,7 @@ constexpr std::array rows = {
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(std::int64_t{1}); }},
     // 1F1B has the fewest micro-batches in flight.
     SpaceRow{.choice = Choice::schedule,
-             .follows_from = {Choice::pp},
+             .follows_from = {Choice::pp, Choice::stage_blocks, Choice::zero_stage},
              .values = schedules,
              .neighbours = every_value,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},

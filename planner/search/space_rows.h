@@ -20,6 +20,9 @@ struct SpaceContext {
   const TrainingSpec& training;
   int devices = 1;
   bool uses_all = true;  // of the devices; else at most so many
+  // Whether interleaved pipelines may have any number of stages on a rank and any ZeRO stage, or
+  // only numbers into which the layers divide evenly, and ZeRO-0 and 1.
+  bool interleaves_freely = false;
 };
 
 // A set of choices.

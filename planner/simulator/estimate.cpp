@@ -354,9 +354,11 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
 }
 
 Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
-                      BlockRange range, Recompute recompute) {
-  const HeldStage held{.blocks = range, .shapes = shapes_of(spec, placements, recompute)};
-  return memory_of_rank(spec, placements, schedule, rank, {&held, 1}).peak();
+                      std::span<const BlockRange> stages, Recompute recompute) {
+  held_.clear();
+  for (const BlockRange& stage : stages)
+    held_.push_back({.blocks = stage, .shapes = shapes_of(spec, placements, recompute)});
+  return memory_of_rank(spec, placements, schedule, rank, held_).peak();
 }
 
 BlockRange Estimator::tied_in(BlockRange range) const {
@@ -428,12 +430,15 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     reduces += visit.reduce;
     clears += own.begin_clear + tied.begin_clear;
     updates += own.update;
+    if (!shards.gradients && !sequential) bound.reduces += visit.own_reduce;
+    if (shards.optimizer && !shards.parameters) bound.regathers += own.gather;
     bound.norms += own.norm;
     if (on_first_rank) {
       bound.parts += costs.forward[kind];
       bound.parts += costs.backward[kind];
     }
   }
+  bound.updates = updates;
   if (tied_uses > 0) updates += data.tied.update;
   if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;
   bound.occupied = bound.plain_forward + bound.plain_backward;
@@ -489,10 +494,14 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
 }
 
 // A rank carries out its stages one after another: their work, their communication over the data
-// axis and their norms add up. Reductions follow the last backward of one of them, and updates take
-// at least as long as those of any of them.
+// axis, their norms, their updates and the gathers of these add up. Reductions follow the last
+// backward of one of them. Those of the rank's first k stages also follow the beginning of the last
+// micro-batch's backward on the k-th, after which the rank runs that backward, and the last group of
+// micro-batches backward through the stages before the k-th.
 Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
   ranks_.assign(static_cast<std::size_t>(shape.ranks), {});
+  const int remainder = shape.micro_batches % shape.group;
+  const int last_group = shape.stages == shape.ranks ? 1 : remainder > 0 ? remainder : shape.group;
   StepBound step;
   for (int s = 0; s < shape.stages; ++s) {
     const StageBound& bound = bounds_[s];
@@ -501,15 +510,23 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
       rank.before = before_[s];
       rank.behind = bound.behind;
     }
-    rank.busy += static_cast<double>(shape.micro_batches) * std::max(bound.forward + bound.backward, bound.occupied);
+    const Seconds both = std::max(bound.forward + bound.backward, bound.occupied);
+    rank.busy += static_cast<double>(shape.micro_batches) * both;
     rank.behind = std::min(rank.behind, bound.behind);
+    rank.reduces += bound.reduces;
+    rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - (both - bound.forward));
+    rank.backwards += last_group * (both - bound.forward);
     rank.norms += bound.norms;
+    rank.updates += bound.updates;
+    rank.regathers += bound.regathers;
     rank.data += bound.data;
     step.finish = std::max(step.finish, bound.finish);
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
   for (const RankBound& rank : ranks_) {
-    step.synchronised = std::max(step.synchronised, *rank.before + rank.busy + rank.behind + rank.norms);
+    step.synchronised =
+        std::max(step.synchronised, *rank.before + rank.busy + std::max(rank.behind, rank.behind_all) + rank.norms);
+    step.finish = std::max({step.finish, rank.updates, rank.regathers});
     step.data = std::max(step.data, rank.data);
   }
   return step;

@@ -88,9 +88,13 @@ class Estimator {
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
   const std::vector<Bytes>& capacities(const DeviceMesh& mesh);
-  // The memory that a rank needs for one stage of these blocks, to the byte.
+  // The memory that a rank needs for stages of these blocks, to the byte.
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
-             BlockRange range, Recompute recompute);
+             std::span<const BlockRange> stages, Recompute recompute);
+  Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
+             BlockRange stage, Recompute recompute) {
+    return peak(spec, placements, schedule, rank, {&stage, 1}, recompute);
+  }
   // A number that encodes whether the range has no, one or several blocks of each kind. The part of
   // a stage's memory that does not grow with blocks depends on nothing else about them, unless the
   // stage's input lies apart.
@@ -183,6 +187,8 @@ class Estimator {
     Seconds occupied;                       // both, with work that may overlap with waiting
     Seconds begin;                          // before the first forward
     Seconds behind;                         // reductions after the last backward
+    Seconds reduces;                        // those that wait for the last micro-batch and may overlap
+    Seconds updates, regathers;             // of the optimizer, without the tied bucket
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
     Seconds data;                           // of a step on the data stream
     StepTime parts;                         // of a micro-batch; on the first rank only
@@ -192,7 +198,11 @@ class Estimator {
     std::optional<Seconds> before;  // forwards and transfers of the stages before its first one
     Seconds busy;                   // with forwards and backwards, in a step
     Seconds behind;
-    Seconds norms;
+    // Of the stages so far: reductions, and what the rank computes after the last micro-batch's
+    // backward on the latest of them begins.
+    Seconds reduces, backwards;
+    Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
+    Seconds norms, updates, regathers;
     Seconds data;
   };
   // The least times of the slowest rank.

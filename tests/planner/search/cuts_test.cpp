@@ -50,7 +50,7 @@ std::vector<ParallelSpec> with_every_mix(ParallelSpec spec, bool mixes) {
   std::vector<ParallelSpec> all{spec};
   if (!mixes || spec.recompute != Recompute::none) return all;
   spec.recompute = Recompute::per_stage;
-  for (std::vector<Recompute>& choices : recompute_choices(spec.pp())) {
+  for (std::vector<Recompute>& choices : recompute_choices(spec)) {
     spec.stage_recompute = std::move(choices);
     all.push_back(spec);
   }
@@ -137,7 +137,7 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
     CandidateMaker maker(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, setting.devices, request);
     for (const ParallelSpec& spec : specs)
-      for_each_cut(static_cast<int>(graph.blocks.size()), spec.pp(), [&](const std::vector<int>& cut) {
+      for_each_cut(static_cast<int>(graph.blocks.size()), spec.stages(), [&](const std::vector<int>& cut) {
         ParallelSpec one = spec;
         one.stage_blocks = cut;
         for (ParallelSpec& mixed : with_every_mix(one, mixes)) {
@@ -230,6 +230,73 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
   CHECK(stated > 0);
 }
 
+TEST_CASE("an interleaved pipeline that is asked for has one cut, and no other is better by more than its gap") {
+  std::mt19937 random(20261123);
+  int mixed = 0, fitted = 0;
+  double widest = 0.0;
+  for (int trial = 0; trial < 24; ++trial) {
+    Setting setting = random_setting(random, false);
+    setting.request[Choice::schedule] = ScheduleKind::interleaved;
+    setting.request[Choice::pp] = std::int64_t{2};
+    setting.request[Choice::virtual_stages] = std::int64_t{2};
+    setting.devices = static_cast<int>(2 * std::get<std::int64_t>(*setting.request[Choice::dp]));
+    const OpGraph& graph = setting.graph;
+    const TrainingSpec& training = setting.training;
+    const bool mixes = !setting.request[Choice::recompute];
+    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, setting.devices, setting.request);
+    if (specs.empty()) continue;
+    struct Tried {
+      ParallelSpec spec;
+      StepResult result;
+    };
+    std::vector<Tried> all;
+    NetworkCache networks(setting.cluster);
+    for (const ParallelSpec& spec : specs)
+      for_each_cut(static_cast<int>(graph.blocks.size()), spec.stages(), [&](const std::vector<int>& cut) {
+        ParallelSpec one = spec;
+        one.stage_blocks = cut;
+        for (ParallelSpec& with_mix : with_every_mix(one, mixes)) {
+          if (random() % 4 != 0) continue;
+          StepResult result = simulate_spec(graph, networks, training, with_mix, place(graph, with_mix),
+                                            schedule_of(with_mix, training), nullptr);
+          all.push_back({std::move(with_mix), std::move(result)});
+        }
+      });
+    std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
+    for (const std::size_t share : {1, 2, 5}) {
+      Cluster limited = setting.cluster;
+      const Bytes limit = all[(all.size() - 1) / share].result.memory.peak();
+      for (NodeGroup& group : limited.groups) group.device.memory_capacity = limit;
+      const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
+        return score(Objective::time, limited, spec, result.time.total(), result.memory);
+      };
+      double best = std::numeric_limits<double>::infinity();
+      for (const Tried& one : all)
+        if (one.result.memory.peak() <= limit) best = std::min(best, score_of(one.spec, one.result).first);
+      SearchOptions options;
+      options.top = 1;
+      options.fewer_devices = false;
+      const SearchResult found = search(graph, limited, training, setting.request, options);
+      INFO("trial " << trial << ", " << describe(specs.front()) << ", " << graph.blocks.size() << " blocks, 1 in "
+                    << share << " fit");
+      if (found.plans.empty()) continue;
+      ++fitted;
+      const RankedPlan& plan = found.plans.front();
+      CHECK(plan.result.memory.peak() <= limit);
+      CHECK(score_of(plan.spec, plan.result).first <= best * (1.0 + found.counts.cut_gap.value_or(0.0)) * (1 + 1e-12));
+      widest = std::max(widest, found.counts.cut_gap.value_or(0.0));
+      if (plan.spec.recompute != Recompute::per_stage) continue;
+      ++mixed;
+      CHECK(plan.spec.stage_recompute[0] == plan.spec.stage_recompute[2]);
+      CHECK(plan.spec.stage_recompute[1] == plan.spec.stage_recompute[3]);
+    }
+  }
+  MESSAGE(fitted << " found, " << mixed << " with ranks that recompute differently, gaps up to " << 100.0 * widest
+                 << " %");
+  CHECK(fitted > 20);
+  CHECK(mixed > 0);
+}
+
 TEST_CASE("no cut of a layout is below the bounds of its cuts") {
   std::mt19937 random(7);
   for (int trial = 0; trial < 40; ++trial) {
@@ -248,7 +315,7 @@ TEST_CASE("no cut of a layout is below the bounds of its cuts") {
       REQUIRE(open);
       const ScheduleForms schedule = forms_of(row_of(spec.schedule));
       std::vector<Seconds> times;
-      for_each_cut(static_cast<int>(graph.blocks.size()), spec.pp(), [&](const std::vector<int>& cut) {
+      for_each_cut(static_cast<int>(graph.blocks.size()), spec.stages(), [&](const std::vector<int>& cut) {
         ParallelSpec one = spec;
         one.stage_blocks = cut;
         for (const ParallelSpec& mixed : with_every_mix(one, mixes)) {

@@ -198,7 +198,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
   }
   MESSAGE(tried << " layouts; simulated over bound: " << 100.0 * gaps / tried << "% above on average");
   CHECK(tried > 100);
-  CHECK(gaps / tried < 0.3);
+  CHECK(gaps / tried < 0.35);
 }
 
 namespace {

@@ -27,7 +27,7 @@ using testing::training_of;
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
-  int count = 0;
+  int count = 0, interleaved = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
@@ -46,13 +46,16 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       const std::vector<PlacedSpec> specs = list_specs(graph, training, group, request);
       const ParallelSpec layout = specs[random() % specs.size()].spec;
       ParallelSpec spec = layout;
-      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.pp(), random);
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       std::vector<Recompute> choices{spec.recompute};
       if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0) {
         choices.assign(searched_recomputes().begin(), searched_recomputes().end());
         spec.recompute = Recompute::per_stage;
-        for (int s = 0; s < spec.pp(); ++s) spec.stage_recompute.push_back(choices[random() % choices.size()]);
+        for (int s = 0; s < spec.stages(); ++s)
+          spec.stage_recompute.push_back(s < spec.pp() ? choices[random() % choices.size()]
+                                                       : spec.stage_recompute[s - spec.pp()]);
       }
+      interleaved += spec.virtual_stages > 1;
       const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
                                                  schedule_of(spec, training), nullptr);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
@@ -83,6 +86,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   }
   MESSAGE("the floor of a layout is " << 100.0 * share / count << "% of its simulated step on average");
   CHECK(share / count > 0.3);
+  CHECK(interleaved > 50);
 }
 
 TEST_CASE("parts hold every layout of every number of devices once, the most devices first") {

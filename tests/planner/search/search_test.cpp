@@ -55,7 +55,7 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
   };
   const StepResult without = simulated();
   all.push_back({spec, without});
-  if (spec.pp() == 1 || spec.schedule != ScheduleKind::one_f_one_b) return;
+  if (spec.pp() == 1 || spec.schedule == ScheduleKind::gpipe) return;
   spec.input_slots = InputSlots::one_more;
   const StepResult with = simulated();
   CHECK(with.time.total() <= without.time.total() * (1 + 1e-12));
@@ -65,62 +65,73 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
 TEST_CASE("the search finds what simulating every candidate with every cut finds") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   const int blocks = static_cast<int>(graph.blocks.size());
-  for (const bool gpu : {false, true})
-    for (const bool tight : {false, true}) {
-      const TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
-      // Four stages may recompute in 256 ways.
-      const int devices = gpu && tight ? 4 : 2;
-      Cluster cluster =
-          gpu ? cluster_of("dgx-a100", devices) : cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices);
-      LayoutRequest request;
-      SearchOptions options;
-      options.fewer_devices = false;
-      options.most_simulated = 1 << 20;
-      options.top = 3;
+  int interleaved = 0;
+  for (const auto& [gpu, tight, pipeline] :
+       {std::array{false, false, false}, std::array{false, true, false}, std::array{true, false, false},
+        std::array{true, true, false}, std::array{true, false, true}, std::array{true, true, true}}) {
+    const TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+    // Four stages may recompute in 256 ways.
+    const int devices = gpu && tight && !pipeline ? 4 : 2;
+    Cluster cluster =
+        gpu ? cluster_of("dgx-a100", devices) : cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices);
+    LayoutRequest request;
+    // A pipeline whose time is that of its products.
+    if (pipeline) {
+      request[Choice::pp] = std::int64_t{2};
+      cluster.groups.front().device.measured.reset();
+      for (DeviceRates& rates : cluster.groups.front().device.rates)
+        rates.matrix_half = rates.matrix_fp32 = FlopsPerSecond(1e9);
+    }
+    SearchOptions options;
+    options.fewer_devices = false;
+    options.most_simulated = 1 << 20;
+    options.top = 3;
 
-      // Brute force: every spec, every cut, every choice of stages that recompute; those that fit
-      // are simulated.
-      NetworkCache networks(cluster);
-      std::vector<Tried> all;
-      for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request)) {
-        for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
-          ParallelSpec one = spec;
-          one.stage_blocks = cut;
+    // Brute force: every spec, every cut, every choice of stages that recompute; those that fit
+    // are simulated.
+    NetworkCache networks(cluster);
+    std::vector<Tried> all;
+    for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request)) {
+      for (const std::vector<int>& cut : all_cuts(blocks, spec.stages())) {
+        ParallelSpec one = spec;
+        one.stage_blocks = cut;
+        try_layout(graph, networks, training, one, all);
+        if (spec.recompute != Recompute::none) continue;
+        one.recompute = Recompute::per_stage;
+        for (const std::vector<Recompute>& choices : recompute_choices(spec)) {
+          one.stage_recompute = choices;
           try_layout(graph, networks, training, one, all);
-          if (spec.recompute != Recompute::none) continue;
-          one.recompute = Recompute::per_stage;
-          for (const std::vector<Recompute>& choices : recompute_choices(spec.pp())) {
-            one.stage_recompute = choices;
-            try_layout(graph, networks, training, one, all);
-          }
         }
       }
-      // Tight: the largest memory for which no plan fits without recompute, and less than a tenth
-      // of all plans fit.
-      std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
-      const Bytes limit =
-          tight ? all[all.size() / 10].result.memory.peak() : cluster.groups.front().device.memory_capacity;
-      cluster.groups.front().device.memory_capacity = limit;
-
-      for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
-        const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
-          return score(objective, cluster, spec, result.time.total(), result.memory);
-        };
-        Score best{std::numeric_limits<double>::infinity(), 0.0};
-        for (const auto& [spec, result] : all)
-          if (result.memory.peak() <= limit) best = std::min(best, score_of(spec, result));
-        options.objective = objective;
-        const SearchResult found = search(graph, cluster, training, request, options);
-        INFO(name(objective) << " on " << (gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": "
-                             << found.counts.simulated << " of " << found.counts.candidates << " simulated, "
-                             << all.size() << " by brute force");
-        REQUIRE(!found.plans.empty());
-        CHECK(found.counts.certified);
-        CHECK(!found.counts.gap);
-        CHECK(score_of(found.plans.front().spec, found.plans.front().result) == best);
-        for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
-      }
     }
+    // Tight: the largest memory for which no plan fits without recompute, and less than a tenth
+    // of all plans fit.
+    std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
+    const Bytes limit =
+        tight ? all[all.size() / 10].result.memory.peak() : cluster.groups.front().device.memory_capacity;
+    cluster.groups.front().device.memory_capacity = limit;
+
+    for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+      const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
+        return score(objective, cluster, spec, result.time.total(), result.memory);
+      };
+      Score best{std::numeric_limits<double>::infinity(), 0.0};
+      for (const auto& [spec, result] : all)
+        if (result.memory.peak() <= limit) best = std::min(best, score_of(spec, result));
+      options.objective = objective;
+      const SearchResult found = search(graph, cluster, training, request, options);
+      INFO(name(objective) << " on " << (gpu ? "gpu" : "cpu") << (tight ? ", tight" : "") << ": "
+                           << found.counts.simulated << " of " << found.counts.candidates << " simulated, "
+                           << all.size() << " by brute force");
+      REQUIRE(!found.plans.empty());
+      CHECK(found.counts.certified);
+      CHECK(!found.counts.gap);
+      CHECK(score_of(found.plans.front().spec, found.plans.front().result) == best);
+      for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
+      interleaved += found.plans.front().spec.virtual_stages > 1;
+    }
+  }
+  CHECK(interleaved > 0);
 }
 
 TEST_CASE("on any number of devices the search finds what simulating every layout on every smaller number finds") {
@@ -161,13 +172,13 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
     std::vector<Tried> all;
     for (int n = 1; n <= cluster.devices(); ++n)
       for (const ParallelSpec& spec : enumerate_specs(graph, training, n, request)) {
-        for (const std::vector<int>& cut : all_cuts(blocks, spec.pp())) {
+        for (const std::vector<int>& cut : all_cuts(blocks, spec.stages())) {
           ParallelSpec one = spec;
           one.stage_blocks = cut;
           try_layout(graph, networks, training, one, all);
           if (spec.recompute != Recompute::none) continue;
           one.recompute = Recompute::per_stage;
-          for (const std::vector<Recompute>& choices : recompute_choices(spec.pp())) {
+          for (const std::vector<Recompute>& choices : recompute_choices(spec)) {
             one.stage_recompute = choices;
             try_layout(graph, networks, training, one, all);
           }
