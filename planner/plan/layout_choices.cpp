@@ -141,10 +141,14 @@ std::string runs_of(const std::vector<Recompute>& stages) {
   return join(runs, ",");
 }
 
+// Where the stages of each rank recompute alike, a rank is named once.
 std::string word_of_recompute(const ParallelSpec& spec) {
   if (spec.recompute == Recompute::none) return "";
-  return "recompute=" +
-         (spec.recompute == Recompute::per_stage ? runs_of(spec.stage_recompute) : std::string(name(spec.recompute)));
+  if (spec.recompute != Recompute::per_stage) return fmt::format("recompute={}", name(spec.recompute));
+  const std::vector<Recompute>& stages = spec.stage_recompute;
+  if (spec.virtual_stages == 1 || !std::equal(stages.begin() + spec.pp(), stages.end(), stages.begin()))
+    return "recompute=" + runs_of(stages);
+  return "rank-recompute=" + runs_of({stages.begin(), stages.begin() + spec.pp()});
 }
 
 // The axes of several ranks, outermost first, where more than one axis has several.

@@ -142,14 +142,14 @@ Seconds interleaved_least_time(Seconds total, Seconds computing, Seconds slowest
   return std::max({total, shape.micro_batches * (computing / shape.ranks), shape.micro_batches * slowest});
 }
 
-// Letters as above; all groups have g = p micro-batches. Before rank r runs its first micro-batch through
-// stage k p + r, that one has passed all stages before, and the rank has run p micro-batches through
-// each of its stages before: it has waited at least
+// Letters as above; all groups have g = p micro-batches. Before rank r runs its first micro-batch
+// through stage k p + r, that one has passed all stages before, and the rank has run p
+// micro-batches through each of its stages before: it has waited at least
 //   sum_{s < k p + r} (f_s + t_s) - p sum_{k' < k} f_{k' p + r},
 // which is sum_{j < r} f_{k p + j} on average over the ranks, beside transfers; and the mean over k
 // is sum_j F_j (p - 1 - j) / (p v), where F_j is the sum of f_s over the stages of rank j. The same
-// holds, in reverse, after the last micro-batch's backwards; both waits lie apart. With M W_r of work
-// on rank r, the mean over the ranks is
+// holds, in reverse, after the last micro-batch's backwards; both waits lie apart. With M W_r of
+// work on rank r, the mean over the ranks is
 //   T >= M C / p + sum_j W_j (p - 1 - j) / (p v) + (v p - 1) t,   C = sum_j W_j, W_j <= T / M.
 // The sum over j is least where the last ranks have as much as they may, T / M. What is returned is
 // a time that is not possible. Larger groups keep ranks busy for longer before they wait: then only

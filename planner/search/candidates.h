@@ -67,8 +67,8 @@ class CandidateMaker {
   //   that recompute, or where these are more than `most_choices` the fastest choice that fits;
   // - else the cut whose slowest stage is fastest; if that does not fit, the best cut that fits;
   //   and if none fits without recompute, but one would with it, the best cut with stages choosing
-  //   for themselves. With several stages on a rank, the cut whose slowest stage is fastest; if that
-  //   does not fit without recompute, also with the ranks choosing for themselves.
+  //   for themselves. With several stages on a rank, the cut whose slowest stage is fastest; if
+  //   that does not fit without recompute, also with the ranks choosing for themselves.
   // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
   // whether stages may differ in what they recompute. Returns something where not every cut was
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.

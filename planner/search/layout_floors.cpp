@@ -344,9 +344,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   for (const Recompute choice : choices) holdings.push_back(&holdings_of(spec, choice, most.has_value()));
   // Each rank takes as many blocks as it can and leaves one for each stage of the later ranks: what
   // it can hold with more blocks it can with fewer, so no cut gets further. The last rank takes the
-  // rest: it may hold that, although it could not hold less and send it on. Where ranks hold several
-  // stages, this counts blocks: all but the first and the last, which are on the first and the last
-  // rank, are alike. Slots of saved activations are as large as the largest of the rank's stages.
+  // rest: it may hold that, although it could not hold less and send it on. Where ranks hold
+  // several stages, this counts blocks: all but the first and the last, which are on the first and
+  // the last rank, are alike. Slots of saved activations are as large as the largest stage needs.
   const int stages = spec.virtual_stages;  // of a rank
   std::size_t held = 0;
   for (int s = 0; s < shape.ranks; ++s) {

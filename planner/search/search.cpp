@@ -558,8 +558,32 @@ class SpaceSearch {
           winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
     result.counts.cut_gap = cut_gap(winner, result.counts);
+    put_plainest_first();
     for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
+  }
+
+  // What a plan needs beyond the plain: tensor parallelism across nodes, gathers of parameters, a
+  // schedule other than 1F1B.
+  int needs_of(const ParallelSpec& spec) const {
+    const bool leaves_node =
+        spec.tp() > 1 && makers_.front()->estimator().networks().group(spec.mesh, Axis::tp).nodes > 1;
+    return (leaves_node ? 1 : 0) + (spec.zero_stage == 3 ? 1 : 0) +
+           (spec.pp() > 1 && spec.schedule != ScheduleKind::one_f_one_b ? 1 : 0);
+  }
+
+  // Among ranked plans that are as good as the best one but for a tie, that which needs the least:
+  // least beyond the plain, then least memory.
+  void put_plainest_first() {
+    if (options_.objective == Objective::memory || search_.best.empty()) return;
+    const double limit = search_.best.front().score.first * (1.0 + tied_plans);
+    const auto end = std::ranges::find_if(search_.best, [&](const Ranked& one) {
+      return one.score.first > limit || (search_.to_beat && one.score >= *search_.to_beat);
+    });
+    const auto plainest = std::ranges::min_element(search_.best.begin(), end, {}, [&](const Ranked& one) {
+      return std::pair(needs_of(one.plan.spec), one.plan.result.memory.peak());
+    });
+    if (plainest != end) std::rotate(search_.best.begin(), plainest, plainest + 1);
   }
 
   // How much better other cuts may be than the best plan; nothing where none is.

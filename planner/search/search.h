@@ -17,6 +17,10 @@ namespace parplan {
 class KnownBlockShapes;
 class SimulatedSteps;
 
+// Plans whose times (or costs) differ by less than this share are equal to whoever runs them: the
+// plainest of them is ranked first.
+inline constexpr double tied_plans = 5e-4;
+
 struct SearchOptions {
   int top = 10;                         // plans to rank
   Objective objective = Objective::time;

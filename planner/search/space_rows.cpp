@@ -213,6 +213,11 @@ Values fewer_accumulators(const TrainingSpec& /*training*/, const ChoiceValue& g
   return {TiedGradients::together};
 }
 
+Values fewer_in_flight(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<ScheduleKind>(given) == ScheduleKind::one_f_one_b) return {};
+  return {ScheduleKind::one_f_one_b};
+}
+
 Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   if (std::get<InputSlots>(given) == InputSlots::in_flight) return {};
   return {InputSlots::in_flight};
@@ -252,6 +257,7 @@ constexpr std::array rows = {
              .follows_from = {Choice::pp, Choice::stage_blocks, Choice::zero_stage},
              .values = schedules,
              .neighbours = every_value,
+             .frugaler = fewer_in_flight,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
     SpaceRow{.choice = Choice::micro_batch_group,
              .follows_from = {Choice::dp, Choice::pp, Choice::micro_batch, Choice::schedule},

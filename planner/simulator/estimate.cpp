@@ -496,8 +496,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
 // A rank carries out its stages one after another: their work, their communication over the data
 // axis, their norms, their updates and the gathers of these add up. Reductions follow the last
 // backward of one of them. Those of the rank's first k stages also follow the beginning of the last
-// micro-batch's backward on the k-th, after which the rank runs that backward, and the last group of
-// micro-batches backward through the stages before the k-th.
+// micro-batch's backward on the k-th, after which the rank runs that backward, and the last group
+// of micro-batches backward through the stages before the k-th.
 Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
   ranks_.assign(static_cast<std::size_t>(shape.ranks), {});
   const int remainder = shape.micro_batches % shape.group;

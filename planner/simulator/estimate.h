@@ -198,8 +198,8 @@ class Estimator {
     std::optional<Seconds> before;  // forwards and transfers of the stages before its first one
     Seconds busy;                   // with forwards and backwards, in a step
     Seconds behind;
-    // Of the stages so far: reductions, and what the rank computes after the last micro-batch's
-    // backward on the latest of them begins.
+    // Sums over the stages so far: reductions, and what the rank computes after the last
+    // micro-batch's backward on the next of them ends.
     Seconds reduces, backwards;
     Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
     Seconds norms, updates, regathers;

@@ -55,8 +55,9 @@ TEST_CASE("explain says why in words, or as JSON") {
 TEST_CASE("an edited plan is explained by what it comes to, and the file's promise is named") {
   const Folder folder;
   const std::string path = folder.path("plan.yaml");
-  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--pp", "2", "--quiet", "-o", path}).code ==
-          0);
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--pp", "2", "--schedule", "1f1b",
+                "--quiet", "-o", path})
+              .code == 0);
   CHECK(call({"explain", path, "--quick"}).out.find("the file promises") == std::string::npos);
   std::string text = read_file(path);
   const std::size_t begin = text.find("stage_blocks: [");

@@ -69,6 +69,7 @@ TEST_CASE("a pipeline of data-parallel ranks equals data parallelism to the bit"
       INFO(model << ": " << describe(spec));
       ParallelSpec flat = spec;
       flat.mesh.degree = {.dp = 2};
+      row_of(Choice::schedule).set(flat, ScheduleKind::one_f_one_b);
       flat.stage_blocks = {static_cast<int>(graph.blocks.size())};
       check_equal(run_plan(graph, training, spec, 3), run_plan(graph, training, flat, 3));
     }

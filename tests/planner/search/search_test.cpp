@@ -62,6 +62,15 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
   if (with.time.total() < without.time.total() * (1 - 1e-9)) all.push_back({spec, with});
 }
 
+// The best score is among the plans, and the first of them is no worse but for a tie.
+template <class ScoreOf>
+void check_best(const SearchResult& found, const Score& best, const ScoreOf& score_of) {
+  Score least = score_of(found.plans.front().spec, found.plans.front().result);
+  CHECK(least.first <= best.first * (1.0 + tied_plans));
+  for (const RankedPlan& plan : found.plans) least = std::min(least, score_of(plan.spec, plan.result));
+  CHECK(least == best);
+}
+
 TEST_CASE("the search finds what simulating every candidate with every cut finds") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   const int blocks = static_cast<int>(graph.blocks.size());
@@ -126,7 +135,7 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
       REQUIRE(!found.plans.empty());
       CHECK(found.counts.certified);
       CHECK(!found.counts.gap);
-      CHECK(score_of(found.plans.front().spec, found.plans.front().result) == best);
+      check_best(found, best, score_of);
       for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
       interleaved += found.plans.front().spec.virtual_stages > 1;
     }
@@ -213,7 +222,7 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
         if (scores.empty()) continue;
         CHECK(found.counts.certified);
         const RankedPlan& winner = found.plans.front();
-        CHECK(score_of(winner.spec, winner.result) == scores.front());
+        check_best(found, scores.front(), score_of);
         CHECK(winner.result.memory.peak() <= limit);
         with_input_slot += winner.spec.input_slots == InputSlots::one_more;
         odd += winner.spec.mesh.size() != cluster.devices() && winner.spec.mesh.size() > 16;
