@@ -12,10 +12,13 @@
 #include "planner/report/plan_table.h"
 #include "planner/report/suggest_and_run_json.h"
 #include "planner/report/table.h"
+#include "planner/simulator/schedule_chart.h"
 #include "planner/suggest.h"
 
 namespace parplan {
 namespace {
+
+constexpr int chart_columns = 120;
 
 struct SimulateArguments {
   std::string subject;
@@ -25,10 +28,12 @@ struct SimulateArguments {
   OutputArguments output;
   std::string plan_file;
   std::string trace;
+  bool prints_schedule = false;
+  std::string schedule_svg;
 };
 
 // A plan is simulated unchanged; only the cluster may be another one.
-Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::string* trace) {
+Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, Timeline* timeline) {
   if (!(arguments.layout == LayoutRequest{}) || !(arguments.what == WhatArguments{}))
     throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them",
                                   arguments.subject));
@@ -43,39 +48,49 @@ Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, std::
   set_price(loaded.plan.cluster, arguments.where.price);
   loaded.plan.alternatives.clear();
   loaded.plan.search = {};
-  loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan, trace);
+  loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan, timeline);
   return loaded.plan;
 }
 
 int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
-  check_output(arguments.output, {{"--output", arguments.plan_file}, {"--trace", arguments.trace}},
+  check_output(arguments.output,
+               {{"--output", arguments.plan_file},
+                {"--trace", arguments.trace},
+                {"--print-schedule", arguments.prints_schedule ? "-" : ""},
+                {"--schedule-svg", arguments.schedule_svg}},
                {{"MODEL|PLAN", arguments.subject}, {"--cluster", arguments.where.cluster.value_or("")}});
-  std::string trace;
-  std::string* wanted_trace = arguments.trace.empty() ? nullptr : &trace;
+  Timeline timeline;
+  const bool draws = arguments.prints_schedule || !arguments.schedule_svg.empty();
+  Timeline* const wanted = draws || !arguments.trace.empty() ? &timeline : nullptr;
   Plan plan;
   ReportInputs reported;
   if (is_plan_file(arguments.subject)) {
-    plan = simulate_file(arguments, terminal, wanted_trace);
+    plan = simulate_file(arguments, terminal, wanted);
     reported = report_inputs(plan);
   } else {
     const Inputs inputs =
         resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
     check_layout(inputs, arguments.layout, arguments.where);
-    plan = simulate_layout(request_of(inputs, arguments.layout), wanted_trace);
+    plan = simulate_layout(request_of(inputs, arguments.layout), wanted);
     // The user did not ask whether fewer devices would be better.
     std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
     reported = report_inputs(inputs);
   }
 
   const std::vector<Json> rows{row(subject_of(plan))};
-  if (arguments.output.shows_table() && arguments.plan_file != "-" && arguments.trace != "-") {
+  const std::vector<ChartSpan> spans = draws ? chart_spans(timeline) : std::vector<ChartSpan>();
+  const bool has_text_alone = arguments.plan_file != "-" && arguments.trace != "-" && arguments.schedule_svg != "-";
+  if (arguments.output.shows_table() && has_text_alone) {
     fmt::print(terminal.out, "{}\n{}", describe_inputs(reported), write_table(plan));
+    if (arguments.prints_schedule) fmt::print(terminal.out, "\n{}", draw_schedule(spans, chart_columns));
     if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(plan));
   } else if (!arguments.output.quiet) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));
   }
   write_outputs(arguments.output, terminal, suggest_json(reported, plan.search, &plan, {}), rows);
-  if (wanted_trace != nullptr) write_said(arguments.trace, trace, terminal, !arguments.output.quiet);
+  if (!arguments.trace.empty()) write_said(arguments.trace, write_trace(timeline), terminal, !arguments.output.quiet);
+  if (!arguments.schedule_svg.empty())
+    write_said(arguments.schedule_svg, draw_schedule_svg(spans), terminal, !arguments.output.quiet);
   if (!arguments.plan_file.empty())
     write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
   if (plan.prediction.memory.peak() > memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))
@@ -108,6 +123,18 @@ CommandBody declare_simulate(CLI::App& app) {
                              "with -",
               .group = "Output"},
              arguments->trace);
+  add_flag(app,
+           {.names = "--print-schedule",
+            .type = "",
+            .description = "draw what each rank of the pipeline does when, as text under the table",
+            .group = "Output"},
+           arguments->prints_schedule);
+  add_option(app,
+             {.names = "--schedule-svg",
+              .type = "FILE",
+              .description = "draw the same to scale as an SVG image to a file, or to standard output with -",
+              .group = "Output"},
+             arguments->schedule_svg);
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

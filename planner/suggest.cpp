@@ -117,23 +117,20 @@ SuggestResult suggest(const SuggestRequest& request) {
   return result;
 }
 
-Plan simulate_layout(const SuggestRequest& request, std::string* trace) {
+Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
   ParallelSpec spec = fixed_spec(request);
   if (spec.stage_blocks.empty())
     spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training).cut_of(spec);
   Plan plan = complete(request, spec);
-  plan.prediction = simulate_plan(*request.graph, plan, trace);
+  plan.prediction = simulate_plan(*request.graph, plan, timeline);
   if (spec.mesh.size() < request.cluster.devices()) plan.notes.push_back(devices_left_idle(request, plan));
   return plan;
 }
 
-StepResult simulate_plan(const OpGraph& graph, const Plan& plan, std::string* trace) {
+StepResult simulate_plan(const OpGraph& graph, const Plan& plan, Timeline* timeline) {
   NetworkCache networks(plan.cluster);
-  if (trace) {
-    Timeline timeline;
-    simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, &timeline);
-    *trace = write_trace(timeline);
-  }
+  if (timeline != nullptr)
+    simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, timeline);
   return simulate_soon(graph, networks, plan);
 }
 

@@ -8,6 +8,7 @@
 #include "planner/plan/plan.h"
 #include "planner/plan/reasons.h"
 #include "planner/search/suggest_request.h"
+#include "planner/simulator/timeline.h"
 
 namespace parplan {
 
@@ -25,10 +26,10 @@ SuggestResult suggest(const SuggestRequest& request);
 
 // Carries out `parplan simulate`: one given layout, all of whose degrees are fixed in
 // `request.layout`. A ConfigError says why a layout is not legal; memory beyond the capacity is
-// reported, not rejected. `trace` receives the Chrome trace.
-Plan simulate_layout(const SuggestRequest& request, std::string* trace = nullptr);
+// reported, not rejected. `timeline` receives every instruction of the step.
+Plan simulate_layout(const SuggestRequest& request, Timeline* timeline = nullptr);
 
 // Simulates a plan that was read from a file, unchanged.
-StepResult simulate_plan(const OpGraph& graph, const Plan& plan, std::string* trace = nullptr);
+StepResult simulate_plan(const OpGraph& graph, const Plan& plan, Timeline* timeline = nullptr);
 
 }  // namespace parplan

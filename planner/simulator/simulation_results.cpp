@@ -145,13 +145,12 @@ Seconds computing(const PlayedRank& rank) {
   return sum;
 }
 
-// By call: the stage of the task that it belongs to; nothing outside actions.
-std::vector<std::optional<int>> stages_of_calls(const Program& program) {
-  std::vector<std::optional<int>> stages(program.calls.size());
+// By call: the action of the task that it belongs to; nothing outside actions.
+std::vector<std::optional<Action>> actions_of_calls(const Program& program) {
+  std::vector<std::optional<Action>> actions(program.calls.size());
   for (const Task& task : program.tasks)
-    if (task.action)
-      std::fill(stages.begin() + task.first_call, stages.begin() + task.last_call, task.action->stage);
-  return stages;
+    if (task.action) std::fill(actions.begin() + task.first_call, actions.begin() + task.last_call, task.action);
+  return actions;
 }
 
 }  // namespace
@@ -229,7 +228,7 @@ std::vector<CallEnds> call_ends(const Simulation& simulation) {
 
 void write(const Simulation& simulation, Timeline& timeline) {
   for (const PlayedRank& rank : simulation.ranks) {
-    const std::vector<std::optional<int>> stages = stages_of_calls(*rank.program);
+    const std::vector<std::optional<Action>> actions = actions_of_calls(*rank.program);
     for (std::size_t c = 0; c < rank.program->calls.size(); ++c) {
       const Call& call = rank.program->calls[c];
       const Segment& segment = rank.program->segments[call.segment];
@@ -240,13 +239,14 @@ void write(const Simulation& simulation, Timeline& timeline) {
         const Played& part = playable.costed.alone[i];
         const Instruction& instruction = segment.instructions[i];
         timeline.events.push_back({.rank = rank.program->pipeline_rank,
-                                   .stage = stages[c],
+                                   .stage = actions[c] ? std::optional(actions[c]->stage) : std::nullopt,
                                    .stream = instruction.stream,
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
                                    .micro_batch = call.micro_batch,
                                    .start = pieces.whole ? own.start + part.start : own.start,
-                                   .end = pieces.whole ? own.start + part.end : own.end});
+                                   .end = pieces.whole ? own.start + part.end : own.end,
+                                   .phase = actions[c] ? std::optional(actions[c]->phase) : std::nullopt});
       }
     }
   }

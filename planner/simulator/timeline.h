@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "planner/base/units.h"
+#include "planner/plan/schedule.h"
 #include "planner/plan/step_result.h"
 #include "planner/program/program.h"
 
@@ -20,6 +21,7 @@ struct TimelineEvent {
   std::optional<int> micro_batch;  // of the action that it is part of
   Seconds start;
   Seconds end;
+  std::optional<Phase> phase = {};  // of the action that it is part of
   bool operator==(const TimelineEvent&) const = default;
 };
 

@@ -327,6 +327,27 @@ TEST_CASE("simulate of a layout and of its plan agree, and a trace is written") 
   CHECK(Json::parse(folder.read("trace.json")).at("traceEvents").size() > 100);
 }
 
+TEST_CASE("simulate draws the schedule as text under its table and as an image into a file") {
+  const Folder folder;
+  const std::vector<std::string> layout = {"simulate",       tiny_llama, "--cluster",     cpu_8, "--dp",       "1",
+                                           "--tp",           "1",        "--pp",          "2",   "--schedule", "1f1b",
+                                           "--global-batch", "4",        "--micro-batch", "1"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = layout;
+    all.insert(all.end(), more.begin(), more.end());
+    return call(all);
+  };
+  const Called drawn = with({"--print-schedule", "--schedule-svg", folder.path("s.svg")});
+  CHECK(drawn.code == 0);
+  CHECK(drawn.out.find("\nstage 0 F0 F1 ") != std::string::npos);
+  CHECK(drawn.out.find("\nstage 1  . F0 B0 ") != std::string::npos);
+  CHECK(folder.read("s.svg").starts_with("<svg "));
+  CHECK(with({"--schedule-svg", "-"}).out.starts_with("<svg "));
+  const Called refused = with({"--print-schedule", "--json", "-"});
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("--json and --print-schedule cannot both go to standard output") != std::string::npos);
+}
+
 TEST_CASE("simulate reports a layout that does not fit instead of refusing it") {
   const Called called = call({"simulate", "gpt3-175b", "--cluster", "dgx-a100", "--tp", "8", "--quiet", "--csv"});
   CHECK(called.code == 0);

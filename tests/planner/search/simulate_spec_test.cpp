@@ -14,6 +14,8 @@
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
+#include "planner/search/space.h"
+#include "planner/simulator/schedule_chart.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/simulation_state.h"
 #include "tests/planner/search/random_settings.h"
@@ -305,6 +307,41 @@ TEST_CASE("a step of ranks with several stages extended from its steady state eq
       }
   MESSAGE(steady << " of " << tried << " were steady");
   CHECK(steady > tried / 2);
+}
+
+TEST_CASE("the spans of a simulated step are its schedule's actions, one after the other on each rank") {
+  std::mt19937 random(23);
+  int tried = 0, updates = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    const OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, trial % 3 != 0, false);
+    const TrainingSpec training = training_of(8, trial % 3 != 0 ? DataType::bf16 : DataType::fp32);
+    const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(4, cluster.devices()), {});
+    ParallelSpec spec = specs[random() % specs.size()];
+    spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+    const Schedule schedule = schedule_of(spec, training);
+    NetworkCache networks(cluster);
+    Timeline timeline;
+    const StepResult result = simulate_spec(graph, networks, training, spec, place(graph, spec), schedule, &timeline);
+    INFO(describe(spec));
+    const std::vector<ChartSpan> spans = chart_spans(timeline);
+    for (int rank = 0; rank < spec.pp(); ++rank) {
+      std::vector<Action> actions;
+      Seconds end;
+      for (const ChartSpan& span : spans) {
+        if (span.rank != rank) continue;
+        CHECK(span.start >= end * (1 - 1e-12));
+        end = span.end;
+        CHECK(end <= result.time.total() * (1 + 1e-9));
+        if (span.action) actions.push_back(*span.action);
+        updates += !span.action;
+      }
+      CHECK(actions == schedule.ranks[rank]);
+    }
+    ++tried;
+  }
+  CHECK(tried == 60);
+  CHECK(updates > 0);
 }
 
 }  // namespace parplan
