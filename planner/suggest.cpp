@@ -81,7 +81,8 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   if (spec.mesh.size() > devices) {
     std::vector<std::string> degrees;
     for (const Axis axis : {Axis::dp, Axis::tp, Axis::cp, Axis::ep, Axis::pp})
-      if (is_planned(axis)) degrees.push_back(fmt::format("{} {}", name(axis), spec.mesh.degree_of(axis)));
+      if (is_planned(axis) && (!may_be_unnamed(axis) || spec.mesh.degree_of(axis) > 1))
+        degrees.push_back(fmt::format("{} {}", name(axis), spec.mesh.degree_of(axis)));
     throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}", spec.mesh.size(),
                                   fmt::join(degrees, " x "), devices));
   }

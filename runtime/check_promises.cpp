@@ -13,17 +13,22 @@ namespace parplan {
 namespace {
 
 // "396613632 + 0 + 0", and the names of its parts: "tensor, data, pipeline".
-std::string counts(const CommunicationVolume& volume) {
+std::string counts(const CommunicationVolume& volume, const std::vector<Axis>& axes) {
   std::vector<std::string> words;
-  for (const Axis axis : inner_axes_first)
-    if (is_planned(axis)) words.push_back(fmt::format("{}", volume[axis].count));
+  for (const Axis axis : axes) words.push_back(fmt::format("{}", volume[axis].count));
   return join(words, " + ");
 }
-std::string counted_axes() {
+std::string names_of(const std::vector<Axis>& axes) {
   std::vector<std::string> words;
-  for (const Axis axis : inner_axes_first)
-    if (is_planned(axis)) words.push_back(axis_word(axis));
+  for (const Axis axis : axes) words.emplace_back(axis_word(axis));
   return join(words);
+}
+std::vector<Axis> counted_axes(const CommunicationVolume& promised, const CommunicationVolume& sent) {
+  std::vector<Axis> axes;
+  for (const Axis axis : inner_axes_first)
+    if (is_planned(axis) && (!may_be_unnamed(axis) || promised[axis].count > 0 || sent[axis].count > 0))
+      axes.push_back(axis);
+  return axes;
 }
 
 // What a rank that the prediction describes sends in a step: of those at data and tensor coordinate
@@ -46,9 +51,11 @@ void check_promises(const Program& program, const Arena& arena, const Communicat
       throw InternalError(fmt::format("rank {} was promised an arena of {} bytes{} and touched {}", program.rank,
                                       program.arena_bytes[home], where(home), touched[home]));
   const CommunicationVolume& promised = program.communication;
-  if (sent != promised)
+  if (sent != promised) {
+    const std::vector<Axis> axes = counted_axes(promised, sent);
     throw InternalError(fmt::format("rank {} was to send {} bytes a step ({}) and sent {}", program.rank,
-                                    counts(promised), counted_axes(), counts(sent)));
+                                    counts(promised, axes), names_of(axes), counts(sent, axes)));
+  }
 }
 
 void check_prediction(const Plan& plan, std::span<const Program> programs) {
@@ -61,10 +68,12 @@ void check_prediction(const Plan& plan, std::span<const Program> programs) {
                       where(home), worst->memory.arena(home).count, plan.prediction.memory.arena(home).count));
   const CommunicationVolume sent = most_sent(plan, programs);
   const CommunicationVolume& promised = plan.prediction.communication;
-  if (sent != promised)
+  if (sent != promised) {
+    const std::vector<Axis> axes = counted_axes(promised, sent);
     throw InternalError(
-        fmt::format("{} bytes are sent a step ({}); the plan promises {} (was the plan changed by hand?)", counts(sent),
-                    counted_axes(), counts(promised)));
+        fmt::format("{} bytes are sent a step ({}); the plan promises {} (was the plan changed by hand?)",
+                    counts(sent, axes), names_of(axes), counts(promised, axes)));
+  }
 }
 
 }  // namespace parplan

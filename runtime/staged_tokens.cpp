@@ -35,7 +35,7 @@ void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
       const std::int64_t shift = instruction.op == OpKind::load_targets ? 1 : 0;
       for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
         for (std::int64_t b = 0; b < samples; ++b)
-          *to++ = batch.ids[(first + b) * stride + instruction.shape.begin + s + shift];
+          *to++ = batch.ids[(first + b) * stride + instruction.shape.position(s) + shift];
     }
 }
 

@@ -21,11 +21,19 @@ inline constexpr std::array<Axis, count_of<Axis>> inner_axes_first = {Axis::tp, 
 // The axes over which each tensor of a block has a placement of its own. Over the data axis a
 // bucket of parameters is sharded as a whole, and the pipeline's ranks hold different blocks.
 inline constexpr std::array block_axes = {Axis::tp, Axis::ep, Axis::cp};
+// The axes over which a parameter is cut, or whole on each rank with gradients to be reduced.
+inline constexpr std::array parameter_axes = {Axis::tp, Axis::ep};
+// The axes whose ranks hold the same parameters, with gradients of their own tokens: buckets are
+// reduced and sharded over all of these ranks together, which are the data axis's group.
+inline constexpr std::array replica_axes = {Axis::dp, Axis::cp};
 // The axes whose ranks have sequences of their own: they share out the global batch.
 inline constexpr std::array batch_axes = {Axis::dp};
 // The axes that plans lay out today: the others have degree 1, and files and tables do not name
 // them.
-constexpr bool is_planned(Axis axis) { return axis == Axis::pp || axis == Axis::dp || axis == Axis::tp; }
+constexpr bool is_planned(Axis axis) { return axis != Axis::ep; }
+// The planned axis that files and tables name only where it has several ranks or took part: files
+// written before it was planned lack it.
+constexpr bool may_be_unnamed(Axis axis) { return axis == Axis::cp; }
 
 const char* name(Axis axis);       // "tp": options, columns, keys of files
 const char* axis_word(Axis axis);  // "tensor": groups, streams and labels
@@ -67,12 +75,24 @@ struct Degrees {
 };
 
 // Axes from the outermost (largest stride over device indices) to the innermost (neighbouring
-// devices). An axis that an order leaves out has degree 1.
+// devices). An axis that an order leaves out has degree 1, but for the context axis: it then lies
+// directly inside the data axis, so that the ranks of both together are a regular group.
 class AxisOrder {
  public:
   constexpr AxisOrder() : AxisOrder({Axis::pp, Axis::dp, Axis::tp}) {}
   constexpr AxisOrder(std::initializer_list<Axis> axes) {
     for (const Axis axis : axes) axes_[size_++] = axis;
+  }
+  // The order with one more axis, directly inside `axis`.
+  constexpr AxisOrder with_inside(Axis axis, Axis added) const {
+    AxisOrder result;
+    result.axes_ = {};
+    result.size_ = 0;
+    for (const Axis own : *this) {
+      result.axes_[result.size_++] = own;
+      if (own == axis) result.axes_[result.size_++] = added;
+    }
+    return result;
   }
   constexpr Axis* begin() { return axes_.data(); }
   constexpr Axis* end() { return axes_.data() + size_; }

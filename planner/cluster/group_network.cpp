@@ -111,8 +111,8 @@ void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
 
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis) {
   check_fits(cluster, mesh);
-  const int degree = mesh.degree_of(axis);
-  const int stride = mesh.stride_of(axis);
+  const int degree = group_size(mesh, axis);
+  const int stride = group_stride(mesh, axis);
   const int ranks = mesh.size();
   const int per_node = cluster.groups.front().devices_per_node();
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();

@@ -10,10 +10,35 @@
 
 namespace parplan {
 
+AxisOrder DeviceMesh::axes() const {
+  const bool has_context = degree.cp == 1 || std::ranges::find(order, Axis::cp) != order.end();
+  return has_context ? order : order.with_inside(Axis::dp, Axis::cp);
+}
+
 int DeviceMesh::stride_of(Axis axis) const {
   int stride = 1;
-  for (const Axis* inner = order.end(); inner != order.begin() && *--inner != axis;) stride *= degree_of(*inner);
+  const AxisOrder whole = axes();
+  for (const Axis* inner = whole.end(); inner != whole.begin() && *--inner != axis;) stride *= degree_of(*inner);
   return stride;
+}
+
+int DeviceMesh::replica_ranks() const {
+  int ranks = 1;
+  for (const Axis axis : replica_axes) ranks *= degree_of(axis);
+  return ranks;
+}
+
+DeviceMesh with_replicas_along_data(const DeviceMesh& mesh) {
+  DeviceMesh folded = mesh;
+  folded.degree.dp = mesh.replica_ranks();
+  folded.degree.cp = 1;
+  return folded;
+}
+
+int replica_rank(const DeviceMesh& mesh, const Coordinates& coordinates) {
+  int rank = 0;
+  for (const Axis axis : replica_axes) rank = rank * mesh.degree_of(axis) + coordinates[axis];
+  return rank;
 }
 
 int DeviceMesh::batch_ranks() const {
@@ -25,7 +50,8 @@ int DeviceMesh::batch_ranks() const {
 Coordinates coordinates_of(const DeviceMesh& mesh, int rank) {
   PARPLAN_ASSERT(rank >= 0 && rank < mesh.size(), std::to_string(rank) + " of " + std::to_string(mesh.size()));
   Coordinates coordinates{};
-  for (const Axis* next = mesh.order.end(); next != mesh.order.begin();) {
+  const AxisOrder whole = mesh.axes();
+  for (const Axis* next = whole.end(); next != whole.begin();) {
     const Axis inner = *--next;
     coordinates[inner] = rank % mesh.degree_of(inner);
     rank /= mesh.degree_of(inner);
@@ -39,8 +65,16 @@ int rank_at(const DeviceMesh& mesh, Coordinates coordinates) {
                    std::string(name(axis)) + " " + std::to_string(coordinates[axis]) + " of " +
                        std::to_string(mesh.degree_of(axis)));
   int rank = 0;
-  for (const Axis axis : mesh.order) rank = rank * mesh.degree_of(axis) + coordinates[axis];
+  for (const Axis axis : mesh.axes()) rank = rank * mesh.degree_of(axis) + coordinates[axis];
   return rank;
+}
+
+int group_size(const DeviceMesh& mesh, Axis axis) {
+  return axis == Axis::dp ? mesh.replica_ranks() : mesh.degree_of(axis);
+}
+
+int group_stride(const DeviceMesh& mesh, Axis axis) {
+  return axis == Axis::dp ? with_replicas_along_data(mesh).stride_of(axis) : mesh.stride_of(axis);
 }
 
 int batch_rank(const DeviceMesh& mesh, const Coordinates& coordinates) {
@@ -50,6 +84,7 @@ int batch_rank(const DeviceMesh& mesh, const Coordinates& coordinates) {
 }
 
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis) {
+  if (axis == Axis::dp && mesh.degree.cp > 1) return group_of(with_replicas_along_data(mesh), rank, axis);
   Coordinates coordinates = coordinates_of(mesh, rank);
   std::vector<int> group;
   for (int at = 0; at < mesh.degree_of(axis); ++at) {

@@ -14,12 +14,14 @@ namespace parplan {
 // inside a node.
 struct DeviceMesh {
   Degrees degree;
-  AxisOrder order;  // every axis of degree above 1 is in it
+  AxisOrder order;  // every axis of degree above 1 is in it, or has its place by it (AxisOrder)
 
   int size() const { return degree.product(); }
   int degree_of(Axis axis) const { return degree[axis]; }
+  AxisOrder axes() const;  // the order with the context axis, where that has several ranks
   int stride_of(Axis axis) const;
-  int batch_ranks() const;  // along batch_axes
+  int batch_ranks() const;    // along batch_axes
+  int replica_ranks() const;  // along replica_axes
   auto operator<=>(const DeviceMesh&) const = default;
 };
 
@@ -28,7 +30,15 @@ Coordinates coordinates_of(const DeviceMesh& mesh, int rank);
 int rank_at(const DeviceMesh& mesh, Coordinates coordinates);
 // Which of the `batch_ranks` shares of a batch is this rank's.
 int batch_rank(const DeviceMesh& mesh, const Coordinates& coordinates);
-// The ranks that share every coordinate except `axis` with `rank`, ascending along it.
+// The same ranks with the context axis as a part of the data axis, in which it lies.
+DeviceMesh with_replicas_along_data(const DeviceMesh& mesh);
+// Which of the `replica_ranks` that hold the same parameters is this rank.
+int replica_rank(const DeviceMesh& mesh, const Coordinates& coordinates);
+// The ranks of each of an axis's groups, and what stands between neighbours in them.
+int group_size(const DeviceMesh& mesh, Axis axis);
+int group_stride(const DeviceMesh& mesh, Axis axis);
+// The ranks that share every coordinate except `axis` with `rank`, ascending along it. The data
+// axis's are all that hold the same parameters (replica_axes).
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 
 // The kinds of device that hold ranks of a stage, as bits by their groups in the cluster.

@@ -88,6 +88,7 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   CostModel model{.device = device.device, .rates = device.rates, .networks = {}};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
+  if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));
   if (ranks == 1) return model;
   set(tied_stages, networks.stages(mesh, 0, ranks - 1));
   set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));

@@ -6,6 +6,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cost/tiling.h"
+#include "planner/graph/attention_span.h"
 
 namespace parplan {
 namespace {
@@ -97,19 +98,29 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
   const double flops = row_of(kind).work(shape, type).flops.value;
   // Twice a triangle: n (n + 1) / 2 pairs of queries and keys up to them.
   const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * (static_cast<double>(n) + 1.0); };
-  const std::int64_t sequence = std::max<std::int64_t>(shape.sequence, 1);
-  const bool windowed = shape.window > 0 && shape.window < sequence;
-  const double pairs = triangle(sequence) - (windowed ? triangle(sequence - shape.window) : 0.0);
+  const AttentionSpan span = attention_span(shape);
+  // Queries up to `n` with the keys that they see.
+  const auto pairs_up_to = [&](std::int64_t n) {
+    return triangle(n) - (shape.window > 0 && shape.window < n ? triangle(n - shape.window) : 0.0);
+  };
   // They become squares: for a block of queries, the block of its own keys and those before it, or
   // with a window only those that reach back `window` - 1 keys from the first query.
-  const std::int64_t blocks = ceil_div(sequence, attention_block);
-  const std::int64_t before = windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
-  const double squares =
-      triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
+  const auto squares_up_to = [&](std::int64_t n) {
+    if (n == 0) return 0.0;
+    const bool windowed = shape.window > 0 && shape.window < n;
+    const std::int64_t blocks = ceil_div(n, attention_block);
+    const std::int64_t before =
+        windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
+    return triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
+  };
+  const std::int64_t queries = std::max<std::int64_t>(span.last - span.first, 1);
+  const double pairs = pairs_up_to(std::max<std::int64_t>(span.last, 1)) - pairs_up_to(span.first);
+  const double squares = squares_up_to(std::max<std::int64_t>(span.last, 1)) - squares_up_to(span.first);
   const double whole = is_accelerator(backend) ? flops * (squares * attention_block * attention_block) / pairs : flops;
-  // The cost of a query before its first key does not depend on the window.
-  const double without = windowed ? flops * triangle(sequence) / pairs : flops;
-  return {.flops = whole, .starts = without / static_cast<double>(sequence)};
+  // The cost of a query before its first key depends neither on the window nor on the keys.
+  const double unwindowed = triangle(queries);
+  const double without = pairs == unwindowed ? flops : flops * unwindowed / pairs;
+  return {.flops = whole, .starts = without / static_cast<double>(queries)};
 }
 
 KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type, std::int64_t head_dim) {

@@ -17,6 +17,8 @@ std::size_t index(int i) {
 // The forward tensor that an operand of a row stands for; nothing for an optional one that is
 // absent.
 std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) {
+  if (operand.source == OperandSource::gathered || operand.source == OperandSource::gathered_gradient)
+    return std::nullopt;
   if (operand.source == OperandSource::workspace || operand.source == OperandSource::loss_scale)
     return TrainingOperand{.source = operand.source, .access = operand.access};
   const std::vector<TensorId>* tensors = nullptr;
@@ -32,6 +34,8 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
     case OperandSource::parameter:
     case OperandSource::parameter_gradient:
     case OperandSource::loss_scale:
+    case OperandSource::gathered:
+    case OperandSource::gathered_gradient:
     case OperandSource::workspace:
     case OperandSource::contribution:
       tensors = &op.parameters;

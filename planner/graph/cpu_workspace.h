@@ -64,24 +64,30 @@ constexpr std::int64_t attention_block(std::int64_t sequence) {
 }
 // The largest packing that any product inside attention needs: queries x keys over head_dim,
 // queries x head_dim over keys, and in the gradient keys x head_dim over queries.
-constexpr std::int64_t attention_packing_elements(std::int64_t sequence, std::int64_t head_dim) {
-  const std::int64_t block = attention_block(sequence);
-  const std::int64_t sizes[] = {gemm_workspace_elements(forward_blocking, sequence, block, head_dim),
-                                gemm_workspace_elements(backward_blocking, head_dim, block, sequence),
-                                gemm_workspace_elements(backward_blocking, head_dim, sequence, block)};
+constexpr std::int64_t attention_packing_elements(std::int64_t queries, std::int64_t keys, std::int64_t head_dim) {
+  const std::int64_t block = attention_block(queries);
+  const std::int64_t sizes[] = {gemm_workspace_elements(forward_blocking, keys, block, head_dim),
+                                gemm_workspace_elements(backward_blocking, head_dim, block, keys),
+                                gemm_workspace_elements(backward_blocking, head_dim, keys, block)};
   std::int64_t largest = 0;
   for (const std::int64_t size : sizes) largest = size > largest ? size : largest;
   return largest;
 }
-// Scores of one block of queries, and packing.
+// Scores of one block of queries, and packing. `queries`: of a run of consecutive positions.
+constexpr Bytes attention_workspace(std::int64_t queries, std::int64_t keys, std::int64_t head_dim) {
+  return Bytes(4 * (align_elements(attention_block(queries) * keys) +
+                    attention_packing_elements(queries, keys, head_dim)));
+}
 constexpr Bytes attention_workspace(std::int64_t sequence, std::int64_t head_dim) {
-  return Bytes(4 * (align_elements(attention_block(sequence) * sequence) +
-                    attention_packing_elements(sequence, head_dim)));
+  return attention_workspace(sequence, sequence, head_dim);
 }
 // Probabilities and their gradient of one block of queries, a number per query, and packing.
+constexpr Bytes attention_gradient_workspace(std::int64_t queries, std::int64_t keys, std::int64_t head_dim) {
+  return Bytes(4 * (2 * align_elements(attention_block(queries) * keys) + align_elements(attention_block(queries)) +
+                    attention_packing_elements(queries, keys, head_dim)));
+}
 constexpr Bytes attention_gradient_workspace(std::int64_t sequence, std::int64_t head_dim) {
-  return Bytes(4 * (2 * align_elements(attention_block(sequence) * sequence) +
-                    align_elements(attention_block(sequence)) + attention_packing_elements(sequence, head_dim)));
+  return attention_gradient_workspace(sequence, sequence, head_dim);
 }
 
 }  // namespace parplan

@@ -27,6 +27,7 @@ struct LocalOp {
   const Op& op;
   std::int64_t rows = 1;  // tokens of the first operand: the product of its dims that count them
   LocalDim sequence;
+  ContextChunks chunks = {};  // of the sequence
   std::int64_t batch = 1;
   LocalDim input;   // last dim of the first input
   LocalDim output;  // last dim of the first output

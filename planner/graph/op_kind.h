@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "planner/base/units.h"
+#include "planner/graph/context_chunks.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
@@ -31,7 +32,9 @@ enum class OpKind {
   query_key_norm,
   linear,          // x, weight [out, in], (bias) -> y
   rotary,          // fused qkv -> fused qkv with query and key rotated (in place)
-  attention,       // fused qkv -> output, log-sum-exp per row and head; causal, perhaps windowed, capped, with ALiBi
+  // Fused qkv, (keys and values of all ranks) -> output, log-sum-exp per row and head; causal,
+  // perhaps windowed, capped, with ALiBi.
+  attention,
   activation,      // x -> gelu / relu / silu of x
   gate,            // gate, up -> activation(gate) * up
   scale,           // x -> x * factor
@@ -55,7 +58,7 @@ enum class OpKind {
   linear_input_gradient,       // dy, weight -> dx (+=)
   linear_weight_gradient,      // dy, x -> dweight +=, (dbias +=)
   rotary_gradient,             // dy -> dx (in place)
-  attention_gradient,          // dy, qkv, y, log-sum-exp -> dqkv
+  attention_gradient,          // dy, qkv, (all keys and values), y, log-sum-exp -> dqkv, (theirs)
   activation_gradient,         // dy, x -> dx
   gate_gradient,               // dy, gate, up -> dgate, dup
   scale_gradient,              // dy -> dx
@@ -68,6 +71,8 @@ enum class OpKind {
   fill_zero,          // -> y = 0
   copy,               // x -> y = x
   transpose_blocks,   // x [rows, inner, columns] -> y [inner, rows, columns]
+  take_columns,       // x [rows, inner] -> y [rows, columns]: those from `begin` on
+  put_columns,        // x [rows, columns] -> y [rows, inner]: the same ones
   load_tokens,        // the data loader's tokens of this micro-batch
   load_targets,       // the data loader's targets of this micro-batch
   sum_squares,        // x -> y += sum of x^2   (gradient norm)
@@ -84,7 +89,9 @@ enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 struct OpShape {
   std::int64_t rows = 0;       // tokens: local sequence x micro-batch; or elements for flat ops
   std::int64_t columns = 0;    // output features held by this rank
-  std::int64_t inner = 0;      // linear: input features held by this rank; transpose_blocks: blocks of a row
+  // linear: input features held by this rank; transpose_blocks: blocks of a row; take_columns,
+  // put_columns: all columns.
+  std::int64_t inner = 0;
   // Attention, rotary and the norms of queries and keys; add_position reads the first two.
   std::int64_t sequence = 0;   // local positions
   std::int64_t batch = 0;      // samples of the micro-batch
@@ -96,10 +103,14 @@ struct OpShape {
   std::int64_t all_heads = 0;   // attention with ALiBi, query_key_norm: query heads of all ranks
   std::int64_t first_head = 0;  // attention with ALiBi: the first of this rank's query heads among all
   // Embedding and cross-entropy: the first vocabulary row. load_tokens, load_targets, add_position
-  // and rotary: the first position.
+  // and rotary: the first position. take_columns, put_columns: the first column.
   std::int64_t begin = 0;
   std::int64_t valid = 0;       // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
+  // load_tokens, load_targets, add_position, rotary, attention: the positions of rows, from `begin`
+  // on.
+  ContextChunks chunks = {};
+  bool gathered = false;      // attention: the keys and values of all ranks of the chunks are an operand
   bool interleaved = false;   // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2
   bool bias = false;          // the optional bias operand is present
   bool second = false;        // `add`: operand b is present; sgd: momentum is
@@ -117,6 +128,8 @@ struct OpShape {
   // Attention: multiplier of the head's slope times (key's - query's position), added to the score;
   // 0: none.
   double alibi = 0.0;
+  // The position of local row `row`.
+  constexpr std::int64_t position(std::int64_t row) const { return begin + chunks.position(row); }
   bool operator==(const OpShape&) const = default;
 };
 
@@ -137,6 +150,10 @@ enum class OperandSource {
   input_gradient,
   parameter_gradient,
   loss_scale,
+  // The keys and values of all ranks of the context axis. Only lowering knows of them: no operand
+  // of a TrainingOp stands for them.
+  gathered,
+  gathered_gradient,
   workspace,
   contribution
 };
@@ -248,8 +265,10 @@ enum class ShardingRule {
   tokenwise,    // any shard of token dims or features passes from input to output; Partial is resolved first
   contraction,  // linear: weight Shard(out) -> y Shard(out); weight Shard(in) -> y Partial(sum)
   lookup,       // embedding: table Shard(vocabulary) -> y Partial(sum)
-  heads,        // attention, rotary, norms of queries and keys: Shard(kv_groups) passes; the sequence must be whole
-  head_sums,    // query_key_squares: Shard(kv_groups) -> Partial(sum); the sequence must be whole
+  // Attention, rotary, norms of queries and keys: Shard(kv_groups) passes; the sequence must be
+  // whole, but over an axis that gathers keys and values.
+  heads,
+  head_sums,    // query_key_squares: Shard(kv_groups) -> Partial(sum); the same holds for the sequence
   vocabulary_max,   // logits Shard(vocabulary) -> Partial(max)
   vocabulary_sum,   // logits Shard(vocabulary) -> Partial(sum)
   vocabulary_loss,  // needs whole maxima and sums; every rank computes the same loss

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/text.h"
+#include "planner/parallel/context.h"
 #include "planner/parallel/data.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/tensor.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr std::array rows = {
     TechniqueRow{"tensor", legal_tensor_degrees, illegal_tensor, place_tensor},
+    TechniqueRow{"context", legal_context_degrees, illegal_context, place_context},
     TechniqueRow{"pipeline", legal_pipeline_degrees, illegal_pipeline, place_pipeline},
     TechniqueRow{"data", legal_data_degrees, illegal_data, place_data},
     TechniqueRow{"zero", legal_zero_stages, illegal_zero, place_zero},

@@ -7,7 +7,7 @@ namespace parplan {
 std::vector<int> legal_zero_stages(const OpGraph& /*graph*/, const TrainingSpec& /*training*/, const ParallelSpec& spec,
                                    int most) {
   std::vector<int> stages = {0};
-  for (int stage = 1; stage <= 3 && stage <= most && spec.dp() > 1; ++stage) stages.push_back(stage);
+  for (int stage = 1; stage <= 3 && stage <= most && spec.replicas() > 1; ++stage) stages.push_back(stage);
   return stages;
 }
 
@@ -15,7 +15,7 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
                                         const ParallelSpec& spec) {
   if (spec.zero_stage < 0 || spec.zero_stage > 3)
     return fmt::format("there is no ZeRO stage {}; legal stages: 0, 1, 2, 3", spec.zero_stage);
-  if (spec.zero_stage > 0 && spec.dp() == 1)
+  if (spec.zero_stage > 0 && spec.replicas() == 1)
     return fmt::format("ZeRO stage {} shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0",
                        spec.zero_stage);
   return std::nullopt;

@@ -8,7 +8,9 @@
 
 namespace parplan {
 
-DataShards data_shards(const BlockLayout& layout) { return data_shards(layout.placements, layout.degree.dp); }
+DataShards data_shards(const BlockLayout& layout) {
+  return data_shards(layout.placements, layout.degree.dp * layout.degree.cp);
+}
 
 const TensorLayout& Layout::entering(int block) const {
   return of_block(std::max(block - 1, 0)).placements.residual;
@@ -24,7 +26,8 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
   BlockLayout layout{.placements = placements,
                      .degree = spec.mesh.degree,
                      .micro_batch = spec.micro_batch,
-                     .recompute = recompute};
+                     .recompute = recompute,
+                     .cp_method = spec.cp_method};
   layout.degree.pp = 1;
   return layout;
 }

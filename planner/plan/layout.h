@@ -25,6 +25,7 @@ struct BlockLayout {
   Degrees degree;                         // of the mesh; pp is 1, since a block lies on one stage
   std::int64_t micro_batch = 1;           // sequences
   Recompute recompute = Recompute::none;  // of this block: not per_stage
+  ContextMethod cp_method = ContextMethod::all_gather;
   auto operator<=>(const BlockLayout&) const = default;
 };
 // Which of a rank's persistent tensors of the block are shards over the data axis.

@@ -154,7 +154,7 @@ std::string word_of_recompute(const ParallelSpec& spec) {
 // The axes of several ranks, outermost first, where more than one axis has several.
 std::string word_of_order(const ParallelSpec& spec) {
   std::vector<std::string> axes;
-  for (const Axis axis : spec.mesh.order)
+  for (const Axis axis : spec.mesh.axes())
     if (spec.mesh.degree_of(axis) > 1) axes.push_back(name(axis));
   return axes.size() > 1 ? join(axes, ">") : "";
 }
@@ -200,6 +200,18 @@ constexpr std::array rows = {
               .maximum = most_devices,
               .most_in_plan = devices_of_plan,
               .word = [](const ParallelSpec& spec) { return fmt::format("pp{}", spec.pp()); }},
+    ChoiceRow{.choice = Choice::cp,
+              .key = "cp",
+              .option = "--cp",
+              .operand = "N",
+              .description = "context-parallel degree",
+              .axis = Axis::cp,
+              .get = get_degree<Axis::cp>,
+              .set = set_degree<Axis::cp>,
+              .maximum = most_devices,
+              .most_in_plan = devices_of_plan,
+              .may_be_absent = true,
+              .word = [](const ParallelSpec& spec) { return spec.cp() > 1 ? fmt::format("cp{}", spec.cp()) : ""; }},
     ChoiceRow{.choice = Choice::mesh_order,
               .key = "mesh_order",
               .option = "--mesh-order",
@@ -220,6 +232,27 @@ constexpr std::array rows = {
               .phrase = [](const ChoiceValue& value) { return sequence_parallelism(std::get<bool>(value)); },
               .instead = [](const ParallelSpec& now,
                             const ChoiceValue&) { return sequence_parallelism(now.sequence_parallel); }},
+    ChoiceRow{.choice = Choice::cp_method,
+              .key = "cp_method",
+              .option = "--cp-method",
+              .description = "how context-parallel ranks attend to the tokens of one another: all keys and values are "
+                             "gathered, or tokens are exchanged for heads",
+              .get = get<&ParallelSpec::cp_method>,
+              .set = set<&ParallelSpec::cp_method>,
+              .named = named<ContextMethod::all_gather, ContextMethod::ulysses>,
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.cp() > 1; },
+              .presumes = Choice::cp,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return std::string(spec.cp_method == ContextMethod::ulysses ? "ulysses" : "");
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return std::string(std::get<ContextMethod>(value) == ContextMethod::ulysses
+                                           ? "tokens exchanged for heads (Ulysses)"
+                                           : "gathered keys and values");
+                  }},
     ChoiceRow{
         .choice = Choice::zero_stage,
         .key = "zero_stage",
@@ -231,7 +264,10 @@ constexpr std::array rows = {
         .minimum = 0,
         .maximum = 3,
         .presumes = Choice::dp,
-        .word = [](const ParallelSpec& spec) { return spec.dp() > 1 ? fmt::format("zero{}", spec.zero_stage) : ""; },
+        .word =
+            [](const ParallelSpec& spec) {
+              return spec.replicas() > 1 ? fmt::format("zero{}", spec.zero_stage) : "";
+            },
         .phrase = [](const ChoiceValue& value) { return fmt::format("ZeRO-{}", number(value)); },
         .instead =
             [](const ParallelSpec& now, const ChoiceValue& given) {
@@ -444,7 +480,8 @@ std::string instead(const ChoiceRow& row, const ParallelSpec& now, const ChoiceV
 }
 
 bool gives_every_degree(const LayoutRequest& request) {
-  return std::ranges::all_of(rows, [&](const ChoiceRow& row) { return !row.axis || request[row.choice]; });
+  return std::ranges::all_of(
+      rows, [&](const ChoiceRow& row) { return !row.axis || may_be_unnamed(*row.axis) || request[row.choice]; });
 }
 
 std::int64_t product_of_degrees(const LayoutRequest& request) {

@@ -26,8 +26,10 @@ enum class Choice {
   dp,
   tp,
   pp,
+  cp,
   mesh_order,
   sequence_parallel,
+  cp_method,
   zero_stage,
   micro_batch,
   schedule,
@@ -42,7 +44,8 @@ enum class Choice {
 
 // The value of a choice; every choice always holds the same one of these types.
 using ChoiceValue =
-    std::variant<std::int64_t, bool, ScheduleKind, Recompute, TiedGradients, InputSlots, AxisOrder, std::vector<int>>;
+    std::variant<std::int64_t, bool, ScheduleKind, Recompute, TiedGradients, InputSlots, ContextMethod, AxisOrder,
+                 std::vector<int>>;
 // As in plan.yaml: "8", "true", "1f1b", "pp-dp-tp", "[6, 6]".
 std::string write_value(const ChoiceValue& value);
 

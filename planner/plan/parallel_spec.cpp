@@ -21,6 +21,8 @@ const char* name(TiedGradients gradients) {
 
 const char* name(InputSlots slots) { return slots == InputSlots::in_flight ? "in_flight" : "in_flight+1"; }
 
+const char* name(ContextMethod method) { return method == ContextMethod::all_gather ? "all_gather" : "ulysses"; }
+
 std::string stages_text(const ParallelSpec& spec) {
   if (spec.virtual_stages == 1) return fmt::format("pp is {}", spec.pp());
   return fmt::format("pp {} x virtual_stages {} is {}", spec.pp(), spec.virtual_stages, spec.stages());

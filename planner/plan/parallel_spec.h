@@ -26,6 +26,11 @@ const char* name(TiedGradients gradients);
 enum class InputSlots { in_flight, one_more };
 const char* name(InputSlots slots);  // "in_flight", "in_flight+1"
 
+// How attention gets at the tokens of the other ranks of the context axis: each gathers the keys
+// and values of all; or they exchange tokens for heads before attention, and back after it.
+enum class ContextMethod { all_gather, ulysses };
+const char* name(ContextMethod method);
+
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {
   DeviceMesh mesh;
@@ -43,10 +48,13 @@ struct ParallelSpec {
   int micro_batch_group = 0;
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
+  ContextMethod cp_method = ContextMethod::all_gather;  // so where the context axis has one rank
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
   int pp() const { return mesh.degree_of(Axis::pp); }
+  int cp() const { return mesh.degree_of(Axis::cp); }
+  int replicas() const { return mesh.replica_ranks(); }  // that hold the same parameters
   int stages() const { return pp() * virtual_stages; }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;

@@ -104,8 +104,8 @@ Placement gradient_placement(Placement placement) {
   throw InternalError("a Partial(max) tensor has no gradient");
 }
 
-DataShards data_shards(const Placements& placements, int data_ranks) {
-  const auto is_shard = [&](Placement placement) { return data_ranks > 1 && placement == flat_shard(); };
+DataShards data_shards(const Placements& placements, int replicas) {
+  const auto is_shard = [&](Placement placement) { return replicas > 1 && placement == flat_shard(); };
   return {.parameters = is_shard(placements.state.parameters.dp),
           .gradients = is_shard(placements.state.gradients.dp),
           .optimizer = is_shard(placements.state.optimizer.dp)};

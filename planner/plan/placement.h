@@ -94,14 +94,14 @@ struct Placements {
   auto operator<=>(const Placements&) const = default;
 };
 
-// Which of a rank's persistent tensors are shards over the data axis: none where the axis has one
-// rank.
+// Which of a rank's persistent tensors are shards over the ranks of the data axis and the context
+// axis, which hold the same parameters: none where this is one rank.
 struct DataShards {
   bool parameters = false;
   bool gradients = false;
   bool optimizer = false;
 };
-DataShards data_shards(const Placements& placements, int data_ranks);
+DataShards data_shards(const Placements& placements, int replicas);
 
 // The name that `Placements::parameters` uses: "layers.3.mlp.up.weight" -> "mlp.up.weight".
 std::string name_in_block(const std::string& parameter);

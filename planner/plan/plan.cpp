@@ -57,10 +57,15 @@ constexpr std::array<MemoryKey, 6> memory_keys = {{
 
 std::string residual_key(Axis axis) { return fmt::format("residual_over_{}", name(axis)); }
 std::string parameters_key(Axis axis) { return fmt::format("parameters_over_{}", name(axis)); }
-std::vector<Axis> planned_block_axes() {
+// The axes over which a file always says where activations and parameters lie. Over the context
+// axis, parameters are whole.
+std::vector<Axis> planned_parameter_axes() {
   std::vector<Axis> planned;
-  std::ranges::copy_if(block_axes, std::back_inserter(planned), is_planned);
+  std::ranges::copy_if(parameter_axes, std::back_inserter(planned), is_planned);
   return planned;
+}
+bool took_part(const StepResult& result, Axis axis) {
+  return result.time.exposed[axis].value > 0.0 || result.communication[axis].count > 0;
 }
 struct DataAxisKey {
   const char* key;
@@ -170,11 +175,13 @@ std::string write_layout(const ParallelSpec& spec, const TrainingSpec& training)
 
 std::string write_placements(const Placements& placements) {
   std::string out;
-  for (const Axis axis : planned_block_axes())
+  for (const Axis axis : planned_parameter_axes())
     out += fmt::format("{}: {}\n", residual_key(axis), write_placement(placements.residual[axis]));
+  if (placements.residual.cp != replicate())
+    out += fmt::format("{}: {}\n", residual_key(Axis::cp), write_placement(placements.residual.cp));
   for (const DataAxisKey& row : data_axis_keys)
     out += fmt::format("{}: {}\n", row.key, write_placement((placements.state.*row.layout).dp));
-  for (const Axis axis : planned_block_axes()) {
+  for (const Axis axis : planned_parameter_axes()) {
     out += fmt::format("{}:{}\n", parameters_key(axis), placements.parameters.empty() ? " {}" : "");
     for (const auto& [parameter, layout] : placements.parameters)
       out += fmt::format("  {}: {}\n", quoted(parameter), write_placement(layout[axis]));
@@ -200,13 +207,15 @@ std::string write_result(const StepResult& result) {
   };
   for (const TimeKey& row : time_keys_before) time(row.key, result.time.*row.part);
   for (const Axis axis : inner_axes_first)
-    if (is_planned(axis)) time(exposed_key(axis), result.time.exposed[axis]);
+    if (is_planned(axis) && (!may_be_unnamed(axis) || took_part(result, axis)))
+      time(exposed_key(axis), result.time.exposed[axis]);
   for (const TimeKey& row : time_keys_behind) time(row.key, result.time.*row.part);
   if (result.time.offload.value > 0.0) time(offload_key, result.time.offload);
   for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
   out += fmt::format("memory_stage: {}\n", result.memory_stage);
   for (const Axis axis : inner_axes_first)
-    if (is_planned(axis)) out += fmt::format("{}: {}\n", communication_key(axis), result.communication[axis].count);
+    if (is_planned(axis) && (!may_be_unnamed(axis) || took_part(result, axis)))
+      out += fmt::format("{}: {}\n", communication_key(axis), result.communication[axis].count);
   return out;
 }
 
@@ -357,7 +366,8 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
     if (row.axis) {
       read(row);
       product *= spec.mesh.degree_of(*row.axis);
-      degrees.push_back(fmt::format("{} {}", row.key, spec.mesh.degree_of(*row.axis)));
+      if (!row.may_be_absent || spec.mesh.degree_of(*row.axis) > 1)
+        degrees.push_back(fmt::format("{} {}", row.key, spec.mesh.degree_of(*row.axis)));
     }
   if (product != devices)
     node.at(devices_key)
@@ -372,14 +382,24 @@ ParallelSpec read_layout(const YamlNode& node, const TrainingSpec& training, int
 
 Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
   std::vector<std::string> keys;
-  for (const Axis axis : planned_block_axes()) {
+  for (const Axis axis : planned_parameter_axes()) {
     keys.push_back(residual_key(axis));
     keys.push_back(parameters_key(axis));
   }
+  keys.push_back(residual_key(Axis::cp));
   for (const DataAxisKey& row : data_axis_keys) keys.push_back(row.key);
   node.allow_keys(keys);
   Placements placements;
-  for (const Axis axis : planned_block_axes()) placements.residual[axis] = read_placement(node.at(residual_key(axis)));
+  for (const Axis axis : planned_parameter_axes())
+    placements.residual[axis] = read_placement(node.at(residual_key(axis)));
+  if (const auto over_context = node.find(residual_key(Axis::cp)); over_context || spec.cp() > 1) {
+    const YamlNode value = over_context ? *over_context : node.at(residual_key(Axis::cp));
+    placements.residual.cp = read_placement(value);
+    const Placement wanted = spec.cp() > 1 ? shard(Dim::sequence) : replicate();
+    if (placements.residual.cp != wanted)
+      value.fail(fmt::format("with cp {} it is {}, found {}", spec.cp(), write_placement(wanted),
+                             write_placement(placements.residual.cp)));
+  }
   const Placement residual = spec.sequence_parallel ? shard(Dim::sequence) : replicate();
   if (placements.residual.tp != residual)
     node.at(residual_key(Axis::tp))
@@ -392,7 +412,7 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
       node.at(row.key).fail(fmt::format("with zero_stage {} it is {}, found {}", spec.zero_stage,
                                         write_placement(wanted), write_placement(found)));
   }
-  for (const Axis axis : planned_block_axes()) {
+  for (const Axis axis : planned_parameter_axes()) {
     const YamlNode parameters = node.at(parameters_key(axis));
     for (const std::string& parameter : parameters.keys()) {
       const YamlNode value = parameters.at(parameter);
@@ -452,10 +472,16 @@ StepResult read_result(const YamlNode& node) {
   StepResult result;
   for_each_time([&](const TimeKey& row) { result.time.*row.part = read_time(node.at(row.key)); });
   if (const auto offload = node.find(offload_key)) result.time.offload = read_time(*offload);
-  for_each_axis([&](Axis axis) { result.time.exposed[axis] = read_time(node.at(exposed_key(axis))); });
+  for_each_axis([&](Axis axis) {
+    if (!may_be_unnamed(axis) || node.find(exposed_key(axis)))
+      result.time.exposed[axis] = read_time(node.at(exposed_key(axis)));
+  });
   for (const MemoryKey& row : memory_keys) result.memory.*row.part = read_part(node.at(row.key));
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
-  for_each_axis([&](Axis axis) { result.communication[axis] = read_part(node.at(communication_key(axis))); });
+  for_each_axis([&](Axis axis) {
+    if (!may_be_unnamed(axis) || node.find(communication_key(axis)))
+      result.communication[axis] = read_part(node.at(communication_key(axis)));
+  });
   return result;
 }
 

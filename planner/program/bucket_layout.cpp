@@ -65,7 +65,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
   for (const TensorId id : parameters) {
     Part part{.part = local_part(graph, id, context), .run = {}};
     part.run.decays = graph.tensors[id].decays;
-    for (const Axis axis : block_axes) {
+    for (const Axis axis : parameter_axes) {
       part.run.replicated[axis] = is_replicated(graph, id, axis, context);
       part.run.partial[axis] = part.run.replicated[axis] && is_partial_gradient(graph, block, id, axis, placed);
     }
@@ -89,7 +89,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
                            const BlockContext& context) {
   // Only parameters that several ranks hold ask where the block's tensors lie.
-  const bool asks = std::ranges::any_of(block_axes, [&](Axis axis) { return context.layout.degree[axis] > 1; });
+  const bool asks = std::ranges::any_of(parameter_axes, [&](Axis axis) { return context.layout.degree[axis] > 1; });
   return bucket_layout(graph, block, parameters, asks ? propagate(graph, block, context) : BlockPlacements{}, context);
 }
 

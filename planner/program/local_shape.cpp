@@ -12,6 +12,13 @@ LocalDim local_dim(const TensorDim& dim, const TensorLayout& layout, const Block
           .granule = dim.granule};
 }
 
+// Which positions the rows have: consecutive ones, or those of this rank's chunks.
+void set_positions(const OpGraph& graph, const TensorLayout& layout, const BlockContext& context, LocalOp& local) {
+  local.sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, layout, context);
+  local.chunks = chunks_of(graph.sequence, layout, context);
+  if (local.chunks.any()) local.sequence.begin = 0;
+}
+
 LocalDim local_width(const OpGraph& graph, const std::vector<TensorId>& ids, const TensorLayout& layout,
                      const BlockContext& context) {
   if (ids.empty() || graph.tensors[ids[0]].dims.empty()) return {};
@@ -35,12 +42,14 @@ OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& inpu
   LocalOp local{.op = op,
                 .rows = tokens_of(first_operand(graph, op),
                                   [&](const TensorDim& dim) { return local_size(dim, input, context); }),
-                .sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, input, context),
+                .sequence = {},
+                .chunks = {},
                 .batch = context.layout.micro_batch,
                 .input = local_width(graph, op.inputs, input, context),
                 .output = local_width(graph, op.outputs, input, context),
                 .parameters = {},
                 .loss_weight = context.loss_weight};
+  set_positions(graph, input, context, local);
   for (const TensorId id : op.parameters) local.parameters.push_back(local_parameter(graph, id, context));
   return shape_of(local);
 }

@@ -17,6 +17,22 @@ DataType type_of(const Tensor& tensor, DataType precision) {
   return in_memory(precision);
 }
 
+std::span<const Axis> cutting_order(Dim dim) { return dim == Dim::kv_groups ? inner_axes_first : all_axes; }
+
+ContextChunks chunks_of(std::int64_t sequence, const TensorLayout& layout, const BlockContext& context) {
+  const int ranks = context.layout.degree.cp;
+  if (ranks == 1 || layout.cp != shard(Dim::sequence) || context.layout.cp_method != ContextMethod::all_gather)
+    return {};
+  // The other axes cut the rank's own rows.
+  TensorLayout others = layout;
+  others.cp = replicate();
+  const std::int64_t own = sequence / ranks, shards = shards_of(Dim::sequence, others, context);
+  return {.ranks = ranks,
+          .rank = context.at.cp,
+          .size = own / 2,
+          .first = own / shards * shard_at(Dim::sequence, others, context)};
+}
+
 int shards_of(Dim dim, const TensorLayout& layout, const BlockContext& context) {
   int shards = 1;
   for (const Axis axis : all_axes)
@@ -26,7 +42,7 @@ int shards_of(Dim dim, const TensorLayout& layout, const BlockContext& context) 
 
 int shard_at(Dim dim, const TensorLayout& layout, const BlockContext& context) {
   int at = 0;
-  for (const Axis axis : all_axes)
+  for (const Axis axis : cutting_order(dim))
     if (layout[axis] == shard(dim)) at = at * context.layout.degree[axis] + context.at[axis];
   return at;
 }

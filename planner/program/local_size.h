@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "planner/graph/op_graph.h"
 #include "planner/plan/placement.h"
@@ -12,6 +13,13 @@ namespace parplan {
 // How many shards a layout cuts a dim into, and which of them is this rank's.
 int shards_of(Dim dim, const TensorLayout& layout, const BlockContext& context);
 int shard_at(Dim dim, const TensorLayout& layout, const BlockContext& context);
+// The axes from the one that cuts a dim first, into the largest parts, to the one that cuts inside
+// the parts of all others. Groups of heads are cut by weights first, then by an axis that exchanges
+// tokens for them.
+std::span<const Axis> cutting_order(Dim dim);
+// Which positions the rows have, where the context axis shares out chunks; of a layout with whole
+// sequences: none.
+ContextChunks chunks_of(std::int64_t sequence, const TensorLayout& layout, const BlockContext& context);
 // Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim
 // splits evenly in whole granules (planner/parallel rejects all else before).
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);

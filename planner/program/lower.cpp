@@ -26,7 +26,8 @@ std::set<int> holders_of_tied(const Lowering& lowering) {
 void set_groups(Lowering& lowering) {
   Program& program = lowering.program;
   for (const Axis axis : inner_axes_first)
-    if (is_planned(axis)) program.set_group(all_along(axis), group_of(lowering.job.layout.mesh, program.rank, axis));
+    if (is_planned(axis) && (!may_be_unnamed(axis) || lowering.job.layout.mesh.degree_of(axis) > 1))
+      program.set_group(all_along(axis), group_of(lowering.job.layout.mesh, program.rank, axis));
   if (const std::set<int> holders = holders_of_tied(lowering);
       holders.size() > 1 && holders.contains(program.pipeline_rank)) {
     const std::vector<int>& pipeline = program.group(all_along(Axis::pp));

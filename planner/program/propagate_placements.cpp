@@ -22,9 +22,8 @@ struct OpPlacements {
   Placement output;
 };
 
-// Whether the axis can cut the groups of heads that the op computes with, and no other axis does.
-// Two axes would have to cut them in the order of the axes, but one that exchanges tokens for heads
-// finds them cut by the weights.
+// Whether the axis can cut the groups of heads that the op computes with, inside the cuts of other
+// axes: one that exchanges tokens for heads finds them cut by the weights.
 bool can_exchange_heads(const OpGraph& graph, const Block& block, const Op& op, Axis axis, const BlockContext& context,
                         const TensorLayout& wanted) {
   const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
@@ -35,9 +34,17 @@ bool can_exchange_heads(const OpGraph& graph, const Block& block, const Op& op, 
         if (layout_of_parameter(graph, id, context.layout.placements)[other] == shard(Dim::kv_groups)) return true;
     return false;
   };
-  for (const Axis other : all_axes)
-    if (other != axis && context.layout.degree[other] > 1 && is_cut_over(other)) return false;
-  return heads.dim == Dim::kv_groups && heads.size / heads.granule % context.layout.degree[axis] == 0;
+  std::int64_t shards = context.layout.degree[axis];
+  bool is_before = true;  // in the order in which axes cut them
+  for (const Axis other : cutting_order(Dim::kv_groups)) {
+    if (other == axis) {
+      is_before = false;
+    } else if (context.layout.degree[other] > 1 && is_cut_over(other)) {
+      if (!is_before) return false;
+      shards *= context.layout.degree[other];
+    }
+  }
+  return heads.dim == Dim::kv_groups && heads.size / heads.granule % shards == 0;
 }
 
 // `wanted`: what the op needs of its first input over the axes before this one.
@@ -77,6 +84,11 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
     }
     case ShardingRule::heads:
     case ShardingRule::head_sums:
+      // Each rank keeps its queries, and gathers keys and values (segment_context.cpp).
+      if (axis == Axis::cp && needed[0] == tokens && context.layout.cp_method == ContextMethod::all_gather) {
+        result.output = tokens;
+        break;
+      }
       // Tokens are exchanged for heads where the weights left them (Jacobs et al., "DeepSpeed
       // Ulysses", 2023).
       if (needed[0] == tokens && can_exchange_heads(graph, block, op, axis, context, wanted))

@@ -27,10 +27,10 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.blocks = {block};
     bucket.shards = data_shards(layout);
     bucket.homes = layout.placements.state.homes;
-    bucket.data_ranks = layout.degree.dp;
+    bucket.data_ranks = job.layout.mesh.replica_ranks();
     bucket.elements = padded_elements(bucket.layout.elements, bucket.data_ranks);
     bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.data_ranks : bucket.elements;
-    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * at.dp : 0;
+    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * replica_rank(job.layout.mesh, at) : 0;
     return bucket;
   };
   for (const int stage : stages)

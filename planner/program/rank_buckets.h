@@ -17,9 +17,9 @@ struct RankBucket {
   BucketLayout layout;
   std::vector<int> blocks;
   std::optional<TensorId> tied;
-  DataShards shards;               // what of it is sharded over the data axis
+  DataShards shards;               // what of it is sharded over the data axis's group
   StateHomes homes;
-  int data_ranks = 1;
+  int data_ranks = 1;              // of that group: along replica_axes
   std::int64_t elements = 0;       // padded to the data-parallel degree
   std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO
   std::int64_t shard_elements = 0;

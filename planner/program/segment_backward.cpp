@@ -160,6 +160,8 @@ OperandValues values_before(Backward& backward, const TrainingOp& op) {
         break;
       case OperandSource::input_gradient:
       case OperandSource::loss_scale:
+      case OperandSource::gathered:
+      case OperandSource::gathered_gradient:
       case OperandSource::workspace: break;
     }
   }
@@ -271,8 +273,19 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
     if (adds_or_copies)
       shape = {.rows = value.bytes / size_of(type_of(lowering.tensor(*operand.tensor), context.precision))};
   }
-  emit_op(lowering, op, shape, Label::compute,
-          [&](const TrainingOperand& operand) { return values.at(key_of(operand)); });
+  const auto value_of = [&](const TrainingOperand& operand) { return values.at(key_of(operand)); };
+  const bool returns_keys = std::ranges::find(row_of(op.kind).operands, OperandSource::gathered_gradient,
+                                              &OperandRow::source) != row_of(op.kind).operands.end();
+  if (shape.gathered && returns_keys) {
+    const TensorId qkv = lowering.op(op).inputs[0];
+    const Value keys =
+        gather_keys(lowering, op, shape, values.at({OperandSource::input, qkv, 0}), Label::compute);
+    const Value gradients = scratch(lowering, keys.bytes);
+    emit_op(lowering, op, shape, Label::compute, value_of, {{keys, Access::read}, {gradients, Access::write}});
+    return_key_gradients(lowering, op, shape, gradients, values.at({OperandSource::input_gradient, qkv, 0}));
+  } else {
+    emit_op(lowering, op, shape, Label::compute, value_of);
+  }
   if (adds_or_copies) lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
 }
 

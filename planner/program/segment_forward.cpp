@@ -93,7 +93,8 @@ void load(SegmentLowering& lowering, const ForwardRun& run, const Op& reader, Te
   OpShape shape;
   shape.rows = bytes / size_of(DataType::int32);
   shape.sequence = local_size({.dim = Dim::sequence, .size = lowering.of.graph.sequence}, layout, context);
-  shape.begin = shape.sequence * shard_at(Dim::sequence, layout, context);
+  shape.chunks = chunks_of(lowering.of.graph.sequence, layout, context);
+  if (!shape.chunks.any()) shape.begin = shape.sequence * shard_at(Dim::sequence, layout, context);
   shape.batch = context.layout.micro_batch;
   const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
   const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
@@ -129,13 +130,19 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
   }
 
   const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
-  emit_op(lowering, op, local_shape(lowering.of.graph, forward, rows, lowering.of.context), run.label,
-          [&](const TrainingOperand& operand) {
-            return operand.source == OperandSource::input    ? inputs.at(*operand.tensor)
-                   : operand.source == OperandSource::output ? outputs.at(*operand.tensor)
-                                                             : own_part(lowering, op, *operand.tensor,
-                                                                        parameter(lowering, *operand.tensor));
-          });
+  const OpShape shape = local_shape(lowering.of.graph, forward, rows, lowering.of.context);
+  std::vector<Use> gathered;
+  if (shape.gathered)
+    gathered = {{gather_keys(lowering, op, shape, inputs.at(forward.inputs[0]), run.label), Access::read}};
+  emit_op(
+      lowering, op, shape, run.label,
+      [&](const TrainingOperand& operand) {
+        return operand.source == OperandSource::input    ? inputs.at(*operand.tensor)
+               : operand.source == OperandSource::output ? outputs.at(*operand.tensor)
+                                                         : own_part(lowering, op, *operand.tensor,
+                                                                    parameter(lowering, *operand.tensor));
+      },
+      gathered);
   for (const TensorId id : forward.outputs) {
     if (lowering.tensor(id).role == TensorRole::loss) continue;
     lowering.forward[{id, lowering.produced(id)}] = outputs.at(id);

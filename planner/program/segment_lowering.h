@@ -114,6 +114,9 @@ Value parameter_gradient(SegmentLowering& lowering, TensorId id);
 // are cut and the parameter is not.
 Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId id, const Value& whole);
 
+// A collective over an axis, on the axis's stream.
+void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
+                     const std::vector<Use>& uses);
 // The value of a tensor in `wanted`, redistributed axis by axis if it exists only in another
 // layout. `values` is one of the lowering's, or holds parts of sums.
 Value materialise(SegmentLowering& lowering, Values& values, TensorId id, const TensorLayout& wanted);
@@ -126,8 +129,20 @@ void emit_kernel(SegmentLowering& lowering, OpKind op, const OpShape& shape, Lab
 // `type`: by which `from` is counted in elements.
 void emit_copy(SegmentLowering& lowering, DataType type, Label label, std::string name, const Value& from,
                const Value& to);
-// The kernel of a training op. `value_of` is asked for every operand but workspace and loss scale.
+// The kernel of a training op. `value_of` is asked for every operand but workspace and loss scale;
+// `gathered`: the operands of its row that no tensor stands for.
 void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
-             const std::function<Value(const TrainingOperand&)>& value_of);
+             const std::function<Value(const TrainingOperand&)>& value_of, const std::vector<Use>& gathered = {});
+
+// Context parallelism -------------------------------------------------------- segment_context.cpp
+
+// The keys and values of all ranks of the context axis, from the fused value of this rank. `shape`:
+// of attention.
+Value gather_keys(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, const Value& qkv,
+                  Label label);
+// The ranks' gradients of these, added up, to the parts of the fused gradient that stand for this
+// rank's keys and values.
+void return_key_gradients(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape,
+                          const Value& gradients, const Value& qkv_gradient);
 
 }  // namespace parplan

@@ -34,18 +34,6 @@ void emit(SegmentLowering& lowering, Instruction instruction, const std::vector<
   lowering.segment.instructions.push_back(std::move(instruction));
 }
 
-void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
-                     const std::vector<Use>& uses) {
-  Instruction instruction;
-  instruction.kind = kind;
-  instruction.type = type;
-  instruction.group = all_along(axis);
-  instruction.stream = stream_of(kind, instruction.group);
-  instruction.label = label_of(axis);
-  instruction.name = std::move(name);
-  emit(lowering, std::move(instruction), uses);
-}
-
 bool works_in_place(Redistribution step) {
   return step == Redistribution::all_reduce_sum || step == Redistribution::all_reduce_max ||
          step == Redistribution::reduce_scatter;
@@ -109,8 +97,9 @@ Value unpacked(SegmentLowering& lowering, const Move& move, const Value& value, 
 // A dim is cut into the chunks of an axis, or put together from them, only while no axis cuts
 // inside these chunks.
 void check_cut(const Move& move, const TensorLayout& layout, Dim dim) {
-  for (const Axis other : all_axes)
-    PARPLAN_ASSERT(index_of(other) <= index_of(move.axis) || layout[other] != shard(dim),
+  const std::span<const Axis> order = cutting_order(dim);
+  for (const Axis other : std::ranges::subrange(std::ranges::find(order, move.axis) + 1, order.end()))
+    PARPLAN_ASSERT(layout[other] != shard(dim),
                    fmt::format("{} over {}: {} cuts {} inside", move.what, name(move.axis), name(other), name(dim)));
 }
 
@@ -177,6 +166,18 @@ Value flat(SegmentLowering& lowering, const ParameterPart& part, const char* to,
 }
 
 }  // namespace
+
+void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
+                     const std::vector<Use>& uses) {
+  Instruction instruction;
+  instruction.kind = kind;
+  instruction.type = type;
+  instruction.group = all_along(axis);
+  instruction.stream = stream_of(kind, instruction.group);
+  instruction.label = label_of(axis);
+  instruction.name = std::move(name);
+  emit(lowering, std::move(instruction), uses);
+}
 
 Value add_value(SegmentLowering& lowering, const char* to, std::int64_t offset, std::int64_t bytes) {
   lowering.storages.push_back({to, offset, bytes});
@@ -265,7 +266,7 @@ void emit_copy(SegmentLowering& lowering, DataType type, Label label, std::strin
 }
 
 void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
-             const std::function<Value(const TrainingOperand&)>& value_of) {
+             const std::function<Value(const TrainingOperand&)>& value_of, const std::vector<Use>& gathered) {
   std::vector<Use> uses;
   for (const TrainingOperand& operand : op.operands) {
     if (operand.source == OperandSource::workspace) {
@@ -278,6 +279,12 @@ void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& sha
       uses.push_back({value_of(operand), operand.access});
     }
   }
+  // Their places in the row: no other operand before them is optional.
+  std::size_t next = 0;
+  const std::span<const OperandRow> operands = row_of(op.kind).operands;
+  for (std::size_t i = 0; i < operands.size() && next < gathered.size(); ++i)
+    if (operands[i].source == OperandSource::gathered || operands[i].source == OperandSource::gathered_gradient)
+      uses.insert(uses.begin() + static_cast<std::ptrdiff_t>(i), gathered[next++]);
   emit_kernel(lowering, op.kind, shape, label, lowering.op(op).name, uses);
 }
 

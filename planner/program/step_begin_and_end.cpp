@@ -80,7 +80,7 @@ void add_tied(Lowering& lowering, std::size_t index) {
 // Whether ranks along the axis hold different blocks, parts of parameters, or shards of their
 // state.
 bool is_divided(const Layout& layout, Axis axis) {
-  if (layout.mesh.degree_of(axis) == 1) return false;
+  if (group_size(layout.mesh, axis) == 1) return false;
   return axis == Axis::pp || std::ranges::any_of(layout.layouts, [&](const BlockLayout& block) {
            return divides_state(block.placements, axis);
          });
@@ -95,7 +95,8 @@ bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
     const std::vector<int>& holders = lowering.program.group(tied_stages);
     if (!holders.empty() && holders.front() != lowering.program.rank) return true;
   }
-  return is_divided(lowering.job.layout, Axis::dp) && !bucket.shards.optimizer && lowering.at.dp > 0;
+  return is_divided(lowering.job.layout, Axis::dp) && !bucket.shards.optimizer &&
+         replica_rank(lowering.job.layout.mesh, lowering.at) > 0;
 }
 
 // The sum of squares over every parameter of the model, each counted once.
@@ -109,9 +110,10 @@ void compute_norm(Lowering& lowering) {
   if (workspace > 0) frees.push_back(lowering.scratch);
   // What several ranks of an axis hold belongs to the first, where the sum goes over that axis.
   PerAxis<bool> is_later;
-  for (const Axis axis : block_axes) is_later[axis] = lowering.at[axis] > 0 && is_divided(lowering.job.layout, axis);
+  for (const Axis axis : parameter_axes)
+    is_later[axis] = lowering.at[axis] > 0 && is_divided(lowering.job.layout, axis);
   const auto counts_here = [&](const BucketLayout::Run& run) {
-    return std::ranges::none_of(block_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
+    return std::ranges::none_of(parameter_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
   };
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     if (is_counted_elsewhere(lowering, index)) continue;
@@ -178,13 +180,15 @@ void gather_in_place(Lowering& lowering, std::size_t index) {
                    parameter_piece(lowering, index, whole, Access::write)}});
 }
 
-// Sums the loss over the axes whose ranks have computed it from different tokens.
+// Sums the loss over the axes whose ranks have computed it from different tokens: those of the
+// context axis are in the data axis's group.
 void reduce_loss(Lowering& lowering) {
   const OpGraph& graph = lowering.graph;
   const int last = static_cast<int>(graph.blocks.size()) - 1;
   const BlockPlacements placed = propagate(graph, graph.blocks[last], block_context(lowering.job, last, lowering.at));
   const auto differs = [&](Axis axis) {
-    if (axis == Axis::dp) return lowering.job.layout.mesh.degree_of(axis) > 1;
+    if (axis == Axis::cp) return false;
+    if (axis == Axis::dp) return group_size(lowering.job.layout.mesh, axis) > 1;
     for (int i = graph.blocks[last].first_op; i < graph.blocks[last].last_op; ++i)
       for (const TensorId id : graph.ops[i].outputs)
         if (graph.tensors[id].role == TensorRole::loss) return is_partial(placed.produced[id][axis]);
@@ -216,7 +220,7 @@ void end_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();
   for (std::size_t i = program.buckets.size(); i-- > 0;)
-    for (const Axis axis : block_axes) reduce_partial_gradients(lowering, i, axis);
+    for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, axis);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);
   if (program.norm_buffer) compute_norm(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);

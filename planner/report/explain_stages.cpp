@@ -70,6 +70,11 @@ std::string numbers(const std::vector<int>& ascending) {
   return join(words, ",");
 }
 
+// Whether a table about the plan has a column for the axis.
+bool is_named(const Plan& plan, Axis axis) {
+  return is_planned(axis) && (!may_be_unnamed(axis) || plan.spec.mesh.degree_of(axis) > 1);
+}
+
 }  // namespace
 
 std::string describe(const CriticalWork& work) {
@@ -125,7 +130,7 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
     times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute)});
     for (const Axis axis : inner_axes_first)
-      if (is_planned(axis)) times.back().push_back(format_duration(time.exposed[axis]));
+      if (is_named(plan, axis)) times.back().push_back(format_duration(time.exposed[axis]));
     times.back().push_back(format_duration(waiting));
     times.back().push_back(format_duration(time.optimizer));
     memory.push_back({});
@@ -138,7 +143,7 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   }
   std::vector<std::string> titles{"layers", "compute", "recompute"};
   for (const Axis axis : inner_axes_first)
-    if (is_planned(axis))
+    if (is_named(plan, axis))
       titles.push_back(axis == Axis::pp ? "transfers" : fmt::format("{}-parallel", axis_word(axis)));
   titles.insert(titles.end(), {"waiting", "optimizer"});
   // Interleaved pipelines have several stages on a rank.

@@ -36,8 +36,11 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
     rows.push_back({std::string(what), fmt::format("{} B", p.count), fmt::format("{} B", m.count),
                     difference(static_cast<double>(p.count), static_cast<double>(m.count))});
   };
+  const auto is_named = [&](Axis axis) {
+    return !may_be_unnamed(axis) || predicted.communication[axis].count > 0 || measured.communication[axis].count > 0;
+  };
   for (const CommunicationPart& part : communication_parts())
-    bytes(fmt::format("sent a step, {}", part.name), predicted.communication[part.axis],
+    if (is_named(part.axis)) bytes(fmt::format("sent a step, {}", part.name), predicted.communication[part.axis],
           measured.communication[part.axis]);
   Bytes arenas;
   for (const Home home : all_homes) {

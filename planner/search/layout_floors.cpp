@@ -179,7 +179,8 @@ Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
 }
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
-  const auto [entry, inserted] = least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.micro_batch});
+  const auto [entry, inserted] = least_blocks_.try_emplace(
+      {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method, spec.micro_batch});
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();

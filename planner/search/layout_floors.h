@@ -109,8 +109,8 @@ class LayoutFloors {
   bool alike_inside_ = true;                    // all blocks but the first and the last
   std::vector<double> flops_;                   // of a sample, by Block::kind: the least of its blocks
   BytesPerSecond fastest_links_;                // of a device, all of its links together
-  // By tensor degree, sequence parallelism and micro-batch.
-  std::map<std::tuple<int, bool, std::int64_t>, LeastBlocks> least_blocks_;
+  // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
+  std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
   // The least time of a pipeline whose blocks take a second together, by schedule, ranks, stages,
   // micro-batches, groups of these and seconds of a transfer.
   std::map<std::tuple<const ScheduleRow*, int, int, int, int, double>, Seconds> fills_;

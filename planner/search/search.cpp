@@ -46,13 +46,14 @@ std::vector<SpacePart> parts_of(const OpGraph& graph, const Cluster& cluster, co
   return list_parts(graph, training, cluster.devices(), fewer ? Devices::at_most : Devices::exactly, request);
 }
 
-std::string space_in_words(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
   if (gives_every_degree(request))
-    return fmt::format("dp x tp x pp as given, on the first {} devices", product_of_degrees(request));
+    return fmt::format("{} as given, on the first {} devices", degrees, product_of_degrees(request));
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
-                         request[Choice::pp];
+                         request[Choice::pp] || request[Choice::cp];
   const bool interleaves = !request[Choice::schedule] && cluster.devices() > 1;
-  return fmt::format("every dp x tp x pp{} on {} {} device{}{}", gives_one ? " with what is given" : "",
+  return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",
                      fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s",
                      interleaves ? ", interleaved only in even stages with ZeRO-0 or 1" : "");
 }
@@ -80,7 +81,7 @@ class SpaceSearch {
       owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
       makers_.push_back(owned_.back().get());
     }
-    counts_.space = space_in_words(cluster, request, options.fewer_devices);
+    counts_.space = space_in_words(graph, cluster, request, options.fewer_devices);
     floors_.emplace(graph, cluster, training, request, *makers_.front());
     std::vector<Open> open;
     for (SpacePart& one : parts_of(graph, cluster, training, request, options.fewer_devices)) {

@@ -9,6 +9,12 @@
 #include "planner/search/space_rows.h"
 
 namespace parplan {
+
+bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
+  if (const std::optional<std::int64_t> degree = given<std::int64_t>(request, Choice::cp)) return *degree > 1;
+  return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method]);
+}
+
 namespace {
 
 // A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
@@ -17,7 +23,8 @@ class SpaceWalk {
  public:
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
             Devices wanted = Devices::exactly)
-      : context_{graph, training, devices, wanted == Devices::exactly, request[Choice::schedule].has_value()},
+      : context_{graph, training, devices, wanted == Devices::exactly, request[Choice::schedule].has_value(),
+                 shares_context(graph, request)},
         request_(request) {
     for (const SpaceRow& row : space_rows()) {
       Step& step = steps_[count_++];
@@ -193,7 +200,7 @@ LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
 }
 
 bool in_one_group(const ParallelSpec& a, const ParallelSpec& b) {
-  return a.micro_batch == b.micro_batch && a.sequence_parallel == b.sequence_parallel;
+  return a.micro_batch == b.micro_batch && a.sequence_parallel == b.sequence_parallel && a.cp_method == b.cp_method;
 }
 
 }  // namespace
@@ -209,6 +216,7 @@ std::vector<SpacePart> list_groups(const OpGraph& graph, const TrainingSpec& tra
           group = groups.insert(groups.end(), part);
           group->spec.micro_batch = spec.micro_batch;
           group->spec.sequence_parallel = spec.sequence_parallel;
+          group->spec.cp_method = spec.cp_method;
           group->layouts = 0;
         }
         group->layouts += layouts;

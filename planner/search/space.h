@@ -10,6 +10,11 @@
 
 namespace parplan {
 
+// Context parallelism is searched from this sequence on, or where the request asks for it: it pays
+// where a sequence is long, and would make every other search look at several times as many layouts.
+inline constexpr std::int64_t long_sequence = 32'768;
+bool shares_context(const OpGraph& graph, const LayoutRequest& request);
+
 // Every legal combination of the values of space_rows() on `devices` devices, in a fixed order,
 // with stage cuts still empty.
 std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices,

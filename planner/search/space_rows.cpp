@@ -34,9 +34,23 @@ void pipeline_degrees(const SpaceContext& context, const ParallelSpec& spec, Val
       values.emplace_back(degree);
 }
 
+// Those that divide the sequence; `illegal` looks at its parts.
+void context_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  const int left = context.shares_context ? context.devices / spec.tp() / spec.pp() : 1;
+  for (const std::int64_t degree : divisors(context.graph.sequence)) {
+    if (degree > left) break;
+    if (!context.uses_all || left % degree == 0) values.emplace_back(degree);
+  }
+}
+
+void context_methods(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+  values.emplace_back(ContextMethod::all_gather);
+  if (spec.cp() > 1) values.emplace_back(ContextMethod::ulysses);
+}
+
 // The degree that the other axes leave, or all that they leave room for.
 void data_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
-  const int left = context.devices / spec.tp() / spec.pp();
+  const int left = context.devices / spec.tp() / spec.pp() / spec.cp();
   if (context.uses_all && context.training.global_batch % left == 0) values.emplace_back(left);
   if (!context.uses_all)
     for (const std::int64_t degree : divisors(context.training.global_batch))
@@ -54,7 +68,7 @@ void with_and_without_sequence_parallel(const SpaceContext& /*context*/, const P
 }
 
 void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
-  for (int stage = 0; stage <= (spec.dp() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
+  for (int stage = 0; stage <= (spec.replicas() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
 }
 
 void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
@@ -161,7 +175,7 @@ void mesh_orders(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
   static const OrdersOfSets orders = all_distinct_orders();
   std::size_t set = 0;
   for (const Axis axis : all_axes)
-    if (spec.mesh.degree[axis] > 1) set |= std::size_t{1} << index_of(axis);
+    if (group_size(spec.mesh, axis) > 1) set |= std::size_t{1} << index_of(axis);
   values.insert(values.end(), orders[set].begin(), orders[set].end());
 }
 
@@ -226,8 +240,12 @@ Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& gi
 constexpr std::array rows = {
     SpaceRow{.choice = Choice::tp, .decides_legality = true, .values = tensor_degrees},
     SpaceRow{.choice = Choice::pp, .follows_from = {Choice::tp}, .decides_legality = true, .values = pipeline_degrees},
-    SpaceRow{.choice = Choice::dp,
+    SpaceRow{.choice = Choice::cp,
              .follows_from = {Choice::tp, Choice::pp},
+             .decides_legality = true,
+             .values = context_degrees},
+    SpaceRow{.choice = Choice::dp,
+             .follows_from = {Choice::tp, Choice::pp, Choice::cp},
              .decides_legality = true,
              .values = data_degrees},
     SpaceRow{.choice = Choice::stage_blocks,
@@ -240,8 +258,13 @@ constexpr std::array rows = {
              .decides_legality = true,
              .values = with_and_without_sequence_parallel,
              .neighbours = every_value},
+    SpaceRow{.choice = Choice::cp_method,
+             .follows_from = {Choice::cp},
+             .decides_legality = true,
+             .values = context_methods,
+             .neighbours = every_value},
     SpaceRow{.choice = Choice::zero_stage,
-             .follows_from = {Choice::dp},
+             .follows_from = {Choice::dp, Choice::cp},
              .decides_legality = true,
              .values = zero_stages,
              .neighbours = every_value,
@@ -280,7 +303,7 @@ constexpr std::array rows = {
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
-             .follows_from = {Choice::tp, Choice::pp, Choice::dp},
+             .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},
              .values = mesh_orders,
              .frugalest =
                  [](const Cluster& cluster) {

@@ -23,6 +23,7 @@ struct SpaceContext {
   // Whether interleaved pipelines may have any number of stages on a rank and any ZeRO stage, or
   // only numbers into which the layers divide evenly, and ZeRO-0 and 1.
   bool interleaves_freely = false;
+  bool shares_context = false;  // whether the context axis may have several ranks
 };
 
 // A set of choices.

@@ -18,12 +18,14 @@
 namespace parplan {
 namespace {
 
-std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) { return padded_elements(elements, spec.dp()); }
+std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) {
+  return padded_elements(elements, spec.replicas());
+}
 
 BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements) {
   return {.elements = padded(elements, spec),
-          .shards = data_shards(placements, spec.dp()),
-          .data_ranks = spec.dp(),
+          .shards = data_shards(placements, spec.replicas()),
+          .data_ranks = spec.replicas(),
           .homes = placements.state.homes};
 }
 
@@ -99,11 +101,14 @@ Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   MeshView& view = entry->second;
   if (!inserted) return view;
   const int stages = mesh.degree_of(Axis::pp);
+  const auto is_used = [&](Axis axis) {
+    return is_planned(axis) && (!may_be_unnamed(axis) || mesh.degree_of(axis) > 1);
+  };
   for (const Axis axis : all_axes)
-    if (is_planned(axis)) view.along[axis] = &networks_.group(mesh, axis);
+    if (is_used(axis)) view.along[axis] = &networks_.group(mesh, axis);
   PerAxis<GroupNetwork> along_blocks;
   for (const Axis axis : block_axes)
-    if (is_planned(axis)) along_blocks[axis] = *view.along[axis];
+    if (is_used(axis)) along_blocks[axis] = *view.along[axis];
   const NetworkCache::StageDevice* before = nullptr;
   for (int s = 0; s < stages; ++s) {
     const NetworkCache::StageDevice& device = networks_.device(mesh, s);
@@ -150,7 +155,7 @@ std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, cons
 
 const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements,
                                                      const BlockShapes& shapes, const MeshView& view, int environment) {
-  const DataShards shards = data_shards(placements, spec.dp());
+  const DataShards shards = data_shards(placements, spec.replicas());
   const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.along.dp, environment});
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
@@ -161,11 +166,12 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
                                 : kernel_time(work.op, work.shape, work.type, *where.device, where.rates);
   };
   const auto collective = [&](InstructionKind kind, std::int64_t bytes) {
-    return spec.dp() > 1 && bytes > 0 ? collective_time(kind, Bytes(bytes), *view.along.dp, backend) : Seconds(0.0);
+    if (spec.replicas() == 1 || bytes == 0) return Seconds(0.0);
+    return collective_time(kind, Bytes(bytes), *view.along.dp, backend);
   };
   const auto costs_of_bucket = [&](std::int64_t unpadded) {
     const std::int64_t whole = padded(unpadded, spec);
-    const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.dp() : whole; };
+    const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.replicas() : whole; };
     BucketCosts costs;
     if (whole == 0) return costs;
     costs.gather = collective(InstructionKind::all_gather, whole * element);
@@ -396,7 +402,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
                                                 BlockRange range, BlockRange tied_on_rank, int stage,
                                                 bool on_first_rank, bool sequential, const Costs& costs,
                                                 const BlockShapes& shapes, const DataCosts& data) {
-  const DataShards shards = data_shards(placements, spec.dp());
+  const DataShards shards = data_shards(placements, spec.replicas());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
   StageBound bound;
@@ -471,7 +477,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     }
     Seconds suffix;  // of reductions from block i on, less the backwards after it
     const int last = shards.gradients ? std::min(count, 2) : count;
-    for (int i = 0; i < last && spec.dp() > 1; ++i) {
+    for (int i = 0; i < last && spec.replicas() > 1; ++i) {
       const Visit& visit = visits_[i];
       suffix += visit.reduce;
       bound.behind = std::max(bound.behind, suffix);
@@ -536,7 +542,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
 Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const {
   Seconds agreed;
   for (const Axis axis : inner_axes_first) {
-    if (spec.mesh.degree_of(axis) > 1 && (axis == Axis::pp || divides_state(placements, axis)))
+    if (group_size(spec.mesh, axis) > 1 && (axis == Axis::pp || divides_state(placements, axis)))
       agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], cluster_.backend());
   }
   return agreed;

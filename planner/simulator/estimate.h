@@ -151,7 +151,7 @@ class Estimator {
   struct MeshView {
     std::vector<int> environments;               // by rank of the pipeline
     bool is_uniform = true;                      // a single environment
-    PerAxis<const GroupNetwork*> along;          // of the planned axes
+    PerAxis<const GroupNetwork*> along;          // of the planned axes; null where one is not used
     std::vector<const GroupNetwork*> next;       // by rank but the last; empty until asked for
     std::vector<Bytes> capacities;               // by rank
   };

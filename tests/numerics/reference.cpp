@@ -121,6 +121,8 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
     case OperandSource::parameter_gradient:
       return accumulators_[block].at(*operand.tensor).data();
     case OperandSource::loss_scale:
+    case OperandSource::gathered:
+    case OperandSource::gathered_gradient:
     case OperandSource::workspace:
       break;
   }

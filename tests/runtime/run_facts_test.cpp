@@ -92,6 +92,8 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.dp", [](ParallelSpec& s) { s.mesh.degree.dp = 4; }},
       {"layout.tp", [](ParallelSpec& s) { s.mesh.degree.tp = 2; }},
       {"layout.pp", [](ParallelSpec& s) { s.mesh.degree.pp = 4; }},
+      {"layout.cp", [](ParallelSpec& s) { s.mesh.degree.cp = 2; }},
+      {"layout.cp_method", [](ParallelSpec& s) { s.cp_method = ContextMethod::ulysses; }},
       {"layout.mesh_order", [](ParallelSpec& s) { s.mesh.order = AxisOrder({Axis::dp, Axis::pp, Axis::tp}); }},
       {"layout.sequence_parallel", [](ParallelSpec& s) { s.sequence_parallel = true; }},
       {"layout.zero_stage", [](ParallelSpec& s) { s.zero_stage = 2; }},

@@ -8,6 +8,7 @@
 
 #include "planner/graph/cpu_workspace.h"
 #include "planner/graph/cuda_workspace.h"
+#include "planner/graph/attention_span.h"
 #include "planner/graph/ops/fused_qkv.h"
 #include "planner/graph/ops/row_parts.h"
 
@@ -26,8 +27,11 @@ std::int64_t head_elements(const OpShape& s) {
 constexpr OperandSize queries{head_elements};
 constexpr OperandSize per_query_head{[](const OpShape& s) { return s.sequence * s.batch * s.heads; }, fp32};
 
+constexpr OperandSize all_keys_and_values{gathered_elements};
+
 constexpr OperandRow rotary_operands[] = {{input, 0, read, fused}, {output, 0, write, fused}};
 constexpr OperandRow attention_operands[] = {{input, 0, read, fused},
+                                             {gathered, 0, read, all_keys_and_values, if_gathered},
                                              {output, 0, write, queries},
                                              {output, 1, write, per_query_head},
                                              {workspace, 0, update}};
@@ -36,13 +40,23 @@ constexpr OperandRow rotary_gradient_operands[] = {{output_gradient, 0, read, fu
                                                    {input_gradient, 0, write, fused}};
 constexpr OperandRow attention_gradient_operands[] = {{output_gradient, 0, read, queries},
                                                       {input, 0, read, fused},
+                                                      {gathered, 0, read, all_keys_and_values, if_gathered},
                                                       {output, 0, read, queries},
                                                       {output, 1, read, per_query_head},
                                                       {input_gradient, 0, write, fused},
+                                                      {gathered_gradient, 0, write, all_keys_and_values, if_gathered},
                                                       {workspace, 0, update}};
 
 constexpr OpKind rotary_gradients[] = {OpKind::rotary_gradient};
 constexpr OpKind attention_gradients[] = {OpKind::attention_gradient};
+
+// Local shapes ------------------------------------------------------------------------------------
+
+// Where the ranks of the context axis hold chunks, each gets the keys and values of all.
+void localize_attention(const LocalOp& local, OpShape& shape) {
+  localize_heads(local, shape);
+  shape.gathered = shape.chunks.any();
+}
 
 // Widths and faults -------------------------------------------------------------------------------
 
@@ -91,26 +105,35 @@ OpWork rotary_work(const OpShape& s, DataType type) {
 // on a score (scale, softcap, ALiBi, exp) are not counted, as there.
 double attention_pairs(const OpShape& s) {
   const auto triangle = [](std::int64_t n) { return static_cast<double>(n) * static_cast<double>(n + 1) / 2; };
-  const double beyond = s.window > 0 && s.window < s.sequence ? triangle(s.sequence - s.window) : 0.0;
-  return (triangle(s.sequence) - beyond) * static_cast<double>(s.batch * s.heads);
+  const auto up_to = [&](std::int64_t n) {
+    return triangle(n) - (s.window > 0 && s.window < n ? triangle(n - s.window) : 0.0);
+  };
+  const AttentionSpan span = attention_span(s);
+  return (up_to(span.last) - up_to(span.first)) * static_cast<double>(s.batch * s.heads);
+}
+// What a kernel reads or writes of queries, keys and values: with gathered ones, the queries alone
+// of the fused operand.
+std::int64_t query_key_value_elements(const OpShape& s) {
+  return s.gathered ? head_elements(s) + gathered_elements(s) : fused_elements(s);
 }
 OpWork attention_work(const OpShape& s, DataType type) {
   return {Flops(4 * static_cast<double>(s.head_dim) * attention_pairs(s)),
-          Bytes((fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+          Bytes((query_key_value_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
 }
 // Five products instead of two: scores again, dP, dV, dQ, dK.
 OpWork attention_gradient_work(const OpShape& s, DataType type) {
   return {Flops(10 * static_cast<double>(s.head_dim) * attention_pairs(s)),
-          Bytes(2 * (fused_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+          Bytes(2 * (query_key_value_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads),
+          true};
 }
 
 // Workspaces --------------------------------------------------------------------------------------
 
 Bytes attention_cpu_workspace(const OpShape& s) {
-  return attention_workspace(s.sequence, s.head_dim);
+  return attention_workspace(s.gathered ? s.chunks.size : s.sequence, attention_span(s).keys, s.head_dim);
 }
 Bytes attention_gradient_cpu_workspace(const OpShape& s) {
-  return attention_gradient_workspace(s.sequence, s.head_dim);
+  return attention_gradient_workspace(s.gathered ? s.chunks.size : s.sequence, attention_span(s).keys, s.head_dim);
 }
 Bytes attention_gradient_cuda_workspace(const OpShape& s) {
   return cuda_attention_gradient_workspace(s.sequence, s.batch, s.heads);
@@ -134,7 +157,7 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::attention,
      .name = "attention",
      .sharding = ShardingRule::heads,
-     .localize = localize_heads,
+     .localize = localize_attention,
      .widths = attention_widths,
      .operands = attention_operands,
      .gradients = attention_gradients,

@@ -42,6 +42,7 @@ void localize_add_position(const LocalOp& local, OpShape& shape) {
   shape.columns = local.output.size;
   shape.sequence = local.sequence.size;
   shape.batch = local.batch;
+  shape.chunks = local.chunks;
   shape.begin = local.op.attributes.begin + local.sequence.begin;
 }
 

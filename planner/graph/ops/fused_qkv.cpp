@@ -11,13 +11,15 @@ void localize_heads(const LocalOp& local, OpShape& shape) {
   shape.columns = local.output.size;
   shape.sequence = local.sequence.size;
   shape.batch = local.batch;
+  shape.chunks = local.chunks;
   shape.heads = of.heads / groups * local_groups;
   shape.kv_heads = of.kv_heads / groups * local_groups;
   if (of.alibi != 0.0) {
     shape.all_heads = of.heads;
     shape.first_head = of.heads / groups * (local.input.begin / local.input.granule);
   }
-  if (shape.window >= shape.sequence) shape.window = 0;  // the same work as without
+  // The same work as without.
+  if (shape.window >= (shape.chunks.any() ? shape.chunks.positions() : shape.sequence)) shape.window = 0;
 }
 
 }  // namespace parplan

@@ -15,6 +15,13 @@ constexpr std::int64_t fused_elements(const OpShape& s) {
 }
 inline constexpr OperandSize fused{fused_elements};
 
+// A key and a value of each key/value head, as they are gathered: [sequence, batch, heads, 2,
+// head_dim].
+constexpr std::int64_t key_value_width(const OpShape& s) { return 2 * s.kv_heads * s.head_dim; }
+constexpr std::int64_t gathered_elements(const OpShape& s) {
+  return (s.chunks.any() ? s.chunks.positions() : s.sequence) * s.batch * key_value_width(s);
+}
+
 // The input's granules are groups of one key/value head.
 void localize_heads(const LocalOp& local, OpShape& shape);
 

@@ -16,6 +16,9 @@ constexpr OperandRow fill_zero_operands[] = {{output, 0, write, flat}};
 constexpr OperandRow copy_operands[] = {{input, 0, read, flat}, {output, 0, write, flat}};
 constexpr OperandSize blocks{[](const OpShape& s) { return s.rows * s.inner * s.columns; }};
 constexpr OperandRow transpose_blocks_operands[] = {{input, 0, read, blocks}, {output, 0, write, blocks}};
+constexpr OperandSize all_columns{[](const OpShape& s) { return s.rows * s.inner; }};
+constexpr OperandRow take_columns_operands[] = {{input, 0, read, all_columns}, {output, 0, write, matrix}};
+constexpr OperandRow put_columns_operands[] = {{input, 0, read, matrix}, {output, 0, update, all_columns}};
 constexpr OperandRow load_operands[] = {{output, 0, write, vocabulary_ids}};
 
 // Work --------------------------------------------------------------------------------------------
@@ -31,6 +34,9 @@ OpWork copy_work(const OpShape& s, DataType type) {
 }
 OpWork transpose_blocks_work(const OpShape& s, DataType type) {
   return {Flops(0), Bytes(2 * s.rows * s.inner * s.columns * e(type))};
+}
+OpWork move_columns_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(2 * s.rows * s.columns * e(type))};
 }
 OpWork load_work(const OpShape& s, DataType) {
   return {Flops(0), Bytes(4 * s.rows)};
@@ -63,6 +69,16 @@ constexpr OpRow rows[] = {
      .name = "transpose_blocks",
      .operands = transpose_blocks_operands,
      .work = transpose_blocks_work,
+     .made_of = OpKind::copy},
+    {.kind = OpKind::take_columns,
+     .name = "take_columns",
+     .operands = take_columns_operands,
+     .work = move_columns_work,
+     .made_of = OpKind::copy},
+    {.kind = OpKind::put_columns,
+     .name = "put_columns",
+     .operands = put_columns_operands,
+     .work = move_columns_work,
      .made_of = OpKind::copy},
     {.kind = OpKind::load_tokens,
      .name = "load_tokens",

@@ -73,6 +73,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
   // The one number of the layout that a technique decides.
   const std::map<std::string, void (*)(const OpGraph&, ParallelSpec&, int)> set = {
       {"tensor", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree.tp = degree; }},
+      {"context", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree.cp = degree; }},
       {"data", [](const OpGraph&, ParallelSpec& spec, int degree) { spec.mesh.degree.dp = degree; }},
       {"pipeline",
        [](const OpGraph& graph, ParallelSpec& spec, int degree) {
@@ -141,6 +142,28 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) ==
         "micro-batches of 3 cannot split a global batch of 16 sequences; legal micro-batches: 1, 2, 4, 8, 16");
   CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 0, 1, 1)) == "the data-parallel degree is 0; it must be at least 1");
+
+  spec = layout(tiny_gpt2(), 1, 1, 1);
+  spec.mesh.degree.cp = 3;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "context parallelism over 3 cannot split a sequence of 32 tokens into two chunks for each rank; legal degrees: "
+        "1, 2, 4, 8, 16");
+  spec.cp_method = ContextMethod::ulysses;
+  spec.mesh.degree.cp = 8;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "context parallelism over 8 by exchange for heads (ulysses) cannot split 4 key/value groups over tp 1; legal "
+        "degrees: 1, 2, 4; gathered keys and values (all_gather) need no heads");
+  spec.mesh.degree.cp = 1;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "cp_method ulysses exchanges tokens between context-parallel ranks, and there is 1 (cp 1)");
+  spec = layout(odd, 1, 4, 1);
+  spec.sequence_parallel = true;
+  spec.mesh.degree = {.cp = 3, .tp = 2};
+  CHECK(reason(odd, spec) == "legal");
+  spec.mesh.degree = {.cp = 4, .tp = 2};
+  CHECK(reason(odd, spec) ==
+        "context parallelism over 4 cannot split a sequence of 30 tokens into two chunks for each rank and cut by 2 "
+        "tensor-parallel ranks; legal degrees: 1, 3, 5, 15");
 
   spec = layout(tiny_gpt2(), 1, 2, 1);
   spec.zero_stage = 2;

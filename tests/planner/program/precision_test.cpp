@@ -128,7 +128,7 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
         });
         std::vector<GroupKey> wanted;
         if (spec.tp() > 1) wanted.push_back(all_along(Axis::tp));
-        if (spec.dp() > 1 && spec.zero_stage > 0) wanted.push_back(all_along(Axis::dp));
+        if (spec.replicas() > 1 && spec.zero_stage > 0) wanted.push_back(all_along(Axis::dp));
         if (spec.pp() > 1) wanted.push_back(all_along(Axis::pp));
         CHECK(summed == wanted);
       }

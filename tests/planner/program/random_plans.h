@@ -31,10 +31,10 @@ inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const Para
 
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
-      "dp {} tp {} pp {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} tied gradients {} "
-      "input slots {} stages [{}]",
-      spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage,
-      spec.micro_batch, name(spec.schedule), name(spec.recompute), name(spec.tied_gradients),
+      "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} tied "
+      "gradients {} input slots {} stages [{}]",
+      spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), write_order(spec.mesh.order),
+      spec.sequence_parallel, spec.zero_stage, spec.micro_batch, name(spec.schedule), name(spec.recompute), name(spec.tied_gradients),
       name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
 }
 
@@ -46,12 +46,13 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
   };
   for (;;) {
     ParallelSpec spec;
-    const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4);
-    if (dp * tp * pp != ranks) continue;
-    spec.mesh.degree = {.pp = pp, .dp = dp, .tp = tp};
+    const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4), cp = pick(1, 1, 2, 4);
+    if (dp * tp * pp * cp != ranks) continue;
+    spec.mesh.degree = {.pp = pp, .dp = dp, .cp = cp, .tp = tp};
+    if (cp > 1) spec.cp_method = pick(ContextMethod::all_gather, ContextMethod::ulysses);
     std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
     spec.sequence_parallel = pick(false, true) && tp > 1;
-    spec.zero_stage = dp > 1 ? pick(0, 1, 2, 3) : 0;
+    spec.zero_stage = dp * cp > 1 ? pick(0, 1, 2, 3) : 0;
     spec.micro_batch = pick(1, 2);
     spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
     spec.recompute = recompute_rows()[random() % recompute_rows().size()].kind;

@@ -143,14 +143,14 @@ TEST_CASE("parts of time, memory and communication sum to their wholes") {
   StepTime time;
   double next = 1.0;
   for (const TimePart& part : time_parts()) part_of(time, part) = Seconds(next *= 2.0);
-  CHECK(time.total() == Seconds(510.0));  // 2 + 4 + ... + 256: each part is there once
+  CHECK(time.total() == Seconds(1022.0));  // 2 + 4 + ... + 512: each part is there once
   MemoryUse memory;
   std::int64_t bytes = 1;
   for (const MemoryPart& part : memory_parts()) memory.*part.part = Bytes(bytes *= 2);
   CHECK(memory.peak() == Bytes(126));
   CommunicationVolume volume;
   for (const CommunicationPart& part : communication_parts()) volume[part.axis] = Bytes(1);
-  CHECK(volume == CommunicationVolume{.pp = Bytes(1), .dp = Bytes(1), .tp = Bytes(1)});
+  CHECK(volume == CommunicationVolume{.pp = Bytes(1), .dp = Bytes(1), .cp = Bytes(1), .tp = Bytes(1)});
 }
 
 TEST_CASE("a layout is told in one line") {

@@ -648,6 +648,120 @@ TEST_CASE("attention_gradient over several blocks of queries: slopes along rando
 
 namespace {
 
+// The rows of one rank of those that share out a sequence in chunks.
+Vector rows_of(const AttentionSize& whole, const ContextChunks& chunks, const Vector& values, std::int64_t width) {
+  Vector rows;
+  for (std::int64_t row = 0; row < 2 * chunks.size; ++row) {
+    const std::int64_t begin = chunks.position(row) * whole.batch * width;
+    rows.insert(rows.end(), values.begin() + begin, values.begin() + begin + whole.batch * width);
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("attention over a rank's chunks with gathered keys is that of the whole sequence, forward and backward") {
+  for (const OpShape& features : attention_features)
+    for (const auto& [ranks, size] : {std::pair<std::int64_t, std::int64_t>{2, 1}, {3, 2}, {2, 130}}) {
+      const AttentionSize s{.sequence = 2 * ranks * size, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6,
+                            .features = features};
+      const std::int64_t per_group = s.heads / s.kv_heads, keys_width = 2 * s.kv_heads * s.head_dim;
+      const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
+      on_every_instruction_set([&](Backend& backend) {
+        INFO("ranks ", ranks, ", chunks of ", size, ", window ", features.window, ", softcap ", features.softcap,
+             ", alibi ", features.alibi);
+        Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
+        run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
+        run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
+        // Keys and values, rank after rank, and their gradients summed over the ranks.
+        const auto gathered = [&](const Vector& fused) {
+          Vector all;
+          for (std::int64_t rank = 0; rank < ranks; ++rank) {
+            const Vector rows = rows_of(s, {.ranks = ranks, .rank = rank, .size = size}, fused, s.width());
+            const OpShape columns{.rows = 2 * size * s.batch * s.kv_heads,
+                                  .columns = 2 * s.head_dim,
+                                  .inner = (per_group + 2) * s.head_dim,
+                                  .begin = per_group * s.head_dim};
+            Array own(2 * size * s.batch * keys_width);
+            run(backend, OpKind::take_columns, columns, Array(rows), own);
+            const Vector taken = own.values();
+            all.insert(all.end(), taken.begin(), taken.end());
+          }
+          return all;
+        };
+        const Vector keys = gathered(qkv);
+        Vector key_gradients(keys.size());
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          const ContextChunks chunks{.ranks = ranks, .rank = rank, .size = size};
+          AttentionSize own = s;
+          own.sequence = 2 * size;
+          OpShape shape = own.shape();
+          shape.chunks = chunks;
+          shape.gathered = true;
+          const Vector rows = rows_of(s, chunks, qkv, s.width());
+          Array own_y(own.output()), own_lse(own.batch * own.heads * own.sequence), own_dqkv(own.fused()),
+              dkeys(static_cast<std::int64_t>(keys.size()));
+          run(backend, OpKind::attention, shape, Array(rows), Array(keys), own_y, own_lse);
+          check_near(own_y, rows_of(s, chunks, y.values(), s.heads * s.head_dim), 3e-6);
+          const Vector found_lse = own_lse.values(), whole_lse = lse.values();
+          for (std::int64_t head = 0; head < s.batch * s.heads; ++head)
+            for (std::int64_t row = 0; row < own.sequence; ++row)
+              CHECK(found_lse[at(head * own.sequence + row)] ==
+                    doctest::Approx(whole_lse[at(head * s.sequence + chunks.position(row))]).epsilon(1e-6));
+          run(backend, OpKind::attention_gradient, shape, Array(rows_of(s, chunks, dy, s.heads * s.head_dim)),
+              Array(rows), Array(keys), own_y, own_lse, own_dqkv, dkeys);
+          // Those of queries; those of keys are the sum over the ranks.
+          Vector queries = own_dqkv.values(), wanted = rows_of(s, chunks, dqkv.values(), s.width());
+          for (std::size_t i = 0; i < wanted.size(); ++i)
+            if (static_cast<std::int64_t>(i) / s.head_dim % (per_group + 2) >= per_group) queries[i] = wanted[i] = 0.0;
+          for (std::size_t i = 0; i < wanted.size(); ++i) CHECK(std::abs(queries[i] - wanted[i]) <= 2e-5);
+          key_gradients = plus(key_gradients, dkeys.values());
+        }
+        const Vector wanted = gathered(dqkv.values());
+        for (std::size_t i = 0; i < wanted.size(); ++i) CHECK(std::abs(key_gradients[i] - wanted[i]) <= 1e-4);
+      });
+    }
+}
+
+TEST_CASE("take_columns and put_columns move some columns of rows, and leave the others") {
+  on_every_instruction_set([](Backend& backend) {
+    const OpShape shape{.rows = 5, .columns = 3, .inner = 8, .begin = 4};
+    const Vector x = numbers(40, 1), before = numbers(40, 2);
+    Vector wanted, put = before;
+    for (std::int64_t row = 0; row < 5; ++row)
+      for (std::int64_t column = 4; column < 7; ++column) {
+        wanted.push_back(x[at(row * 8 + column)]);
+        put[at(row * 8 + column)] = x[at(row * 8 + column)];
+      }
+    Array taken(15), to(before);
+    run(backend, OpKind::take_columns, shape, Array(x), taken);
+    check_near(taken, wanted, 0.0);
+    run(backend, OpKind::put_columns, shape, taken, to);
+    check_near(to, put, 0.0);
+  });
+}
+
+TEST_CASE("the rows of every rank's chunks have each position once, and equally many pairs with keys before them") {
+  for (const std::int64_t ranks : {1, 2, 3, 8})
+    for (const std::int64_t size : {1, 5}) {
+      std::vector<int> seen(at(2 * ranks * size));
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        const ContextChunks chunks{.ranks = ranks, .rank = rank, .size = size};
+        std::int64_t pairs = 0;
+        for (std::int64_t row = 0; row < 2 * size; ++row) {
+          const std::int64_t position = chunks.position(row);
+          ++seen[at(position)];
+          pairs += position + 1;
+          CHECK(chunks.gathered_row(position) == rank * 2 * size + row);
+        }
+        CHECK(pairs == size * (2 * ranks * size + 1));
+      }
+      CHECK(std::ranges::all_of(seen, [](int count) { return count == 1; }));
+    }
+}
+
+namespace {
+
 struct ActivationCase {
   ActivationKind kind;
   double (*value)(double);

@@ -1,3 +1,4 @@
+#include "planner/graph/attention_span.h"
 #include "runtime/device/cpu/kernels/gemm.h"
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/simd.h"
@@ -39,8 +40,15 @@ float score_scale(const OpShape& s) {
                               : 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
 }
 
-// The keys that a block of queries needs, [begin, end), and those that one of its rows sees,
-// counted from `begin`.
+// The rows of queries from `begin` on that are handled at a time: they have consecutive positions.
+std::int64_t rows_of_block(const OpShape& s, std::int64_t begin) {
+  const std::int64_t run = s.gathered ? s.chunks.size : s.sequence;
+  const std::int64_t left = (begin / run + 1) * run - begin, block = attention_block(run);
+  return left < block ? left : block;
+}
+
+// The positions of the keys that a block of queries needs, [begin, end), and those that one of its
+// rows sees, counted from `begin`.
 struct Keys {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -51,9 +59,38 @@ struct Keys {
   std::int64_t last(std::int64_t query) const { return query + 1 - begin; }  // one past
   std::int64_t count() const { return end - begin; }
 };
-Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t block) {
+Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t rows) {
   const std::int64_t seen = s.window > 0 ? first_query - s.window + 1 : 0;
-  return {.begin = seen > 0 ? seen : 0, .end = first_query + block < s.sequence ? first_query + block : s.sequence};
+  return {.begin = seen > 0 ? seen : 0, .end = first_query + rows};
+}
+
+// Where the keys and values of one (sample, query head) are: among the fused ones, or with those
+// gathered from all ranks, [rows, batch, key/value heads, 2, head_dim].
+struct KeyRows {
+  std::int64_t stride = 0;
+  std::int64_t key = 0;
+  std::int64_t value = 0;
+};
+KeyRows key_rows(const OpShape& s, const Head& h, std::int64_t sample, std::int64_t head) {
+  if (!s.gathered) return {.stride = h.qkv_stride, .key = h.key, .value = h.value};
+  const std::int64_t key = (sample * s.kv_heads + head / (s.heads / s.kv_heads)) * 2 * s.head_dim;
+  return {.stride = s.batch * 2 * s.kv_heads * s.head_dim, .key = key, .value = key + s.head_dim};
+}
+
+// Calls `visit` with the first row, the place from `keys.begin` on, and the number of each run of
+// keys whose rows follow one another.
+template <class Visit>
+PARPLAN_INLINE void for_each_run(const OpShape& s, const Keys& keys, const Visit& visit) {
+  if (!s.gathered) {
+    visit(keys.begin, std::int64_t{0}, keys.count());
+    return;
+  }
+  for (std::int64_t position = keys.begin; position < keys.end;) {
+    const std::int64_t chunk_end = (position / s.chunks.size + 1) * s.chunks.size;
+    const std::int64_t end = chunk_end < keys.end ? chunk_end : keys.end;
+    visit(s.chunks.gathered_row(position), position - keys.begin, end - position);
+    position = end;
+  }
 }
 
 // The operations on a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's
@@ -83,38 +120,45 @@ struct Adjustment {
 void zero(float* p, std::int64_t n) { __builtin_memset(p, 0, n * sizeof(float)); }
 
 // scores[rows, keys] = scale * a[rows, head_dim] b[keys, head_dim]
-void dot_products(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, std::int64_t rows,
-                  std::int64_t keys, std::int64_t head_dim, float scale, float* scores, float* packing) {
-  zero(scores, rows * keys);
-  gemm_rows({.m = keys, .n = rows, .k = head_dim, .x = a, .x_stride = a_stride, .w = b, .w_stride = b_stride,
-             .y = scores, .y_stride = keys, .scale = scale, .blocking = forward_blocking, .workspace = packing});
+void dot_products(const OpShape& s, const Keys& keys, const float* a, std::int64_t a_stride, const float* b,
+                  std::int64_t b_stride, std::int64_t rows, float scale, float* scores, float* packing) {
+  zero(scores, rows * keys.count());
+  for_each_run(s, keys, [&](std::int64_t row, std::int64_t place, std::int64_t count) {
+    gemm_rows({.m = count, .n = rows, .k = s.head_dim, .x = a, .x_stride = a_stride, .w = b + row * b_stride,
+               .w_stride = b_stride, .y = scores + place, .y_stride = keys.count(), .scale = scale,
+               .blocking = forward_blocking, .workspace = packing});
+  });
 }
 
 }  // namespace
 
-// fused qkv -> y, log-sum-exp, workspace. For each block of queries: scores against all keys that
-// it may see, softmax in place, product with the values.
+// fused qkv, (all keys and values) -> y, log-sum-exp, workspace. For each block of queries: scores
+// against all keys that it may see, softmax in place, product with the values.
 void attention(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
+  const int next = s.gathered ? 2 : 1;
   const float* qkv = a.floats(0);
-  float* y = a.floats(1);
-  float* lse = a.floats(2);
-  float* scores = a.floats(3);
-  const std::int64_t block = attention_block(s.sequence);
-  float* packing = scores + align_elements(block * s.sequence);
+  const float* all_keys = s.gathered ? a.floats(1) : qkv;
+  float* y = a.floats(next);
+  float* lse = a.floats(next + 1);
+  float* scores = a.floats(next + 2);
+  const AttentionSpan span = attention_span(s);
+  float* packing = scores + align_elements(rows_of_block(s, 0) * span.keys);
   const float scale = score_scale(s);
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
+      const KeyRows at = key_rows(s, h, sample, head);
       const Adjustment adjustment(s, head);
-      for (std::int64_t begin = 0; begin < s.sequence; begin += block) {
-        const Keys met = keys_of(s, begin, block);
+      for (std::int64_t begin = 0, rows = 0; begin < s.sequence; begin += rows) {
+        rows = rows_of_block(s, begin);
+        const std::int64_t position = s.chunks.position(begin);
+        const Keys met = keys_of(s, position, rows);
         const std::int64_t keys = met.count();
-        const std::int64_t rows = met.end - begin;
-        dot_products(qkv + h.query + begin * h.qkv_stride, h.qkv_stride, qkv + h.key + met.begin * h.qkv_stride,
-                     h.qkv_stride, rows, keys, s.head_dim, scale, scores, packing);
+        dot_products(s, met, qkv + h.query + begin * h.qkv_stride, h.qkv_stride, all_keys + at.key, at.stride, rows,
+                     scale, scores, packing);
         for (std::int64_t row = 0; row < rows; ++row) {
-          const std::int64_t query = begin + row;
+          const std::int64_t query = position + row;
           const std::int64_t first = met.first(query, s);
           const std::int64_t visible = met.last(query) - first;
           zero(scores + row * keys, first);
@@ -141,51 +185,60 @@ void attention(const CpuKernelArguments& a) {
             store(p + i, load(p + i, lanes) * inverse, lanes);
           });
           zero(p + visible, keys - first - visible);
-          lse[h.lse + query] = max + __builtin_logf(total);
+          lse[h.lse + begin + row] = max + __builtin_logf(total);
         }
         float* out = y + h.y + begin * h.y_stride;
         for (std::int64_t row = 0; row < rows; ++row) zero(out + row * h.y_stride, s.head_dim);
-        gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = keys, .x = scores, .x_stride = keys,
-                              .w = qkv + h.value + met.begin * h.qkv_stride, .w_stride = h.qkv_stride, .y = out,
-                              .y_stride = h.y_stride, .blocking = backward_blocking, .workspace = packing});
+        for_each_run(s, met, [&](std::int64_t first, std::int64_t place, std::int64_t count) {
+          gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = count, .x = scores + place, .x_stride = keys,
+                                .w = all_keys + at.value + first * at.stride, .w_stride = at.stride, .y = out,
+                                .y_stride = h.y_stride, .blocking = backward_blocking, .workspace = packing});
+        });
       }
     }
   }
 }
 
-// dy, qkv, y, log-sum-exp -> dqkv, workspace. As FlashAttention (Dao et al. 2022, algorithm 4):
-// with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale: dQ =
-// dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds = 1 -
-// (t / cap)^2.
+// dy, qkv, (all keys and values), y, log-sum-exp -> dqkv, (their gradients), workspace; with
+// gathered keys, dqkv has gradients of queries alone. As FlashAttention (Dao et al. 2022, algorithm
+// 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
+// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds =
+// 1 - (t / cap)^2.
 void attention_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
   const float* qkv = a.floats(1);
-  const float* y = a.floats(2);
-  const float* lse = a.floats(3);
-  float* dqkv = a.floats(4);
-  const std::int64_t block = attention_block(s.sequence);
-  float* probabilities = a.floats(5);
-  float* gradients = probabilities + align_elements(block * s.sequence);
-  float* sums = gradients + align_elements(block * s.sequence);
+  const int next = s.gathered ? 3 : 2;
+  const float* all_keys = s.gathered ? a.floats(2) : qkv;
+  const float* y = a.floats(next);
+  const float* lse = a.floats(next + 1);
+  float* dqkv = a.floats(next + 2);
+  float* dkeys = s.gathered ? a.floats(next + 3) : dqkv;
+  const AttentionSpan span = attention_span(s);
+  const std::int64_t block = rows_of_block(s, 0);
+  float* probabilities = a.floats(s.gathered ? next + 4 : next + 3);
+  float* gradients = probabilities + align_elements(block * span.keys);
+  float* sums = gradients + align_elements(block * span.keys);
   float* packing = sums + align_elements(block);
   const float scale = score_scale(s);
   zero(dqkv, s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim);
+  if (s.gathered) zero(dkeys, span.keys * s.batch * 2 * s.kv_heads * s.head_dim);
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
+      const KeyRows rows_at = key_rows(s, h, sample, head);
       const Adjustment adjustment(s, head);
-      for (std::int64_t begin = 0; begin < s.sequence; begin += block) {
-        const Keys met = keys_of(s, begin, block);
+      for (std::int64_t begin = 0, rows = 0; begin < s.sequence; begin += rows) {
+        rows = rows_of_block(s, begin);
+        const std::int64_t position = s.chunks.position(begin);
+        const Keys met = keys_of(s, position, rows);
         const std::int64_t keys = met.count();
-        const std::int64_t rows = met.end - begin;
-        const std::int64_t first_key = met.begin * h.qkv_stride;
         const float* query = qkv + h.query + begin * h.qkv_stride;
         const float* dout = dy + h.y + begin * h.y_stride;
         const float* out = y + h.y + begin * h.y_stride;
-        dot_products(query, h.qkv_stride, qkv + h.key + first_key, h.qkv_stride, rows, keys, s.head_dim, scale,
-                     probabilities, packing);
-        dot_products(dout, h.y_stride, qkv + h.value + first_key, h.qkv_stride, rows, keys, s.head_dim, 1.0f, gradients,
+        dot_products(s, met, query, h.qkv_stride, all_keys + rows_at.key, rows_at.stride, rows, scale, probabilities,
+                     packing);
+        dot_products(s, met, dout, h.y_stride, all_keys + rows_at.value, rows_at.stride, rows, 1.0f, gradients,
                      packing);
         for (std::int64_t row = 0; row < rows; ++row) {
           Wide sum{};
@@ -195,14 +248,14 @@ void attention_gradient(const CpuKernelArguments& a) {
           sums[row] = sum_lanes(sum);
         }
         for (std::int64_t row = 0; row < rows; ++row) {
-          const std::int64_t at = begin + row;
+          const std::int64_t at = position + row;
           const std::int64_t first = met.first(at, s);
           const std::int64_t visible = met.last(at) - first;
           zero(probabilities + row * keys, first);
           zero(gradients + row * keys, first);
           float* p = probabilities + row * keys + first;
           float* d = gradients + row * keys + first;
-          const float row_lse = lse[h.lse + at];
+          const float row_lse = lse[h.lse + begin + row];
           const float row_sum = sums[row];
           if (adjustment.any()) {
             for_each_wide(visible, [&](std::int64_t i, auto lanes) {
@@ -222,16 +275,20 @@ void attention_gradient(const CpuKernelArguments& a) {
           zero(p + visible, keys - first - visible);
           zero(d + visible, keys - first - visible);
         }
-        gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = keys, .x = gradients, .x_stride = keys,
-                              .w = qkv + h.key + first_key, .w_stride = h.qkv_stride,
-                              .y = dqkv + h.query + begin * h.qkv_stride, .y_stride = h.qkv_stride,
-                              .blocking = backward_blocking, .workspace = packing});
-        gemm_outer({.m = s.head_dim, .n = keys, .k = rows, .x = gradients, .x_stride = keys,
-                    .w = query, .w_stride = h.qkv_stride, .y = dqkv + h.key + first_key, .y_stride = h.qkv_stride,
-                    .blocking = backward_blocking, .workspace = packing});
-        gemm_outer({.m = s.head_dim, .n = keys, .k = rows, .x = probabilities, .x_stride = keys,
-                    .w = dout, .w_stride = h.y_stride, .y = dqkv + h.value + first_key, .y_stride = h.qkv_stride,
-                    .blocking = backward_blocking, .workspace = packing});
+        for_each_run(s, met, [&](std::int64_t first, std::int64_t place, std::int64_t count) {
+          const std::int64_t key = rows_at.key + first * rows_at.stride;
+          const std::int64_t value = rows_at.value + first * rows_at.stride;
+          gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = count, .x = gradients + place, .x_stride = keys,
+                                .w = all_keys + key, .w_stride = rows_at.stride,
+                                .y = dqkv + h.query + begin * h.qkv_stride, .y_stride = h.qkv_stride,
+                                .blocking = backward_blocking, .workspace = packing});
+          gemm_outer({.m = s.head_dim, .n = count, .k = rows, .x = gradients + place, .x_stride = keys,
+                      .w = query, .w_stride = h.qkv_stride, .y = dkeys + key, .y_stride = rows_at.stride,
+                      .blocking = backward_blocking, .workspace = packing});
+          gemm_outer({.m = s.head_dim, .n = count, .k = rows, .x = probabilities + place, .x_stride = keys,
+                      .w = dout, .w_stride = h.y_stride, .y = dkeys + value, .y_stride = rows_at.stride,
+                      .blocking = backward_blocking, .workspace = packing});
+        });
       }
     }
   }

@@ -39,7 +39,7 @@ void add_position(const CpuKernelArguments& a) {
   const float* x = a.floats(0);
   float* y = a.floats(2);
   for (std::int64_t s = 0; s < a.shape.sequence; ++s) {
-    const float* position = a.floats(1) + (a.shape.begin + s) * columns;
+    const float* position = a.floats(1) + a.shape.position(s) * columns;
     for (std::int64_t b = 0; b < a.shape.batch; ++b, x += columns, y += columns)
       for (std::int64_t i = 0; i < columns; ++i) y[i] = x[i] + position[i];
   }
@@ -50,7 +50,7 @@ void add_position_gradient(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
   const float* dy = a.floats(0);
   for (std::int64_t s = 0; s < a.shape.sequence; ++s) {
-    float* to = a.floats(1) + (a.shape.begin + s) * columns;
+    float* to = a.floats(1) + a.shape.position(s) * columns;
     for (std::int64_t b = 0; b < a.shape.batch; ++b, dy += columns)
       for (std::int64_t i = 0; i < columns; ++i) to[i] += dy[i];
   }

@@ -56,6 +56,8 @@ constexpr Row rows[] = {
     {OpKind::fill_zero, fill_zero},
     {OpKind::copy, copy},
     {OpKind::transpose_blocks, transpose_blocks},
+    {OpKind::take_columns, take_columns},
+    {OpKind::put_columns, put_columns},
     {OpKind::sum_squares, sum_squares},
     {OpKind::adamw, adamw},
     {OpKind::sgd, sgd},

@@ -61,6 +61,8 @@ void accumulate(const CpuKernelArguments& a);
 void fill_zero(const CpuKernelArguments& a);
 void copy(const CpuKernelArguments& a);
 void transpose_blocks(const CpuKernelArguments& a);
+void take_columns(const CpuKernelArguments& a);
+void put_columns(const CpuKernelArguments& a);
 
 // cross_entropy.cpp
 void cross_entropy_max(const CpuKernelArguments& a);

@@ -21,4 +21,22 @@ void transpose_blocks(const CpuKernelArguments& a) {
       __builtin_memcpy(y, x + (row * s.inner + block) * s.columns, s.columns * sizeof(float));
 }
 
+// x [rows, inner] -> y [rows, columns]: the columns from `begin` on
+void take_columns(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const float* x = a.floats(0) + s.begin;
+  float* y = a.floats(1);
+  for (std::int64_t row = 0; row < s.rows; ++row, x += s.inner, y += s.columns)
+    __builtin_memcpy(y, x, s.columns * sizeof(float));
+}
+
+// x [rows, columns] -> y [rows, inner], in the columns from `begin` on
+void put_columns(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const float* x = a.floats(0);
+  float* y = a.floats(1) + s.begin;
+  for (std::int64_t row = 0; row < s.rows; ++row, x += s.columns, y += s.inner)
+    __builtin_memcpy(y, x, s.columns * sizeof(float));
+}
+
 }  // namespace parplan::PARPLAN_CPU_NAMESPACE

@@ -22,16 +22,16 @@ void rotate(const OpShape& s, const float* from, float* to, float direction) {
     for (std::int64_t i = 0; i < pairs; ++i)
       frequency[i] = static_cast<float>(
           1.0 / __builtin_pow(s.theta, 2.0 * static_cast<double>(first + i) / static_cast<double>(turning)));
-    for (std::int64_t position = 0; position < s.sequence; ++position) {
+    for (std::int64_t place = 0; place < s.sequence; ++place) {
       float cosine[pairs_at_a_time];
       float sine[pairs_at_a_time];
       for (std::int64_t i = 0; i < pairs; ++i) {
-        const float angle = static_cast<float>(s.begin + position) * frequency[i];
+        const float angle = static_cast<float>(s.position(place)) * frequency[i];
         cosine[i] = __builtin_cosf(angle);
         sine[i] = direction * __builtin_sinf(angle);
       }
       for (std::int64_t sample = 0; sample < s.batch; ++sample) {
-        const std::int64_t row = (position * s.batch + sample) * width;
+        const std::int64_t row = (place * s.batch + sample) * width;
         for_each_head(s, [&](const FusedHead& head) {
           if (head.part == HeadPart::value) return;
           const float* x = from + row + head.offset;

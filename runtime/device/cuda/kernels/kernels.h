@@ -54,6 +54,8 @@ void accumulate(const CudaKernelArguments& a);
 void fill_zero(const CudaKernelArguments& a);
 void copy(const CudaKernelArguments& a);
 void transpose_blocks(const CudaKernelArguments& a);
+void take_columns(const CudaKernelArguments& a);
+void put_columns(const CudaKernelArguments& a);
 
 // column_sums.cu
 void bias_gradient(const CudaKernelArguments& a);

@@ -17,6 +17,32 @@ __global__ void move_blocks(std::int64_t rows, std::int64_t blocks, std::int64_t
   });
 }
 
+// Rows of `from` and `to` are apart by their strides.
+template <class T, int width>
+__global__ void move_rows(std::int64_t columns, const T* from, std::int64_t from_stride, T* to,
+                          std::int64_t to_stride) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x);
+  for_each_column<width>(columns, [&](std::int64_t i) {
+    float values[width];
+    load(from + row * from_stride + i, values);
+    store(to + row * to_stride + i, values);
+  });
+}
+
+template <class T>
+void move_columns(const char* name, const OpShape& s, const T* from, std::int64_t from_stride, T* to,
+                  std::int64_t to_stride, cudaStream_t stream) {
+  const auto submit = [&](auto width, const Grid& grid) {
+    launch(name, move_rows<T, decltype(width)::width>, grid, stream, s.columns, from, from_stride, to, to_stride);
+  };
+  // Vectors are aligned in every row where the longer stride is a multiple, too.
+  if (s.inner % vector_width<T> == 0) {
+    submit_rows<vector_width<T>>(s.rows, s.columns, {from, to}, submit);
+  } else {
+    submit_rows<1>(s.rows, s.columns, {from, to}, submit);
+  }
+}
+
 }  // namespace
 
 // -> y = 0
@@ -45,6 +71,24 @@ void transpose_blocks(const CudaKernelArguments& a) {
       launch("transpose_blocks", move_blocks<T, decltype(width)::width>, grid, a.stream, s.rows, s.inner, s.columns, x,
              y);
     });
+  });
+}
+
+// x [rows, inner] -> y [rows, columns]: the columns from `begin` on
+void take_columns(const CudaKernelArguments& a) {
+  const OpShape& s = a.shape;
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    move_columns("take_columns", s, a.at<const T>(0) + s.begin, s.inner, a.at<T>(1), s.columns, a.stream);
+  });
+}
+
+// x [rows, columns] -> y [rows, inner], in the columns from `begin` on
+void put_columns(const CudaKernelArguments& a) {
+  const OpShape& s = a.shape;
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    move_columns("put_columns", s, a.at<const T>(0), s.columns, a.at<T>(1) + s.begin, s.inner, a.stream);
   });
 }
 

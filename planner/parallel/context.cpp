@@ -1,0 +1,85 @@
+#include "planner/parallel/context.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "planner/parallel/techniques.h"
+
+namespace parplan {
+namespace {
+
+// What the degree must divide.
+struct ContextLimits {
+  std::int64_t sequence = 0;   // parts that chunks, and tensor-parallel shards within them, are made of
+  std::int64_t kv_groups = 0;  // of each tensor-parallel rank; 0: they set no limit
+  bool allows(int degree) const {
+    return degree == 1 || (sequence % degree == 0 && (kv_groups == 0 || kv_groups % degree == 0));
+  }
+};
+
+// The greatest number of groups of heads that divides those of every attention.
+std::int64_t common_groups(const OpGraph& graph) {
+  std::int64_t common = 0;
+  for (const Op& op : graph.ops)
+    if (row_of(op.kind).cost == CostClass::attention) {
+      const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
+      common = std::gcd(common, heads.size / heads.granule);
+    }
+  return common;
+}
+
+ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
+  const std::int64_t tokens = spec.sequence_parallel ? spec.tp() : 1;
+  // A rank's tokens are two chunks, and divide among its tensor-parallel ranks.
+  const std::int64_t unit = spec.cp_method == ContextMethod::all_gather ? std::lcm(tokens, std::int64_t{2}) : tokens;
+  ContextLimits limits{.sequence = graph.sequence % unit == 0 ? graph.sequence / unit : 1};
+  if (spec.cp_method == ContextMethod::ulysses) {
+    const std::int64_t groups = common_groups(graph);
+    limits.kv_groups = groups % spec.tp() == 0 ? std::max<std::int64_t>(groups / spec.tp(), 1) : 1;
+  }
+  return limits;
+}
+
+}  // namespace
+
+std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& /*training*/,
+                                       const ParallelSpec& spec, int most) {
+  const ContextLimits limits = context_limits(graph, spec);
+  std::vector<int> degrees;
+  for (const std::int64_t degree : divisors(limits.sequence))
+    if (degree <= most && limits.allows(static_cast<int>(degree))) degrees.push_back(static_cast<int>(degree));
+  return degrees;
+}
+
+std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingSpec& training,
+                                           const ParallelSpec& spec) {
+  const int cp = spec.cp();
+  if (cp < 1) return fmt::format("the context-parallel degree is {}; it must be at least 1", cp);
+  if (cp == 1 && spec.cp_method != ContextMethod::all_gather)
+    return fmt::format("cp_method {} exchanges tokens between context-parallel ranks, and there is 1 (cp 1)",
+                       name(spec.cp_method));
+  const ContextLimits limits = context_limits(graph, spec);
+  if (limits.allows(cp)) return std::nullopt;
+  const std::vector<int> legal = legal_context_degrees(graph, training, spec, std::numeric_limits<int>::max());
+  const std::string degrees = list_degrees({legal.begin(), legal.end()});
+  if (limits.sequence % cp != 0) {
+    const bool in_chunks = spec.cp_method == ContextMethod::all_gather;
+    std::string parts = in_chunks ? "two chunks for each rank" : "one part for each rank";
+    if (spec.sequence_parallel) parts += fmt::format(" and cut by {} tensor-parallel ranks", spec.tp());
+    return fmt::format("context parallelism over {} cannot split a sequence of {} tokens into {}; legal degrees: {}",
+                       cp, graph.sequence, parts, degrees);
+  }
+  return fmt::format(
+      "context parallelism over {} by exchange for heads (ulysses) cannot split {} key/value groups over tp {}; legal "
+      "degrees: {}; gathered keys and values (all_gather) need no heads",
+      cp, common_groups(graph), spec.tp(), degrees);
+}
+
+void place_context(const OpGraph& /*graph*/, const ParallelSpec& spec, Placements& placements) {
+  placements.residual.cp = spec.cp() > 1 ? shard(Dim::sequence) : replicate();
+}
+
+}  // namespace parplan

@@ -1,0 +1,93 @@
+// Plans whose ranks share out the tokens of each sequence, compared with the one-rank reference.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <random>
+#include <utility>
+
+#include "tests/numerics/op_graphs.h"
+#include "tests/numerics/plan_runs.h"
+
+namespace parplan {
+
+using namespace testing;
+
+namespace {
+
+std::string describe_context(const ParallelSpec& spec) {
+  return fmt::format("{} cp {} by {}", describe(spec), spec.cp(), name(spec.cp_method));
+}
+
+}  // namespace
+
+TEST_CASE("random legal plans with context parallelism train as the one-rank reference does") {
+  std::mt19937 random(20261123);
+  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    for (int trial = 0; trial < 40; ++trial) {
+      TrainingSpec training = training_of();
+      const bool clips = trial % 4 == 3;
+      if (clips) training.clip_norm = 0.5;
+      LayoutRequest request;
+      request[Choice::cp] = trial % 5 == 4 ? 4 : 2;
+      if (trial % 2 == 0) request[Choice::cp_method] = ContextMethod::all_gather;
+      ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
+      if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
+      INFO(model << ": " << describe_context(spec) << (clips ? ", clipped" : ""));
+      auto reference = references.find({spec.micro_batch, clips});
+      if (reference == references.end())
+        reference =
+            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
+                .first;
+      check_close(run_plan(graph, training, spec), reference->second);
+    }
+  }
+}
+
+TEST_CASE("graphs with every op train with context parallelism as the one-rank reference does") {
+  std::mt19937 random(23);
+  for (const OpGraph& graph : op_graphs(sequence)) {
+    std::map<std::int64_t, Outcome> references;
+    for (int trial = 0; trial < 12; ++trial) {
+      const TrainingSpec training = training_of();
+      LayoutRequest request;
+      request[Choice::cp] = trial % 4 == 3 ? 4 : 2;
+      if (trial % 2 == 0) request[Choice::cp_method] = ContextMethod::all_gather;
+      if (trial % 3 == 0) request[Choice::tp] = 2;
+      if (trial % 6 == 0) request[Choice::sequence_parallel] = true;
+      const ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
+      INFO(graph.name << ": " << describe_context(spec));
+      auto reference = references.find(spec.micro_batch);
+      if (reference == references.end())
+        reference = references.emplace(spec.micro_batch, run_reference(graph, training, spec.micro_batch)).first;
+      check_close(run_plan(graph, training, spec), reference->second);
+    }
+  }
+}
+
+// The ranks of both axes are one group: its reductions add in the same order, and the order of the
+// tokens of a step is the same.
+TEST_CASE("with context parallelism, ZeRO equals data parallelism to the bit: stage 1 always, 2 and 3 without "
+          "accumulation") {
+  std::mt19937 random(9);
+  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    const TrainingSpec training = training_of();
+    for (int zero = 1; zero <= 3; ++zero)
+      for (const int dp : {1, 2}) {
+        LayoutRequest request;
+        request[Choice::cp] = 2;
+        request[Choice::dp] = dp;
+        request[Choice::zero_stage] = zero;
+        if (zero > 1) request[Choice::micro_batch] = global_batch / dp;
+        ParallelSpec spec = random_spec(graph, training, 4, request, random);
+        INFO(model << ": " << describe_context(spec));
+        const Outcome sharded = run_plan(graph, training, spec, 3);
+        spec.zero_stage = 0;
+        check_equal(sharded, run_plan(graph, training, spec, 3));
+      }
+  }
+}
+
+}  // namespace parplan

@@ -1,0 +1,149 @@
+// What context parallelism communicates, and what the verifier sees of it.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "planner/program/verify.h"
+#include "tests/planner/program/random_plans.h"
+
+using namespace parplan;
+
+namespace {
+
+TrainingSpec training_of(std::int64_t batch) {
+  TrainingSpec training;
+  training.global_batch = batch;
+  training.sequence_length = 16;
+  return training;
+}
+
+ParallelSpec spec_of(const OpGraph& graph, int dp, int cp, ContextMethod method) {
+  ParallelSpec spec;
+  spec.mesh.degree = {.dp = dp, .cp = cp};
+  spec.cp_method = method;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  return spec;
+}
+
+std::vector<std::string> exchanges(const Program& program, const std::string& name) {
+  std::vector<std::string> all;
+  for (const Segment& segment : program.segments)
+    if (segment.name == name)
+      for (const Instruction& i : segment.instructions)
+        if (i.kind != InstructionKind::kernel)
+          all.push_back(fmt::format("{} over {}: {} B", parplan::name(i.kind), parplan::name(i.group),
+                                    i.operands.back().bytes));
+  return all;
+}
+
+std::string faults_of(const std::vector<Program>& programs) {
+  std::string found;
+  for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
+  return found;
+}
+
+std::vector<Segment*> segments_with(std::vector<Program>& programs, InstructionKind kind) {
+  std::vector<Segment*> found;
+  for (Program& program : programs)
+    for (Segment& segment : program.segments)
+      if (std::ranges::any_of(segment.instructions, [&](const Instruction& i) {
+            return i.kind == kind && i.group == all_along(Axis::cp);
+          }))
+        found.push_back(&segment);
+  return found;
+}
+
+}  // namespace
+
+// tiny-llama: 2 layers, 2 key/value heads of 8, so 32 numbers of a key and a value for each token;
+// 4 heads. A micro-batch has one sequence of 16 tokens.
+TEST_CASE("context parallelism sends what its closed form says, all else goes over the ranks of both axes") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = training_of(4);
+  const std::int64_t layers = static_cast<std::int64_t>(graph.blocks.size()) - 2;
+  const OpShape heads = [&] {
+    for (const Op& op : graph.ops)
+      if (op.kind == OpKind::attention) return op.attributes;
+    return OpShape{};
+  }();
+  for (const int cp : {2, 4}) {
+    const std::int64_t micro_batches = 2;  // of each of 2 data-parallel ranks
+    const std::int64_t own_keys = 16 / cp * 2 * heads.kv_heads * heads.head_dim * 4;
+    const ParallelSpec spec = spec_of(graph, 2, cp, ContextMethod::all_gather);
+    const std::vector<Program> gathering = lower_all(job_of(graph, training, spec));
+    for (const Program& program : gathering) {
+      CAPTURE(program.rank);
+      // Gathered forward and backward, and their gradients reduced: each (cp - 1) chunks.
+      CHECK(program.communication.cp.count == layers * micro_batches * 3 * (cp - 1) * own_keys);
+      CHECK(exchanges(program, "layers.forward") ==
+            std::vector<std::string>{fmt::format("all_gather over context: {} B", cp * own_keys)});
+      CHECK(exchanges(program, "layers.backward") ==
+            std::vector<std::string>{fmt::format("all_gather over context: {} B", cp * own_keys),
+                                     fmt::format("reduce_scatter over context: {} B", cp * own_keys)});
+      // Rank r = 2 d + c on neighbouring devices.
+      CHECK(program.group(all_along(Axis::dp)).size() == static_cast<std::size_t>(2 * cp));
+      CHECK(program.group(all_along(Axis::cp)).size() == static_cast<std::size_t>(cp));
+    }
+    // The bytes of data parallelism over as many ranks.
+    ParallelSpec data = spec_of(graph, 2 * cp, 1, ContextMethod::all_gather);
+    const TrainingSpec more = training_of(4 * cp);
+    CHECK(gathering.front().communication.dp == lower(job_of(graph, more, data), 0).communication.dp);
+  }
+  // Ulysses: fused queries, keys and values of a token go to the rank of their heads, and the
+  // output comes back; of each, the rank keeps its own part.
+  const std::int64_t cp = 2, micro_batches = 2;
+  const std::int64_t fused = (heads.heads + 2 * heads.kv_heads) * heads.head_dim, mixed = heads.heads * heads.head_dim;
+  for (const Program& program : lower_all(job_of(graph, training, spec_of(graph, 2, 2, ContextMethod::ulysses)))) {
+    std::int64_t sent = 0;
+    for (const Segment& segment : program.segments)
+      if (segment.name.starts_with("layers."))
+        for (const Instruction& i : segment.instructions)
+          if (i.kind == InstructionKind::all_to_all) sent += i.operands.back().bytes * (cp - 1) / cp;
+    CHECK(program.communication.cp.count == layers * micro_batches * sent);
+    CHECK(exchanges(program, "layers.forward") ==
+          std::vector<std::string>{fmt::format("all_to_all over context: {} B", 16 / cp * fused * 4),
+                                   fmt::format("all_to_all over context: {} B", 16 / cp * mixed * 4)});
+  }
+}
+
+TEST_CASE("the verifier finds what is wrong with groups and instructions of the context axis") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const Job job = job_of(graph, training_of(4), spec_of(graph, 1, 4, ContextMethod::all_gather));
+  std::vector<Program> programs = lower_all(job);
+  CHECK(faults_of(programs) == "");
+
+  // A rank that takes part in another group than the others say.
+  std::vector<Program> broken = programs;
+  broken[1].set_group(all_along(Axis::cp), {0, 1});
+  CHECK(faults_of(broken) != "");
+
+  // Attention that does not wait for the gathered keys.
+  broken = programs;
+  for (Segment* segment : segments_with(broken, InstructionKind::all_gather))
+    for (Instruction& i : segment->instructions)
+      if (i.kind == InstructionKind::kernel &&
+          (i.op == OpKind::attention || i.op == OpKind::attention_gradient))
+        i.waits.clear();
+  CHECK(faults_of(broken).find("missing event") != std::string::npos);
+
+  // Keys that are never gathered.
+  broken = programs;
+  for (Segment* segment : segments_with(broken, InstructionKind::all_gather))
+    std::erase_if(segment->instructions, [](const Instruction& i) { return i.kind == InstructionKind::all_gather; });
+  CHECK(faults_of(broken) != "");
+
+  // One rank that leaves out a reduction.
+  broken = programs;
+  for (Segment& segment : broken[2].segments)
+    std::erase_if(segment.instructions, [](const Instruction& i) {
+      return i.kind == InstructionKind::reduce_scatter && i.group == all_along(Axis::cp);
+    });
+  CHECK(faults_of(broken) != "");
+}
