@@ -11,7 +11,7 @@
 namespace parplan {
 
 // Context parallelism is searched from this sequence on, or where the request asks for it: it pays
-// where a sequence is long, and would make every other search look at several times as many layouts.
+// where a sequence is long, and every other search would look at several times as many layouts.
 inline constexpr std::int64_t long_sequence = 32'768;
 bool shares_context(const OpGraph& graph, const LayoutRequest& request);
 

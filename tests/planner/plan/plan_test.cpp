@@ -408,9 +408,9 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
   CHECK(
       error_with("zero_stage: 2", "zero_stagee: 2") ==
       place_of("zero_stage: 2") +
-          "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, cp, mesh_order, sequence_parallel, cp_method, zero_stage, "
-          "micro_batch, micro_batches, schedule, virtual_stages, micro_batch_group, recompute, stage_recompute, "
-          "stage_blocks, tied_gradients, input_slots; did you mean 'zero_stage'?");
+          "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, cp, mesh_order, sequence_parallel, cp_method, "
+          "zero_stage, micro_batch, micro_batches, schedule, virtual_stages, micro_batch_group, recompute, "
+          "stage_recompute, stage_blocks, tied_gradients, input_slots; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
@@ -418,7 +418,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
   CHECK(error_with("residual_over_tp", "residual") ==
         place_of("residual_over_tp") +
             "unknown key 'residual'; allowed: residual_over_tp, parameters_over_tp, residual_over_cp, "
-            "parameters_over_dp, gradients_over_dp, optimizer_over_dp; did you mean 'residual_over_tp' or 'residual_over_cp'?");
+            "parameters_over_dp, gradients_over_dp, optimizer_over_dp; did you mean 'residual_over_tp' or "
+            "'residual_over_cp'?");
   CHECK(error_with("  candidates: 120\n", "") == 
         place_of("objective: cost") + "missing key 'candidates' in 'search'");
   CHECK(error_with("  tp: 1\n", "") == place_of("devices: 4") + "missing key 'tp' in 'layout'");

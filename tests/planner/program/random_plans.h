@@ -34,8 +34,8 @@ inline std::string describe(const ParallelSpec& spec) {
       "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} tied "
       "gradients {} input slots {} stages [{}]",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), write_order(spec.mesh.order),
-      spec.sequence_parallel, spec.zero_stage, spec.micro_batch, name(spec.schedule), name(spec.recompute), name(spec.tied_gradients),
-      name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
+      spec.sequence_parallel, spec.zero_stage, spec.micro_batch, name(spec.schedule), name(spec.recompute),
+      name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.

@@ -202,8 +202,8 @@ void attention(const CpuKernelArguments& a) {
 // dy, qkv, (all keys and values), y, log-sum-exp -> dqkv, (their gradients), workspace; with
 // gathered keys, dqkv has gradients of queries alone. As FlashAttention (Dao et al. 2022, algorithm
 // 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
-// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds =
-// 1 - (t / cap)^2.
+// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds
+// = 1 - (t / cap)^2.
 void attention_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);

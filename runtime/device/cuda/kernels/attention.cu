@@ -29,6 +29,7 @@ namespace parplan {
 namespace {
 
 AttentionLayout layout_of(const OpShape& s) {
+  if (s.gathered) throw RunError("attention on CUDA: gathered keys and values are not supported");
   if (s.head_dim > most_attention_head_dim) {
     throw RunError("attention on CUDA: head_dim " + std::to_string(s.head_dim) + " is larger than " +
                    std::to_string(most_attention_head_dim));
