@@ -32,13 +32,15 @@ std::int64_t common_groups(const OpGraph& graph) {
 }
 
 ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
-  const std::int64_t tokens = spec.sequence_parallel ? spec.tp() : 1;
   // A rank's tokens are two chunks, and divide among its tensor-parallel ranks.
-  const std::int64_t unit = spec.cp_method == ContextMethod::all_gather ? std::lcm(tokens, std::int64_t{2}) : tokens;
+  const std::int64_t tokens = spec.sequence_parallel ? std::max(spec.tp(), 1) : 1;
+  const bool is_odd = tokens % 2 != 0;
+  const std::int64_t unit = spec.cp_method == ContextMethod::all_gather && is_odd ? 2 * tokens : tokens;
   ContextLimits limits{.sequence = graph.sequence % unit == 0 ? graph.sequence / unit : 1};
   if (spec.cp_method == ContextMethod::ulysses) {
     const std::int64_t groups = common_groups(graph);
-    limits.kv_groups = groups % spec.tp() == 0 ? std::max<std::int64_t>(groups / spec.tp(), 1) : 1;
+    const int tensor_ranks = std::max(spec.tp(), 1);
+    limits.kv_groups = groups % tensor_ranks == 0 ? std::max<std::int64_t>(groups / tensor_ranks, 1) : 1;
   }
   return limits;
 }
