@@ -98,9 +98,9 @@ Value unpacked(SegmentLowering& lowering, const Move& move, const Value& value, 
 // inside these chunks.
 void check_cut(const Move& move, const TensorLayout& layout, Dim dim) {
   const std::span<const Axis> order = cutting_order(dim);
-  for (const Axis other : std::ranges::subrange(std::ranges::find(order, move.axis) + 1, order.end()))
-    PARPLAN_ASSERT(layout[other] != shard(dim),
-                   fmt::format("{} over {}: {} cuts {} inside", move.what, name(move.axis), name(other), name(dim)));
+  for (auto other = std::ranges::find(order, move.axis) + 1; other != order.end(); ++other)
+    PARPLAN_ASSERT(layout[*other] != shard(dim),
+                   fmt::format("{} over {}: {} cuts {} inside", move.what, name(move.axis), name(*other), name(dim)));
 }
 
 // The value `value` of tensor `id`, laid out as `from`, after one step, which leaves it laid out as
