@@ -24,6 +24,8 @@ namespace parplan {
 namespace {
 
 constexpr std::int64_t gpu_global_batch = 512;
+// Few models are pre-trained at the length to which their context was extended later.
+constexpr std::int64_t gpu_sequence = 8192;
 constexpr std::int64_t cpu_sequence = 256;
 constexpr std::int64_t cpu_sequences_per_device = 4;
 
@@ -43,7 +45,7 @@ TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
   TrainingSpec training;
   const bool cpu = cluster.backend() == BackendKind::cpu;
   training.precision = default_precision(cluster);
-  training.sequence_length = cpu ? std::min(cpu_sequence, model.context) : model.context;
+  training.sequence_length = std::min(cpu ? cpu_sequence : gpu_sequence, model.context);
   training.global_batch = cpu ? cpu_sequences_per_device * cluster.devices() : gpu_global_batch;
   return training;
 }
@@ -132,6 +134,13 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
                "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n",
                inputs.cluster.name, backend.runtime, backend.collectives);
   inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
+  const std::int64_t context = inputs.model.spec.context;
+  const bool is_cut = inputs.training.sequence_length == gpu_sequence && context > gpu_sequence &&
+                      std::ranges::find(inputs.defaults, "sequence_length") != inputs.defaults.end();
+  if (is_cut && !output.quiet)
+    fmt::print(terminal.err,
+               "note: {}: sequences of {} tokens by default, and its context is {}; --seq-len gives another length\n",
+               model, gpu_sequence, context);
   inputs.graph = build_graph(inputs.model.spec, inputs.training.sequence_length);
   return inputs;
 }

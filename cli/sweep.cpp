@@ -374,7 +374,7 @@ CommandBody declare_sweep(CLI::App& app) {
       "sequences of one optimizer step, each to compare (default: 512 on GPUs, 4 for each of the most devices on CPUs)",
       [&all](const std::string& text) { all.batches = parse_numbers("--global-batch", text, most_counted); });
   add("What", "--seq-len", "N,N,...",
-      "tokens of a sequence, each to compare (default: the model's context; on CPUs at most 256)",
+      "tokens of a sequence, each to compare (default: the model's context, at most 8192; on CPUs at most 256)",
       [&all](const std::string& text) { all.sequences = parse_numbers("--seq-len", text, most_counted); });
   add_number_formats(app, all.what);
   add("What", "--tokens", "N",

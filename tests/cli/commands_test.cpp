@@ -327,6 +327,25 @@ TEST_CASE("simulate of a layout and of its plan agree, and a trace is written") 
   CHECK(Json::parse(folder.read("trace.json")).at("traceEvents").size() > 100);
 }
 
+TEST_CASE("sequences are at most 8192 tokens by default, and a longer context is named") {
+  const Folder folder;
+  std::string model = read_file(std::string(PARPLAN_SOURCE_DIR) + "/models/llama3.2-1b.yaml");
+  const std::size_t at = model.find("context: ");
+  REQUIRE(at != std::string::npos);
+  model.replace(at, model.find('\n', at) - at, "context: 131072");
+  const std::string path = folder.path("long.yaml");
+  write_file_atomically(path, model);
+  const std::vector<std::string> args = {"simulate", path, "--cluster", "dgx-a100", "--json", "-"};
+  const Called called = call(args);
+  CHECK(Json::parse(called.out).at("inputs").at("training").at("sequence_length") == 8192);
+  CHECK(called.err.find("sequences of 8192 tokens by default, and its context is 131072") != std::string::npos);
+  std::vector<std::string> given = args;
+  given.insert(given.end(), {"--seq-len", "16384"});
+  const Called with_length = call(given);
+  CHECK(Json::parse(with_length.out).at("inputs").at("training").at("sequence_length") == 16384);
+  CHECK(with_length.err.find("by default") == std::string::npos);
+}
+
 TEST_CASE("simulate draws the schedule as text under its table and as an image into a file") {
   const Folder folder;
   const std::vector<std::string> layout = {"simulate",       tiny_llama, "--cluster",     cpu_8, "--dp",       "1",
