@@ -242,7 +242,8 @@ void add_what(CLI::App& app, WhatArguments& what) {
   const std::string group = "What";
   add_whole(app, group, "--global-batch", "sequences of one optimizer step (default: 512 on GPUs, 4 a device on CPUs)",
             what.global_batch, most_counted);
-  add_whole(app, group, "--seq-len", "tokens of a sequence (default: the model's context, at most 8192; on CPUs at most 256)",
+  add_whole(app, group, "--seq-len",
+            "tokens of a sequence (default: the model's context, at most 8192; on CPUs at most 256)",
             what.sequence_length, most_counted);
   add_number_formats(app, what);
 }
