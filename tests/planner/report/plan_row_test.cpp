@@ -173,8 +173,14 @@ TEST_CASE("a layout is told in one line") {
         "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full,none tied-gradients=apart input-slots+1 pp>dp>tp");
   spec.schedule = ScheduleKind::interleaved;
   spec.virtual_stages = 3;
+  // The stages of each rank recompute alike, or not.
+  spec.stage_recompute = {Recompute::full, Recompute::none, Recompute::full,
+                          Recompute::none, Recompute::full, Recompute::none};
   CHECK(layout_text(spec) ==
-        "dp4 tp8+sp pp2 zero3 mb16 interleaved v3 recompute=full,none tied-gradients=apart input-slots+1 pp>dp>tp");
+        "dp4 tp8+sp pp2 zero3 mb16 interleaved v3 rank-recompute=full,none tied-gradients=apart input-slots+1 "
+        "pp>dp>tp");
+  spec.stage_recompute.back() = Recompute::full;
+  CHECK(layout_text(spec).find(" recompute=full,none,full,none,full*2 ") != std::string::npos);
   spec.micro_batch_group = 4;
   CHECK(layout_text(spec).find(" v3 group4 ") != std::string::npos);
 }
