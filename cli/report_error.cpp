@@ -49,11 +49,12 @@ int report_error(std::ostream& err) {
     const auto* of_system = dynamic_cast<const std::system_error*>(&error);
     if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again) {
       err << "error: the system starts no more threads for this process: " << error.what()
-          << "; ulimit -u and the limits of its control group count them, and --threads asks for fewer\n";
+          << "; ulimit -u and the limits of its control group count them, their stacks count in ulimit -v, and "
+             "--threads asks for fewer\n";
       return exit_failed;
     }
-    err << "internal error (a bug of parplan: please report it with the command and its files): " << error.what()
-        << '\n';
+    err << "internal error (a bug of parplan: please report it with the command and its files): "
+        << printable(error.what()) << '\n';
     return exit_bug;
   }
 }

@@ -320,10 +320,10 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
                arguments.data.empty() ? " (default)" : "");
   };
   options.on_note = [&](const std::string& line) {
-    if (talks) fmt::print(terminal.err, "note: {}\n", line);
+    if (talks) fmt::print(terminal.err, "note: {}\n", printable(line));
   };
   options.on_failure = [&](const std::string& line) {
-    if (speaks) fmt::print(terminal.err, "error: {}\n", line);
+    if (speaks) fmt::print(terminal.err, "error: {}\n", printable(line));
   };
   options.on_step = [&](const StepRecord& record) {
     if (board) board->note(rendezvous.process(), record.step);

@@ -337,7 +337,7 @@ void check_other_keys(HuggingFaceConfig& config, std::string_view type) {
           "is as a model.yaml (docs/model.md)",
           key, structure->meaning, type));
     }
-    strangers.push_back(key);
+    strangers.push_back(printable_line(key));
   }
   if (!strangers.empty()) {
     config.notes.push_back(fmt::format("{} {} ignored: parplan does not know {} in a model of type '{}'",
@@ -354,7 +354,7 @@ std::string name_of(const YamlNode& root, const std::string& file_name, std::str
     return path.substr(path.rfind('/') + 1);
   };
   if (const auto given = root.find("_name_or_path")) {
-    const std::string last = last_part(given->as_string());
+    const std::string last = last_part(printable_line(given->as_string()));
     if (!last.empty() && last != "." && last != "..") return last;
   }
   const std::filesystem::path path(file_name);

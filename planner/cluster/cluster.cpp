@@ -87,7 +87,7 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
   if (const auto given = value.find("name")) node.name = given->as_name();
   std::vector<std::string> names;
   const auto vertex_of = [&](const YamlNode& word) {
-    const std::string text = word.as_string();
+    const std::string text = word.as_name();
     const auto found = std::find(names.begin(), names.end(), text);
     if (found == names.end())
       word.fail(fmt::format("unknown vertex '{}'; the node has {}{}", text, join(names), did_you_mean(text, names)));
@@ -96,7 +96,7 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
   int networks = 0;
   for (const YamlNode& item : value.at("vertices").items()) {
     item.allow_keys({"name", "kind"});
-    const std::string text = item.at("name").as_string();
+    const std::string text = item.at("name").as_name();
     if (std::find(names.begin(), names.end(), text) != names.end())
       item.at("name").fail(fmt::format("a second vertex is named '{}'", text));
     names.push_back(text);
@@ -430,11 +430,11 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     if (static_cast<int>(cluster.device_ids.size()) != cluster.devices())
       ids->fail(fmt::format("lists {} numbers for {} devices", cluster.device_ids.size(), cluster.devices()));
   }
-  if (const auto measured = document.find("measured_on")) cluster.measured_on = measured->as_string();
+  if (const auto measured = document.find("measured_on")) cluster.measured_on = printable_line(measured->as_string());
   if (const auto notes = document.find("notes"))
-    for (const YamlNode& note : notes->items()) cluster.notes.push_back(note.as_string());
+    for (const YamlNode& note : notes->items()) cluster.notes.push_back(printable_line(note.as_string()));
   if (const auto sources = document.find("sources"))
-    for (const YamlNode& source : sources->items()) cluster.sources.push_back(source.as_string());
+    for (const YamlNode& source : sources->items()) cluster.sources.push_back(printable_line(source.as_string()));
   if (const auto problem = problem_with(cluster)) (groups ? *groups : document.at("node")).fail(*problem);
   return cluster;
 }

@@ -8,6 +8,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
+#include "planner/base/text.h"
 
 namespace parplan {
 namespace {
@@ -79,7 +80,7 @@ DeviceKind read_device(const YamlNode& document) {
   DeviceKind device;
   device.name = document.at("name").as_name();
   if (device.name.empty()) document.at("name").fail("expected a name, found ''");
-  device.title = document.at("title").as_string();
+  device.title = printable_line(document.at("title").as_string());
   device.backend = static_cast<BackendKind>(document.at("backend").as_choice(backend_names()));
   const YamlNode memory = document.at("memory");
   memory.allow_keys({"capacity", "overhead"});
@@ -172,7 +173,7 @@ DeviceKind read_device(const YamlNode& document) {
     for (const YamlNode& one : names->items()) device.driver_names.push_back(one.as_string());
   if (const auto measured = document.find("measured")) device.measured = read_measured_kernels(*measured);
   if (const auto sources = document.find("sources"))
-    for (const YamlNode& source : sources->items()) device.sources.push_back(source.as_string());
+    for (const YamlNode& source : sources->items()) device.sources.push_back(printable_line(source.as_string()));
   return device;
 }
 

@@ -9,6 +9,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include "planner/base/enum_index.h"
+#include "planner/base/text.h"
 
 namespace parplan {
 namespace {
@@ -116,10 +117,10 @@ KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes) {
 
 MeasuredKernels read_measured_kernels(const YamlNode& section) {
   read_measurements(section);  // for its errors
-  MeasuredKernels measured{.origin = section.at("origin").as_string(),
-                           .date = section.at("date").as_string(),
-                           .versions = section.at("versions").as_string(),
-                           .clocks = section.at("clocks").as_string(),
+  MeasuredKernels measured{.origin = printable_line(section.at("origin").as_string()),
+                           .date = printable_line(section.at("date").as_string()),
+                           .versions = printable_line(section.at("versions").as_string()),
+                           .clocks = printable_line(section.at("clocks").as_string()),
                            .fits = {}};
   std::map<std::tuple<OpKind, DataType, std::int64_t>, int> seen;
   for (const YamlNode& item : section.at("fits").items()) {

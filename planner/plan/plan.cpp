@@ -496,7 +496,7 @@ SearchCounts read_search(const YamlNode& node) {
                       .seconds = read_number(node.at("seconds")),
                       .certified = node.at("certified").as_bool(),
                       .gap = std::nullopt};
-  if (const auto space = node.find("space")) search.space = space->as_string();
+  if (const auto space = node.find("space")) search.space = printable_line(space->as_string());
   if (const auto objective = node.find("objective")) search.objective = read_choice(*objective, objectives);
   if (const auto gap = node.find("gap")) search.gap = read_number(*gap);
   if (const auto gap = node.find("cut_gap")) search.cut_gap = read_number(*gap);

@@ -247,7 +247,7 @@ std::string explain(const Plan& plan) {
   text += "\n" + runner_up(plan);
   text += "\nbinding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   text += "search: " + explain_search(plan.search) + "\n" + explain_space(plan.search);
-  for (const std::string& note : plan.notes) text += "note: " + note + "\n";
+  for (const std::string& note : plan.notes) text += "note: " + printable_line(note) + "\n";
   return fold_lines(text, line_width);
 }
 
@@ -267,7 +267,7 @@ std::string explain(const Plan& plan, const Reasons& reasons) {
           sensitivity_table(plan, reasons);
   text += "\nsearch: " + explain_search(plan.search) + "\n" + explain_space(plan.search);
   if (reasons.unrestricted) text += unrestricted(plan, *reasons.unrestricted);
-  for (const std::string& note : plan.notes) text += "note: " + note + "\n";
+  for (const std::string& note : plan.notes) text += "note: " + printable_line(note) + "\n";
   return fold_lines(text, line_width);
 }
 

@@ -17,6 +17,36 @@ using testing::cpu_8;
 using testing::Folder;
 using testing::tiny_gpt2;
 
+TEST_CASE("What a plan's file says is escaped before it reaches a terminal") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  REQUIRE(call({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--quiet", "-o", plan}).code == 0);
+  std::string text = read_file(plan);
+  const auto replace_all = [&](const std::string& from, const std::string& to) {
+    REQUIRE(text.find(from) != std::string::npos);
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
+  };
+  replace_all("core0", R"("\x1b[31m\u202ecore0")");
+  replace_all("name: cpu-core", R"(name: "\x1b[31m\u202ecpu-core")");
+  replace_all("title: One core", R"(title: One core)" "\u202e");
+  const std::size_t begin = text.find("\nnotes:"), end = text.find("\nalternatives:");
+  REQUIRE(begin < end);
+  text.replace(begin, end - begin, R"(
+notes:
+  - "a note\x1b[31m with\r two\n lines\u202e")");
+  write_file_atomically(plan, text);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"explain", plan, "--quick"}, {"simulate", plan}, {"explain", plan, "--json", "-"}}) {
+    const Called called = call(words);
+    CAPTURE(called.err);
+    CHECK(called.code == 0);
+    for (const char* raw : {"\x1b", "\r", "\u202e"}) CHECK((called.out + called.err).find(raw) == std::string::npos);
+  }
+  const std::string said = call({"explain", plan, "--quick"}).out;
+  CHECK(said.find("a note\\u001b[31m with\\u000d two\\u000a lines\\u202e\n") != std::string::npos);
+}
+
 TEST_CASE("explain says why in words, or as JSON") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");
