@@ -12,7 +12,8 @@ Json json_number(double value) { return std::isfinite(value) ? Json(value) : Jso
 
 Json optional_number(const std::optional<double>& value) { return value ? json_number(*value) : Json(nullptr); }
 
-std::string write_json(const Json& json) { return json.dump(2) + "\n"; }
+// In ASCII: terminals obey some other characters.
+std::string write_json(const Json& json) { return json.dump(2, ' ', true) + "\n"; }
 
 namespace {
 

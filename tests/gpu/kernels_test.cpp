@@ -963,6 +963,39 @@ std::vector<Case> transpose_blocks_cases(DataType type) {
   return cases;
 }
 
+// Rows of `inner` columns and a part of them, from aligned columns and others.
+struct Columns {
+  std::int64_t rows, columns, inner, begin;
+};
+constexpr Columns columns_moved[] = {{1, 1, 1, 0},     {5, 3, 8, 4},       {7, 33, 40, 1},
+                                     {6, 64, 192, 64}, {3, 128, 384, 256}, {2, 2600, 5200, 2600}};
+
+std::vector<Case> take_columns_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns, inner, begin] : columns_moved) {
+    const Doubles x = random_in(type, rows * inner, 1);
+    Doubles y;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c) y.push_back(x[at(r * inner + begin + c)]);
+    cases.push_back({{.rows = rows, .columns = columns, .inner = inner, .begin = begin},
+                     {reads(type, x), writes(type, y, 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> put_columns_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const auto& [rows, columns, inner, begin] : columns_moved) {
+    const Doubles x = random_in(type, rows * columns, 1), before = random_in(type, rows * inner, 2);
+    Doubles after = before;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t c = 0; c < columns; ++c) after[at(r * inner + begin + c)] = x[at(r * columns + c)];
+    cases.push_back({{.rows = rows, .columns = columns, .inner = inner, .begin = begin},
+                     {reads(type, x), updates(type, before, after, 0.0)}});
+  }
+  return cases;
+}
+
 std::vector<Case> sum_squares_cases(DataType) {
   std::vector<Case> cases;
   for (const std::int64_t size : {1, 5, 1000, 300001, 1100003}) {  // the last one: more than one vector a thread
@@ -1200,6 +1233,8 @@ constexpr TestRow test_rows[] = {
     {OpKind::fill_zero, fill_zero_cases},
     {OpKind::copy, copy_cases},
     {OpKind::transpose_blocks, transpose_blocks_cases},
+    {OpKind::take_columns, take_columns_cases},
+    {OpKind::put_columns, put_columns_cases},
     {OpKind::load_tokens, nullptr, "the data loader's"},
     {OpKind::load_targets, nullptr, "the data loader's"},
     {OpKind::sum_squares, sum_squares_cases},

@@ -25,9 +25,9 @@ namespace {
 const std::string source = PARPLAN_SOURCE_DIR;
 constexpr int devices = 8;
 
-// The space of a tiny model on eight cores.
+// The space of a tiny model on eight cores, with sequences so long that it has context parallelism.
 struct Space {
-  OpGraph graph = build_graph(load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec, 16);
+  OpGraph graph = build_graph(load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec, long_sequence);
   Cluster cluster = find_cluster(source + "/tests/data/clusters/cpu-8.yaml",
                                  {source + "/configs/devices", source + "/configs/clusters"},
                                  {.device = {}, .network = {}, .devices = devices, .nodes = {}});
@@ -36,7 +36,7 @@ struct Space {
 
   Space() {
     training.global_batch = 8;
-    training.sequence_length = 16;
+    training.sequence_length = long_sequence;
     training.precision = DataType::fp32;
     specs = enumerate_specs(graph, training, devices, {});
   }
@@ -306,7 +306,8 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
     CHECK(numbers == (row.minimum <= row.maximum));
     const bool has_names =
         std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default) ||
-        std::holds_alternative<TiedGradients>(by_default) || std::holds_alternative<InputSlots>(by_default);
+        std::holds_alternative<TiedGradients>(by_default) || std::holds_alternative<InputSlots>(by_default) ||
+        std::holds_alternative<ContextMethod>(by_default);
     CHECK(has_names == (row.named != nullptr));
   }
 }
