@@ -13,8 +13,9 @@
 
 namespace parplan {
 
-Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
-                    std::span<const Seconds> transfer) {
+std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
+                                 std::span<const Seconds> backward, std::span<const Seconds> transfer,
+                                 std::span<const Seconds> weights) {
   const int stages = schedule.stages();
   PARPLAN_ASSERT(stages >= 1 && forward.size() == schedule.rank_of_stage.size() && backward.size() == forward.size() &&
                      transfer.size() + 1 == forward.size(),
@@ -27,10 +28,10 @@ Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, 
   const auto at = [&](const Action& action) {
     return static_cast<std::size_t>(action.stage) * count + static_cast<std::size_t>(action.micro_batch);
   };
-  // Per phase, by stage and micro-batch: when the result arrives where it is needed.
+  // Per flow, by stage and micro-batch: when the result arrives where it is needed.
   std::array<std::vector<std::optional<Seconds>>, 2> there;
   for (auto& of_phase : there) of_phase.resize(forward.size() * count);
-  // Per phase, by the sending stage.
+  // Per flow, by the sending stage.
   std::array<std::vector<Seconds>, 2> link_free{std::vector<Seconds>(forward.size()),
                                                 std::vector<Seconds>(forward.size())};
   std::vector<std::size_t> next(schedule.ranks.size());
@@ -39,26 +40,36 @@ Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, 
     for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
       for (; next[r] < schedule.ranks[r].size(); ++next[r], advanced = true) {
         const Action& action = schedule.ranks[r][next[r]];
-        const std::size_t phase = index_of(action.phase);
+        const std::optional<Flow> flow = flow_of(action.phase);
+        if (!flow) {
+          rank_free[r] += weights[action.stage];
+          continue;
+        }
         Seconds start = rank_free[r];
         if (const std::optional<Action> input = input_of(action, stages)) {
-          const std::optional<Seconds>& ready = there[phase][at(*input)];
+          const std::optional<Seconds>& ready = there[index_of(*flow)][at(*input)];
           if (!ready) break;
           start = std::max(start, *ready);
         }
-        const Seconds end = start + (action.phase == Phase::forward ? forward : backward)[action.stage];
+        Seconds end = start + (*flow == Flow::forward ? forward : backward)[action.stage];
+        if (action.phase == Phase::backward_inputs) end -= weights[action.stage];
         rank_free[r] = end;
-        std::optional<Seconds>& arrives = there[phase][at(action)];
+        std::optional<Seconds>& arrives = there[index_of(*flow)][at(action)];
         arrives = end;
         if (!sends(schedule, action)) continue;
-        Seconds& link = link_free[phase][action.stage];
-        link = std::max(end, link) + transfer[action.phase == Phase::forward ? action.stage : action.stage - 1];
+        Seconds& link = link_free[index_of(*flow)][action.stage];
+        link = std::max(end, link) + transfer[*flow == Flow::forward ? action.stage : action.stage - 1];
         arrives = link;
       }
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
     PARPLAN_ASSERT(next[r] == schedule.ranks[r].size(),
                    fmt::format("rank {} stops at {}", r, write_action(schedule.ranks[r][next[r]])));
-  return *std::ranges::max_element(rank_free);
+  return rank_free;
+}
+
+Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
+                    std::span<const Seconds> transfer, std::span<const Seconds> weights) {
+  return std::ranges::max(played_ends(schedule, forward, backward, transfer, weights));
 }
 
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,

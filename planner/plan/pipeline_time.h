@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "planner/base/units.h"
 #include "planner/plan/schedule.h"
@@ -10,11 +11,16 @@ namespace parplan {
 // When the last action of a schedule ends, if each action starts as soon as its rank is free and
 // its input has arrived, and each transfer as soon as its link is free in that direction. Times are
 // per micro-batch: one for each stage, and for transfers (in either direction) one between each
-// stage and the next, so one fewer; stages on the same rank transfer nothing. Since nothing waits
+// stage and the next, so one fewer; stages on the same rank transfer nothing. `weights`: the part
+// of a stage's backward that backward_weights is, where stages run it apart. Since nothing waits
 // for an exchange buffer, and longer parts never make the whole shorter, the result is a lower
 // bound where every part is one.
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
-                    std::span<const Seconds> transfer);
+                    std::span<const Seconds> transfer, std::span<const Seconds> weights = {});
+// The same for each rank: when its own last action ends.
+std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
+                                 std::span<const Seconds> backward, std::span<const Seconds> transfer,
+                                 std::span<const Seconds> weights);
 
 // One stage of a pipeline and the way to it, in times of one micro-batch.
 struct StagePath {

@@ -451,6 +451,12 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
       .rank_of_stage = {}, .ranks = std::move(ranks), .exchanges = most_exchange_buffers(shape)};
   for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
+  for (int stage = 0; stage < shape.stages && spec.zero_stage > 1; ++stage)
+    if (splits_backward(schedule, stage))
+      node.fail(
+          fmt::format("stage {} runs backwards in two parts (I and W), which needs whole gradients until the "
+                      "second, and zero_stage is {}; legal stages: 0, 1",
+                      stage, spec.zero_stage));
   return schedule;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -16,9 +17,12 @@
 namespace parplan {
 namespace {
 
-constexpr std::array phases{Phase::forward, Phase::backward};
 template <class T>
-using PerPhase = std::array<T, phases.size()>;
+using PerPhase = std::array<T, 4>;
+template <class T>
+using PerFlow = std::array<T, 2>;
+
+constexpr PerPhase<char> letters{'F', 'B', 'I', 'W'};
 
 std::optional<int> parse_number(std::string_view text) {
   int value = 0;
@@ -40,8 +44,9 @@ std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank
   for (int s = 0; s < schedule.stages(); ++s)
     if (schedule.rank_of_stage[s] == rank) held.push_back(s);
   const std::string lister = held.size() == 1 ? fmt::format("stage {}", held[0]) : fmt::format("rank {}", rank);
-  PerPhase<Marks> done{no_marks(schedule.stages(), micro_batches), no_marks(schedule.stages(), micro_batches)};
-  std::vector<int> last_backward(schedule.rank_of_stage.size(), -1);
+  PerPhase<Marks> done;
+  done.fill(no_marks(schedule.stages(), micro_batches));
+  std::vector<int> last_backward(schedule.rank_of_stage.size(), -1), last_weights = last_backward;
   for (const Action& action : schedule.ranks[rank]) {
     const std::string text = write_action(action);
     const int stage = action.stage;
@@ -54,42 +59,67 @@ std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank
     if (done[index_of(action.phase)][stage][m]) return fmt::format("stage {} runs {} twice", stage, text);
     done[index_of(action.phase)][stage][m] = true;
     if (action.phase == Phase::forward) continue;
-    if (!done[index_of(Phase::forward)][stage][m])
-      return fmt::format("stage {} runs {} before {}", stage, text,
-                         write_action({stage, Phase::forward, action.micro_batch}));
-    if (action.micro_batch < last_backward[stage])
+    const auto is_done = [&](Phase phase) { return static_cast<bool>(done[index_of(phase)][stage][m]); };
+    const auto same = [&](Phase phase) { return write_action({stage, phase, action.micro_batch}); };
+    const Phase needed = action.phase == Phase::backward_weights ? Phase::backward_inputs : Phase::forward;
+    if (!is_done(needed)) return fmt::format("stage {} runs {} before {}", stage, text, same(needed));
+    if (is_done(Phase::backward) && (is_done(Phase::backward_inputs) || is_done(Phase::backward_weights)))
+      return fmt::format("stage {} runs {} and {}; a backward is one action (B) or two (I and W)", stage,
+                         same(Phase::backward), same(Phase::backward_inputs));
+    // Gradients are added up in the order of micro-batches: those of products in the second part.
+    if (const bool in_flow = flow_of(action.phase).has_value();
+        action.micro_batch < (in_flow ? last_backward : last_weights)[stage]) {
+      const int last = (in_flow ? last_backward : last_weights)[stage];
+      const auto ran = [&](Phase phase) { return static_cast<bool>(done[index_of(phase)][stage][last]); };
+      const Phase before = ran(Phase::backward) ? Phase::backward
+                           : in_flow            ? Phase::backward_inputs
+                                                : Phase::backward_weights;
       return fmt::format("stage {} runs {} after {}; backwards must run in ascending order of micro-batches", stage,
-                         text, write_action({stage, Phase::backward, last_backward[stage]}));
-    last_backward[stage] = action.micro_batch;
+                         text, write_action({stage, before, last}));
+    }
+    if (action.phase == Phase::backward && action.micro_batch < last_weights[stage])
+      return fmt::format("stage {} runs {} after {}; backwards must run in ascending order of micro-batches", stage,
+                         text, write_action({stage, Phase::backward_weights, last_weights[stage]}));
+    if (action.phase != Phase::backward_weights) last_backward[stage] = action.micro_batch;
+    if (action.phase != Phase::backward_inputs) last_weights[stage] = action.micro_batch;
   }
   for (const int stage : held)
-    for (int m = 0; m < micro_batches; ++m)
-      for (const Phase phase : phases)
-        if (!done[index_of(phase)][stage][m])
-          return fmt::format("stage {} never runs {}", stage, write_action({stage, phase, m}));
+    for (int m = 0; m < micro_batches; ++m) {
+      const auto is_done = [&](Phase phase) { return static_cast<bool>(done[index_of(phase)][stage][m]); };
+      const bool is_split = is_done(Phase::backward_inputs);
+      const auto never = [&](Phase phase) {
+        return fmt::format("stage {} never runs {}", stage, write_action({stage, phase, m}));
+      };
+      if (!is_done(Phase::forward)) return never(Phase::forward);
+      if (!is_split && !is_done(Phase::backward)) return never(Phase::backward);
+      if (is_split && !is_done(Phase::backward_weights)) return never(Phase::backward_weights);
+    }
   return std::nullopt;
 }
 
 // A channel delivers in order, so both of its ends must list the same order. Receives could be
 // listed in the sender's order instead of the actions' order, but an early receive would only hold
 // a slot longer.
-std::optional<std::string> find_crossed_channel(const Schedule& schedule, int source, int destination, Phase phase) {
+std::optional<std::string> find_crossed_channel(const Schedule& schedule, int source, int destination, Flow flow) {
   const int stages = schedule.stages();
   std::vector<Action> sent, received;
   for (const Action& action : schedule.ranks[source])
     if (const auto output = output_of(action, stages);
-        output && action.phase == phase && schedule.rank_of_stage[output->stage] == destination)
+        output && flow_of(action.phase) == flow && schedule.rank_of_stage[output->stage] == destination)
       sent.push_back(action);
   for (const Action& action : schedule.ranks[destination])
     if (const auto input = input_of(action, stages);
-        input && action.phase == phase && schedule.rank_of_stage[input->stage] == source)
+        input && flow_of(action.phase) == flow && schedule.rank_of_stage[input->stage] == source)
       received.push_back(action);
-  const auto meets = [&](const Action& send, const Action& receive) { return output_of(send, stages) == receive; };
+  const auto meets = [&](const Action& send, const Action& receive) {
+    const Action output = *output_of(send, stages);
+    return output.stage == receive.stage && output.micro_batch == receive.micro_batch;
+  };
   const auto [send, receive] = std::ranges::mismatch(sent, received, meets);
   if (send == sent.end() || receive == received.end()) return std::nullopt;
   return fmt::format("stage {} sends {} where stage {} receives for {}; neighbours must run their {} in one order",
                      send->stage, write_action(*send), receive->stage, write_action(*receive),
-                     phase == Phase::forward ? "forwards" : "backwards");
+                     flow == Flow::forward ? "forwards" : "backwards");
 }
 
 // A dry run of all ranks, each in the order of its list. A send is posted, and its buffer is free
@@ -100,7 +130,12 @@ class DryRun {
       : schedule_(schedule),
         ranks_(schedule.ranks.size()),
         done_{no_marks(schedule.stages(), micro_batches), no_marks(schedule.stages(), micro_batches)},
-        taken_(done_) {}
+        taken_(done_) {
+    for (const std::vector<Action>& actions : schedule.ranks)
+      for (const Action& action : actions)
+        if (const std::optional<Flow> flow = flow_of(action.phase); flow)
+          listed_[index_of(*flow)][{action.stage, action.micro_batch}] = action.phase;
+  }
 
   // What the blocked ranks wait for if they cannot all run to the end: "0B0 waits for 1B0".
   std::vector<std::string> play() {
@@ -122,21 +157,32 @@ class DryRun {
   struct Rank {
     std::size_t next = 0;
     bool received = false;                          // the input of the next action
-    // Per phase, the actions whose results were put into exchange buffers.
-    PerPhase<std::vector<Action>> in_buffers;
+    // Per flow, the actions whose results were put into exchange buffers.
+    PerFlow<std::vector<Action>> in_buffers;
   };
 
-  bool is(const PerPhase<Marks>& marks, const Action& action) const {
-    return marks[index_of(action.phase)][action.stage][action.micro_batch];
+  static std::size_t index_of_flow(const Action& action) { return index_of(*flow_of(action.phase)); }
+  bool is(const PerFlow<Marks>& marks, const Action& action) const {
+    return marks[index_of_flow(action)][action.stage][action.micro_batch];
   }
-  static void mark(PerPhase<Marks>& marks, const Action& action) {
-    marks[index_of(action.phase)][action.stage][action.micro_batch] = true;
+  static void mark(PerFlow<Marks>& marks, const Action& action) {
+    marks[index_of_flow(action)][action.stage][action.micro_batch] = true;
+  }
+  // As the list of its stage has it: a backward, or the first part of one.
+  std::string write(Action action) const {
+    action.phase = listed_[index_of_flow(action)].at({action.stage, action.micro_batch});
+    return write_action(action);
   }
 
   // Takes the next step of a rank, or says what the rank waits for.
   std::optional<std::string> advance(std::size_t r, bool& advanced) {
     Rank& rank = ranks_[r];
     const Action& action = schedule_.ranks[r][rank.next];
+    if (!flow_of(action.phase)) {
+      ++rank.next;
+      advanced = true;
+      return std::nullopt;
+    }
     const std::optional<Action> input = input_of(action, schedule_.stages());
     const bool is_forward = action.phase == Phase::forward;
     // A forward receives into a slot of its own and computes into an exchange buffer; a backward
@@ -144,14 +190,14 @@ class DryRun {
     if (!is_forward)
       if (auto wait = wait_for_buffer(rank, action)) return wait;
     if (!rank.received && input) {
-      if (!is(done_, *input)) return fmt::format("{} waits for {}", write_action(action), write_action(*input));
+      if (!is(done_, *input)) return fmt::format("{} waits for {}", write_action(action), write(*input));
       mark(taken_, *input);
       rank.received = advanced = true;
     }
     const bool fills_buffer = !is_forward || sends(schedule_, action);
     if (is_forward && fills_buffer)
       if (auto wait = wait_for_buffer(rank, action)) return wait;
-    if (fills_buffer) rank.in_buffers[index_of(action.phase)].push_back(action);
+    if (fills_buffer) rank.in_buffers[index_of_flow(action)].push_back(action);
     mark(done_, action);
     rank.received = false;
     ++rank.next;
@@ -160,47 +206,53 @@ class DryRun {
   }
 
   std::optional<std::string> wait_for_buffer(const Rank& rank, const Action& action) const {
-    const std::vector<Action>& before = rank.in_buffers[index_of(action.phase)];
+    const std::vector<Action>& before = rank.in_buffers[index_of_flow(action)];
     const auto buffers = static_cast<std::size_t>(schedule_.exchanges);
     if (before.size() < buffers) return std::nullopt;
     const Action& last = before[before.size() - buffers];
     if (!sends(schedule_, last) || is(taken_, last)) return std::nullopt;
     return fmt::format("{} waits for {} to take what {} sent", write_action(action),
-                       write_action(*output_of(last, schedule_.stages())), write_action(last));
+                       write(*output_of(last, schedule_.stages())), write_action(last));
   }
 
   const Schedule& schedule_;
   std::vector<Rank> ranks_;
-  PerPhase<Marks> done_;
-  PerPhase<Marks> taken_;
+  PerFlow<Marks> done_;
+  PerFlow<Marks> taken_;
+  PerFlow<std::map<std::pair<int, int>, Phase>> listed_;  // by stage and micro-batch
 };
 
 }  // namespace
 
 std::string write_action(const Action& action) {
-  return fmt::format("{}{}{}", action.stage, action.phase == Phase::forward ? 'F' : 'B', action.micro_batch);
+  return fmt::format("{}{}{}", action.stage, letters[index_of(action.phase)], action.micro_batch);
 }
 
 Action parse_action(const std::string& text) {
   const std::size_t letter = text.find_first_not_of("0123456789");
-  if (letter != std::string::npos && (text[letter] == 'F' || text[letter] == 'B')) {
+  const auto known = letter == std::string::npos ? letters.end() : std::ranges::find(letters, text[letter]);
+  if (known != letters.end()) {
     const std::string_view view = text;
     const auto stage = parse_number(view.substr(0, letter));
     const auto micro_batch = parse_number(view.substr(letter + 1));
-    if (stage && micro_batch)
-      return {*stage, text[letter] == 'F' ? Phase::forward : Phase::backward, *micro_batch};
+    if (stage && micro_batch) return {*stage, static_cast<Phase>(known - letters.begin()), *micro_batch};
   }
-  throw ConfigError(fmt::format(
-      "expected an action: a stage, F (forward) or B (backward), and a micro-batch, such as 2F0; found '{}'", text));
+  throw ConfigError(
+      fmt::format("expected an action: a stage, F (forward), B (backward), I or W (its two parts: gradients of inputs, "
+                  "of weights), "
+                  "and a micro-batch, such as 2F0; found '{}'",
+                  text));
 }
 
 std::optional<Action> input_of(const Action& action, int stages) {
+  if (!flow_of(action.phase)) return std::nullopt;
   const int stage = action.stage + (action.phase == Phase::forward ? -1 : 1);
   if (stage < 0 || stage >= stages) return std::nullopt;
   return Action{stage, action.phase, action.micro_batch};
 }
 
 std::optional<Action> output_of(const Action& action, int stages) {
+  if (!flow_of(action.phase)) return std::nullopt;
   const int stage = action.stage + (action.phase == Phase::forward ? 1 : -1);
   if (stage < 0 || stage >= stages) return std::nullopt;
   return Action{stage, action.phase, action.micro_batch};
@@ -247,8 +299,8 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
   for (int s = 0; s + 1 < schedule.stages(); ++s) {
     const int one = schedule.rank_of_stage[s], other = schedule.rank_of_stage[s + 1];
     if (one == other) continue;
-    if (auto fault = find_crossed_channel(schedule, one, other, Phase::forward)) return fault;
-    if (auto fault = find_crossed_channel(schedule, other, one, Phase::backward)) return fault;
+    if (auto fault = find_crossed_channel(schedule, one, other, Flow::forward)) return fault;
+    if (auto fault = find_crossed_channel(schedule, other, one, Flow::backward)) return fault;
   }
   const std::vector<std::string> waits = DryRun(schedule, micro_batches).play();
   if (waits.empty()) return std::nullopt;
@@ -258,10 +310,16 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
 int most_in_flight(const std::vector<Action>& rank) {
   int held = 0, most = 0;
   for (const Action& action : rank) {
-    held += action.phase == Phase::forward ? 1 : -1;
+    if (const std::optional<Flow> flow = flow_of(action.phase); flow) held += *flow == Flow::forward ? 1 : -1;
     most = std::max(most, held);
   }
   return most;
+}
+
+bool splits_backward(const Schedule& schedule, int stage) {
+  return std::ranges::any_of(schedule.ranks[schedule.rank_of_stage[stage]], [&](const Action& action) {
+    return action.stage == stage && action.phase == Phase::backward_inputs;
+  });
 }
 
 }  // namespace parplan

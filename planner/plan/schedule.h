@@ -6,9 +6,21 @@
 
 namespace parplan {
 
-enum class Phase { forward, backward };
+// A backward is one action, or two: backward_inputs computes the gradients that the stage before
+// waits for, and backward_weights, at any later time, the weight gradients of the stage's products
+// (Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv:2401.10241).
+enum class Phase { forward, backward, backward_inputs, backward_weights };
 
-// One task of a pipeline stage: "2F0" is the forward of micro-batch 0 on stage 2.
+// What passes between stages: activations one way, gradients of them the other way.
+enum class Flow { forward, backward };
+// Nothing for backward_weights.
+constexpr std::optional<Flow> flow_of(Phase phase) {
+  if (phase == Phase::backward_weights) return std::nullopt;
+  return phase == Phase::forward ? Flow::forward : Flow::backward;
+}
+
+// One task of a pipeline stage: "2F0" is the forward of micro-batch 0 on stage 2, 2B0 its backward,
+// 2I0 and 2W0 the two parts of one, as in PyTorch's pipeline CSV.
 struct Action {
   int stage = 0;
   Phase phase{};
@@ -19,7 +31,8 @@ std::string write_action(const Action& action);
 Action parse_action(const std::string& text);  // throws ConfigError
 
 // The action whose result this one takes as its input, on the stage before or after; nothing where
-// it is the first of its phase to process a micro-batch.
+// it is the first of its flow to process a micro-batch. There, the backward may be one action where
+// it is two here, and the other way round.
 std::optional<Action> input_of(const Action& action, int stages);
 // The action that takes this one's result.
 std::optional<Action> output_of(const Action& action, int stages);
@@ -68,15 +81,19 @@ int most_exchange_buffers(const PipelineShape& shape);
 int exchange_buffers(const PipelineShape& shape);
 
 // Checks that stages go around the ring; that each stage runs each micro-batch forward and then
-// backward exactly once, with backwards in ascending order; that both ends of every channel (from
-// one rank to another, forwards or backwards) have the same order of micro-batches; and that the
-// whole runs to its end as CPU ranks run it: a forward waits for the previous stage, a backward for
-// the next stage, and both for an exchange buffer whose last content was taken. Concurrent streams
-// wait for less. Returns what is wrong and where; nothing where the schedule is correct.
+// backward exactly once, with backwards, and the weight gradients, in ascending order; that both
+// ends of every channel (from one rank to another, forwards or backwards) have the same order of
+// micro-batches; and that the whole runs to its end as CPU ranks run it: a forward waits for the
+// previous stage, a backward for the next stage, and both for an exchange buffer whose last content
+// was taken. Concurrent streams wait for less. Returns what is wrong and where; nothing where the
+// schedule is correct.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
 // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
-// once.
+// once, until backward or backward_inputs.
 int most_in_flight(const std::vector<Action>& rank);
+
+// Whether the stage runs some backward in two parts.
+bool splits_backward(const Schedule& schedule, int stage);
 
 }  // namespace parplan

@@ -12,6 +12,10 @@ struct ActionSlots {
   int saved = 0;     // slot of saved activations
   int input = 0;     // buffer for the activation that arrives, where it lies apart
   int exchange = 0;  // forward: activation to send; backward: activation gradient
+  // Of stages that run backwards in two parts: the slot of what the forward saves for the second,
+  // and that of what the first part leaves for it.
+  int for_weights = 0;
+  int left = 0;
   bool operator==(const ActionSlots&) const = default;
 };
 
@@ -23,15 +27,20 @@ struct Slots {
   // The number of buffers for arriving activations: 0 where these arrive in the slots.
   int inputs = 0;
   int exchanges = 0;  // number of exchange buffers of either kind
+  // The numbers of slots for backward_weights: of micro-batches between their forward and the end
+  // of their backward, and between its two parts, on stages that run it so.
+  int for_weights = 0;
+  int left = 0;
   std::vector<ActionSlots> actions;
   bool operator==(const Slots&) const = default;
 };
 
 // Plays a rank's list. A forward takes the slot that has been free the longest, whose former
-// content is the most likely to be no longer in use, and the backward of its micro-batch frees the
-// slot. Buffers for arriving activations are used likewise; with `one_more`, there is one more of
-// them than micro-batches that hold one, unless no micro-batch would use it. Exchange buffers take
-// turns: the result of an action is still being sent during the next.
+// content is the most likely to be no longer in use, and the backward of its micro-batch, or the
+// first part of it, frees the slot; what the second part reads is in slots that it frees. Buffers
+// for arriving activations are used likewise; with `one_more`, there is one more of them than
+// micro-batches that hold one, unless no micro-batch would use it. Exchange buffers take turns: the
+// result of an action is still being sent during the next.
 Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs);
 
 }  // namespace parplan

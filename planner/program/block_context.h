@@ -17,6 +17,7 @@ struct BlockContext {
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
   bool fuse = true;          // replaces pairs of kernels by one (fusion.h)
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
+  bool splits_backward = false;  // its stage runs backwards in two parts (Phase)
   bool operator==(const BlockContext&) const = default;
 };
 

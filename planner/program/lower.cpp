@@ -53,23 +53,35 @@ void set_neighbours(Lowering& lowering) {
   }
 }
 
-// One pair of Segments for blocks of one kind and layout.
+// The Segments of blocks of one kind and layout, of backwards those that the actions call.
 void lower_blocks(Lowering& lowering) {
-  for (const int stage : lowering.stages)
+  const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.pipeline_rank];
+  for (const int stage : lowering.stages) {
+    const bool has_whole = std::ranges::any_of(
+        actions, [&](const Action& action) { return action.stage == stage && action.phase == Phase::backward; });
     for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
       const auto [segments, is_new] = lowering.block_segments.try_emplace(lowering.segments_key(b));
-      if (!is_new) continue;
+      if (!is_new && (segments->second.backward || !has_whole)) continue;
       BlockContext context = block_context(lowering.job, b, lowering.at);
       context.input_apart = lowering.input_apart[b] != 0;
+      context.splits_backward = lowering.splits_backward[stage] != 0;
       LoweredBlock lowered = lower_block(lowering.graph, b, context);
       const int forward = add_segment(lowering.program, std::move(lowered.forward));
-      const int backward = add_segment(lowering.program, std::move(lowered.backward));
-      segments->second = {.forward = forward,
-                          .backward = backward,
-                          .saved_bytes = lowered.saved_bytes,
-                          .input_bytes = lowered.input_bytes,
-                          .output_bytes = lowered.output_bytes};
+      const auto add = [&](Segment& segment, bool is_called) {
+        return is_called ? std::optional(add_segment(lowering.program, std::move(segment))) : std::nullopt;
+      };
+      segments->second = {
+          .forward = forward,
+          .backward = add(lowered.backward, has_whole),
+          .backward_inputs = add(lowered.backward_inputs, context.splits_backward),
+          .backward_weights = add(lowered.backward_weights, !lowered.backward_weights.instructions.empty()),
+          .saved_bytes = lowered.saved_bytes,
+          .for_weights_bytes = lowered.for_weights_bytes,
+          .left_bytes = lowered.left_bytes,
+          .input_bytes = lowered.input_bytes,
+          .output_bytes = lowered.output_bytes};
     }
+  }
 }
 
 void count_communication(Program& program) {

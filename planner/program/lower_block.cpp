@@ -53,20 +53,44 @@ std::vector<TensorId> kept_tensors(const BlockLowering& lowering, const Recomput
   return kept;
 }
 
-// Gives each tensor its place in the binding "saved", or "input"; returns the bytes of the first.
-std::int64_t place(BlockLowering& lowering, const std::vector<TensorId>& kept) {
-  std::int64_t end = 0;
+// Whether the block's backward has two parts: the weight gradients of its products apart.
+bool splits(const BlockLowering& lowering) {
+  return lowering.context.splits_backward && lowering.block.input && lowering.block.output &&
+         std::ranges::any_of(lowering.training.backward, is_for_weights);
+}
+
+// Whether the second part of the backward reads a forward tensor.
+bool is_read_for_weights(const BlockLowering& lowering, TensorId id) {
+  return std::ranges::any_of(lowering.training.backward, [&](const TrainingOp& op) {
+    return is_for_weights(op) && std::ranges::any_of(op.operands, [&](const TrainingOperand& operand) {
+             return operand.source == OperandSource::input && operand.tensor == id;
+           });
+  });
+}
+
+// The bytes of the bindings "saved" and "saved for weights".
+struct SavedBytes {
+  std::int64_t saved = 0;
+  std::int64_t for_weights = 0;
+};
+
+// Gives each tensor its place in one of them, or in the binding "input". The block's input arrives
+// in "saved" or "input", whoever reads it.
+SavedBytes place(BlockLowering& lowering, const std::vector<TensorId>& kept) {
+  SavedBytes ends;
   for (const TensorId id : kept) {
+    const bool for_weights = id != lowering.block.input && splits(lowering) && is_read_for_weights(lowering, id);
+    std::int64_t& end = for_weights ? ends.for_weights : ends.saved;
     const std::int64_t bytes =
         local_bytes(lowering.graph.tensors[id], lowering.placements.canonical[id], lowering.context);
     if (is_apart(lowering, id)) {
       lowering.saved.push_back({id, 0, bytes});
       continue;
     }
-    lowering.saved.push_back({id, end, bytes});
+    lowering.saved.push_back({id, end, bytes, for_weights});
     end = align_up(Bytes(end + bytes), alignment).count;
   }
-  return end;
+  return ends;
 }
 
 // Marks the forward ops that make what the backward reads and does not find, and the ops that these
@@ -96,15 +120,31 @@ Segment forward_segment(const BlockLowering& lowering, const std::vector<TensorI
   return finish(std::move(segment), std::move(name));
 }
 
-Segment backward_segment(const BlockLowering& lowering, const std::vector<TensorId>& kept, std::string name) {
+// The whole backward, or its first part where `left` says what that leaves.
+Segment backward_segment(const BlockLowering& lowering, const std::vector<TensorId>& kept, const LeftForWeights* left,
+                         std::string name) {
   SegmentLowering segment(lowering);
+  segment.left = left;
   for (const TensorId id : kept)
     segment.forward[{id, lowering.placements.canonical[id]}] = *saved_value(segment, id);
   run_forward(segment, {.needed = needed_again(lowering, kept),
                         .preserved = lowering.training.saved,
                         .delivers = false,
                         .label = Label::recompute});
-  run_backward(segment);
+  run_backward(segment, left == nullptr ? BackwardPart::whole : BackwardPart::inputs);
+  return finish(std::move(segment), std::move(name));
+}
+
+Segment weights_segment(const BlockLowering& lowering, const LeftForWeights& left, std::string name) {
+  SegmentLowering segment(lowering);
+  segment.left = &left;
+  for (const SavedTensor& saved : lowering.saved)
+    if (saved.for_weights)
+      segment.forward[{saved.tensor, lowering.placements.canonical[saved.tensor]}] =
+          *saved_value(segment, saved.tensor);
+  for (const SavedTensor& value : left.values)
+    segment.forward[{value.tensor, lowering.placements.canonical[value.tensor]}] = *left_value(segment, value.tensor);
+  run_backward(segment, BackwardPart::weights);
   return finish(std::move(segment), std::move(name));
 }
 
@@ -115,14 +155,24 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
   const std::vector<TensorId> kept = kept_tensors(lowering, recompute);
 
   LoweredBlock result;
-  result.saved_bytes = place(lowering, kept);
+  const SavedBytes bytes = place(lowering, kept);
+  result.saved_bytes = bytes.saved;
+  result.for_weights_bytes = bytes.for_weights;
   result.saved = lowering.saved;
   const std::optional<TensorId> input = lowering.block.input, output = lowering.block.output;
   if (input) result.input_bytes = local_bytes(graph.tensors[*input], context.entering, context);
   if (output) result.output_bytes = local_bytes(graph.tensors[*output], context.layout.placements.residual, context);
   const std::string name = input && output ? "layers" : lowering.block.name;
   result.forward = forward_segment(lowering, kept, name + ".forward");
-  result.backward = backward_segment(lowering, kept, name + ".backward");
+  result.backward = backward_segment(lowering, kept, nullptr, name + ".backward");
+  if (!splits(lowering)) {
+    if (context.splits_backward) result.backward_inputs = result.backward;
+    return result;
+  }
+  const LeftForWeights left = left_for_weights(lowering);
+  result.left_bytes = left.bytes;
+  result.backward_inputs = backward_segment(lowering, kept, &left, name + ".backward_inputs");
+  result.backward_weights = weights_segment(lowering, left, name + ".backward_weights");
   return result;
 }
 

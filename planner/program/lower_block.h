@@ -16,6 +16,8 @@ inline constexpr const char* gradients = "gradients";              // whole buck
 inline constexpr const char* tied_parameters = "tied parameters";  // whole bucket of the tied parameter
 inline constexpr const char* tied_gradients = "tied gradients";
 inline constexpr const char* saved = "saved";                      // this micro-batch's, this block's
+inline constexpr const char* for_weights = "saved for weights";    // likewise, for the weight gradients
+inline constexpr const char* left = "left for weights";            // likewise, by the first part of the backward
 inline constexpr const char* input = "input";                      // the block's, where it lies apart
 inline constexpr const char* output = "output";                    // starts with the block's output
 inline constexpr const char* gradient = "gradient";                // of the block's output; afterwards of its input
@@ -24,19 +26,30 @@ inline constexpr const char* loss_scale = "loss scale";            // fp16 only
 inline constexpr const char* scratch = "scratch";
 }  // namespace binding
 
-// A tensor kept from forward to backward, at an offset of the binding "saved", or "input".
+// A tensor kept from forward to backward, at an offset of the binding "saved", "saved for weights"
+// or "input".
 struct SavedTensor {
   TensorId tensor = 0;
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
+  bool for_weights = false;
 };
 
-// One block as two Segments. Blocks of equal kind lower to equal Segments.
+// One block as two Segments, or as more where its stage runs backwards in two parts. Blocks of
+// equal kind lower to equal Segments.
 struct LoweredBlock {
   Segment forward;
   Segment backward;
+  // Where backwards have two parts: `backward` without the weight gradients of products, and these.
+  // What the weight gradients read stays where they find it: what the forward saved in a buffer of
+  // its own, and all else in one that the first part fills. The sums over tokens that other
+  // gradients of parameters are (of norms, embeddings) stay in the first part, where their kernels
+  // read what is there. The first and the last block are not divided, since the one has no product
+  // and the gradient of the logits would take too much room: their second part is empty.
+  Segment backward_inputs, backward_weights;
   std::vector<SavedTensor> saved;  // the block's input first
   std::int64_t saved_bytes = 0;    // without an input that lies apart
+  std::int64_t for_weights_bytes = 0, left_bytes = 0;
   // The activations that enter and leave the block, on this rank; 0 where none does. Their
   // gradients have the same sizes.
   std::int64_t input_bytes = 0;

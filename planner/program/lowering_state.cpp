@@ -38,6 +38,13 @@ void check(const Job& job, const std::vector<int>& tied_blocks) {
     PARPLAN_ASSERT(block.degree == degree && block.micro_batch == layout.layouts.front().micro_batch &&
                        block.recompute != Recompute::per_stage,
                    "blocks have the mesh's degrees, one size of micro-batches and a recompute of their own");
+  // The first part of a backward leaves sums that a reduction of every micro-batch would miss.
+  for (int stage = 0; stage < job.schedule.stages(); ++stage)
+    for (int block = layout.stages[stage].first;
+         block < layout.stages[stage].last && splits_backward(job.schedule, stage); ++block)
+      PARPLAN_ASSERT(
+          !data_shards(layout.of_block(block)).gradients,
+          fmt::format("stage {} runs backwards in two parts, and the gradients of block {} are sharded", stage, block));
   for (const int block : tied_blocks) {
     const Placements &own = layout.of_block(block).placements, &first = layout.of_block(tied_blocks.front()).placements;
     PARPLAN_ASSERT(&own == &first || own == first, "blocks that tie a parameter are laid out alike");
@@ -56,14 +63,17 @@ Lowering::Lowering(const Job& for_job, int rank)
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)
     if (rank_of_stage(stage) == at.pp) stages.push_back(stage);
+  for (int stage = 0; stage < job.schedule.stages(); ++stage)
+    splits_backward.push_back(parplan::splits_backward(job.schedule, stage));
   input_apart.assign(graph.blocks.size(), false);
   if (job.layout.input_slots == InputSlots::one_more)
     for (int stage = 1; stage < job.schedule.stages(); ++stage) input_apart[blocks_of(stage).first] = true;
 }
 
-std::tuple<int, int, int, bool> Lowering::segments_key(int block) const {
+Lowering::SegmentsKey Lowering::segments_key(int block) const {
   const std::vector<int>& layouts = job.layout.layout_of_block;
-  return {graph.blocks[block].kind, layouts[block], layouts[std::max(block - 1, 0)], input_apart[block] != 0};
+  return {graph.blocks[block].kind, layouts[block], layouts[std::max(block - 1, 0)], input_apart[block] != 0,
+          splits_backward[job.layout.stage_of_block(block)] != 0};
 }
 
 // Every block has a bucket of its own, in the order of blocks.

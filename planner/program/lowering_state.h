@@ -34,18 +34,25 @@ struct Lowering {
   std::vector<int> stages;       // that the rank holds, ascending
   // By block of the graph: whether its input arrives in a buffer of its own.
   std::vector<char> input_apart;
+  // By stage: whether it runs backwards in two parts.
+  std::vector<char> splits_backward;
   Program program;
 
   // The Segments of blocks of one kind (Block::kind) and layout (by number), after a block of one
-  // layout, with their input apart or not: made once.
+  // layout, with their input apart or not, on a stage that splits backwards or not: made once.
   struct BlockSegments {
     int forward = 0;
-    int backward = 0;
+    std::optional<int> backward;
+    // The parts of a backward on a stage that runs it so; blocks that are not divided have no
+    // second one.
+    std::optional<int> backward_inputs, backward_weights;
     std::int64_t saved_bytes = 0;
+    std::int64_t for_weights_bytes = 0, left_bytes = 0;
     std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
     std::int64_t output_bytes = 0;  // of the one that leaves
   };
-  std::map<std::tuple<int, int, int, bool>, BlockSegments> block_segments;
+  using SegmentsKey = std::tuple<int, int, int, bool, bool>;
+  std::map<SegmentsKey, BlockSegments> block_segments;
 
   std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
   std::vector<std::optional<int>> tied_buckets;  // by block of the graph
@@ -61,6 +68,7 @@ struct Lowering {
   };
   std::map<int, UnreducedTied> unreduced_tied;
   std::vector<std::vector<int>> saved;  // by slot, then position of the block in its stage
+  std::vector<std::vector<int>> for_weights, left;  // likewise
   std::vector<int> input;       // of a stage, from another rank, where it lies apart
   std::vector<int> gradient;    // of an activation between blocks
   std::vector<int> output;      // an activation on its way to another rank
@@ -79,7 +87,7 @@ struct Lowering {
   int next_call() const { return static_cast<int>(program.calls.size()); }
   int rank_of_stage(int stage) const { return job.schedule.rank_of_stage[stage]; }
   BlockRange blocks_of(int stage) const { return job.layout.stages[stage]; }
-  std::tuple<int, int, int, bool> segments_key(int block) const;
+  SegmentsKey segments_key(int block) const;
   const BlockSegments& segments_of(int block) const { return block_segments.at(segments_key(block)); }
   int bucket_index(int block) const;  // of its own bucket, in program.buckets
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }

@@ -47,18 +47,21 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                                             lowering.job.layout.tied_gradients == TiedGradients::apart,
                        .homes = bucket.homes});
   // A slot holds a micro-batch of any of the rank's stages.
-  std::vector<SavedSizes> saved;
+  std::vector<SavedSizes> saved, for_weights, left;
   std::int64_t crossing = 0;
   std::int64_t sent = 0;
   std::int64_t input = 0;
   const Schedule& schedule = lowering.job.schedule;
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
-    saved.resize(std::max(saved.size(), static_cast<std::size_t>(range.size())));
+    for (std::vector<SavedSizes>* sizes : {&saved, &for_weights, &left})
+      sizes->resize(std::max(saved.size(), static_cast<std::size_t>(range.size())));
     for (int b = range.first; b < range.last; ++b) {
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
-      std::int64_t& bytes = saved[b - range.first].bytes;
-      bytes = std::max(bytes, segments.saved_bytes);
+      const auto at = static_cast<std::size_t>(b - range.first);
+      saved[at].bytes = std::max(saved[at].bytes, segments.saved_bytes);
+      for_weights[at].bytes = std::max(for_weights[at].bytes, segments.for_weights_bytes);
+      left[at].bytes = std::max(left[at].bytes, segments.left_bytes);
       crossing = std::max({crossing, segments.input_bytes, segments.output_bytes});
       if (lowering.input_apart[b]) input = std::max(input, segments.input_bytes);
     }
@@ -69,10 +72,14 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
   const RankSizes sizes{.buckets = buckets,
                         .saved = saved,
+                        .for_weights = for_weights,
+                        .left = left,
                         .crossing_bytes = crossing,
                         .sent_bytes = sent,
                         .scratch_bytes = scratch,
                         .in_flight = lowering.slots.saved,
+                        .for_weights_in_flight = lowering.slots.for_weights,
+                        .left_in_flight = lowering.slots.left,
                         .exchanges = lowering.slots.exchanges,
                         .input_bytes = input,
                         .inputs = lowering.slots.inputs,
@@ -96,6 +103,10 @@ const char* words(BufferRole role) {
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
     case BufferRole::saved: return "saved of {}, slot {}";
+    case BufferRole::for_weights:
+      return "saved of {} for weight gradients, slot {}";
+    case BufferRole::left:
+      return "left of {} for weight gradients, slot {}";
     case BufferRole::input: return "arriving activation {}";
     case BufferRole::output: return "activation to send {}";
     case BufferRole::scratch: return "scratch";
@@ -105,6 +116,11 @@ const char* words(BufferRole role) {
   }
   PARPLAN_ASSERT(false, "a buffer has a role");
   return "";
+}
+
+// Whether it is one of a block's buffers for a micro-batch.
+bool is_slot(BufferRole role) {
+  return role == BufferRole::saved || role == BufferRole::for_weights || role == BufferRole::left;
 }
 
 // Records a buffer's number where the later passes look for it.
@@ -124,6 +140,12 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
     case BufferRole::saved: lowering.saved[slot].push_back(number); break;
+    case BufferRole::for_weights:
+      lowering.for_weights[slot].push_back(number);
+      break;
+    case BufferRole::left:
+      lowering.left[slot].push_back(number);
+      break;
     case BufferRole::input: lowering.input.push_back(number); break;
     case BufferRole::output: lowering.output.push_back(number); break;
     case BufferRole::scratch: lowering.scratch = number; break;
@@ -148,7 +170,8 @@ void make_buffers(Lowering& lowering) {
   };
   const auto add = [&](const RankBuffer& buffer, int slot) {
     std::string of;
-    if (buffer.role == BufferRole::saved) of = block_name(buffer.of);
+    if (is_slot(buffer.role))
+      of = block_name(buffer.of);
     else if (is_persistent(buffer.role) && buffer.role != BufferRole::loss_scale)
       of = lowering.rank_buckets[buffer.of].name;
     else of = fmt::format("{}", slot);
@@ -162,7 +185,10 @@ void make_buffers(Lowering& lowering) {
     while (end < buffers.size() && buffers[end].role == buffers[i].role && buffers[end].slots == buffers[i].slots &&
            buffers[i].slots > 1)
       ++end;
-    if (buffers[i].role == BufferRole::saved) lowering.saved.resize(static_cast<std::size_t>(buffers[i].slots));
+    const auto slots = static_cast<std::size_t>(buffers[i].slots);
+    if (buffers[i].role == BufferRole::saved) lowering.saved.resize(slots);
+    if (buffers[i].role == BufferRole::for_weights) lowering.for_weights.resize(slots);
+    if (buffers[i].role == BufferRole::left) lowering.left.resize(slots);
     for (int slot = 0; slot < buffers[i].slots; ++slot)
       for (std::size_t b = i; b < end; ++b) add(buffers[b], slot);
     i = end;

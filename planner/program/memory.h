@@ -32,12 +32,17 @@ struct SavedSizes {
 struct RankSizes {
   std::span<const BucketSizes> buckets;
   std::span<const SavedSizes> saved;  // of one slot
+  // Likewise what forwards save, and what backward_inputs leaves, for backward_weights.
+  std::span<const SavedSizes> for_weights = {};
+  std::span<const SavedSizes> left = {};
   // Activations between blocks: the largest gradient, and the largest sent to another rank (0 where
   // none is).
   std::int64_t crossing_bytes = 0;
   std::int64_t sent_bytes = 0;
   std::int64_t scratch_bytes = 0;  // the largest of its Segments' and of step_scratch_bytes
   int in_flight = 1;               // slots of saved activations
+  int for_weights_in_flight = 0;   // slots of activation_slots.h
+  int left_in_flight = 0;
   int exchanges = 1;               // exchange_buffers of schedule.h
   // The activation that arrives, where it lies apart from what its block saves, and its buffers.
   std::int64_t input_bytes = 0;
@@ -57,15 +62,17 @@ enum class BufferRole {
   second_moment,
   master,
   loss_scale,
-  gathered,          // ZeRO-3: the parameters of a block while it computes
+  gathered,  // ZeRO-3: the parameters of a block while it computes
   gathered_tied,
-  unreduced,         // ZeRO-2, 3: the gradients of a block until they are reduced
+  unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
-  saved,             // by a block's forward for its backward
-  input,             // an activation from another rank, until its backward
-  output,            // an activation on its way to another rank
+  saved,        // by a block's forward for its backward
+  for_weights,  // by a block's forward for its backward_weights
+  left,         // by a block's backward_inputs for its backward_weights
+  input,        // an activation from another rank, until its backward
+  output,       // an activation on its way to another rank
   scratch,
-  gradient,          // of an activation between blocks
+  gradient,  // of an activation between blocks
   norm,
   loss,
 };
@@ -155,13 +162,19 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                         .bytes = bucket.elements * gradient_bytes,
                         .of = i});
   });
-  for (std::size_t i = 0; i < sizes.saved.size(); ++i)
-    visit(RankBuffer{.role = BufferRole::saved,
-                      .category = MemoryCategory::activations,
-                      .bytes = sizes.saved[i].bytes,
-                      .times = sizes.saved[i].times,
-                      .slots = sizes.in_flight,
-                      .of = i});
+  const auto of_blocks = [&](BufferRole role, std::span<const SavedSizes> blocks, int slots) {
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      visit(RankBuffer{.role = role,
+                       .category = MemoryCategory::activations,
+                       .bytes = blocks[i].bytes,
+                       .times = blocks[i].times,
+                       .slots = slots,
+                       .of = i});
+  };
+  of_blocks(BufferRole::saved, sizes.saved, sizes.in_flight);
+  if (sizes.for_weights_in_flight > 0)
+    of_blocks(BufferRole::for_weights, sizes.for_weights, sizes.for_weights_in_flight);
+  if (sizes.left_in_flight > 0) of_blocks(BufferRole::left, sizes.left, sizes.left_in_flight);
   if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);
   if (sizes.sent_bytes > 0) one(BufferRole::output, MemoryCategory::buffers, sizes.sent_bytes, sizes.exchanges);
   one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);

@@ -106,6 +106,11 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
 
 // Stages ------------------------------------------------------------------------------------------
 
+// Whether an action is of the last micro-batch, after which gradients are whole.
+bool is_last(const Lowering& lowering, const Action& action) {
+  return action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training);
+}
+
 // Sends a buffer to the rank of a neighbouring stage, or receives it from there.
 Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int stage, int neighbour, int buffer,
                std::int64_t bytes) {
@@ -132,6 +137,11 @@ std::optional<int> stage_of(const std::optional<Action>& neighbour) {
   return neighbour ? std::optional(neighbour->stage) : std::nullopt;
 }
 
+// The buffer of a block for a micro-batch: nothing where the rank has no such slots.
+std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot, std::size_t block) {
+  return slots.empty() ? std::nullopt : std::optional(slots[slot][block]);
+}
+
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   const int stages = lowering.job.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
@@ -151,6 +161,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
              {{binding::parameters, parameters},
               {binding::tied_parameters, tied_parameters},
               {binding::saved, slot[at]},
+              {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, at)},
               {binding::input, input},
               {binding::output, block + 1 < range.last ? slot[at + 1] : to_send},
               {binding::loss, lowering.program.loss_buffer},
@@ -172,7 +183,8 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const int gradient = lowering.gradient[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
-  const bool last_micro_batch = action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training);
+  const bool last_micro_batch = is_last(lowering, action);
+  const bool in_parts = action.phase == Phase::backward_inputs, has_parts = lowering.splits_backward[action.stage] != 0;
   if (from)
     transfer(lowering, "gradient", InstructionKind::receive, action.stage, *from, gradient,
              lowering.segments_of(range.last - 1).output_bytes);
@@ -206,24 +218,31 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
         unreduced.holds_gradients = !completes_tied;
       }
     }
-    const int saved = slot[block - range.first];
+    const auto at = static_cast<std::size_t>(block - range.first);
+    const Lowering::BlockSegments& segments = lowering.segments_of(block);
+    const int saved = slot[at];
+    const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
     std::vector<int> frees{saved};
+    if (has_parts && !in_parts) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
     if (!to && block == range.first) frees.push_back(gradient);
     const int call = lowering.next_call();
-    add_call(lowering, lowering.segments_of(block).backward,
+    add_call(lowering, in_parts ? *segments.backward_inputs : *segments.backward,
              {{binding::parameters, parameters},
               {binding::tied_parameters, tied_parameters},
               {binding::gradients, gradients},
               {binding::tied_gradients, tied_gradients},
               {binding::saved, saved},
+              {binding::for_weights, for_weights},
+              {binding::left, in_parts ? of_slot(lowering.left, slots.left, at) : std::nullopt},
               {binding::input, input},
               {binding::gradient, gradient},
               {binding::loss, program.loss_buffer},
               {binding::loss_scale, program.loss_scale_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, std::move(frees));
-    reduce_over_data_axis(lowering, own, bucket.gradients, gradients, last_micro_batch);
+    if (!in_parts || !segments.backward_weights)
+      reduce_over_data_axis(lowering, own, bucket.gradients, gradients, last_micro_batch);
     if (completes_tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);
     return call;
   });
@@ -233,13 +252,36 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
         .frees.push_back(gradient);
 }
 
+// The second part of a backward. It reads no parameters, and nothing waits for its results but the
+// reduction of the block's gradients.
+void backward_weights(Lowering& lowering, const Action& action, const ActionSlots& slots) {
+  const BlockRange range = lowering.blocks_of(action.stage);
+  for (int block = range.last; block-- > range.first;) {
+    const std::optional<int> segment = lowering.segments_of(block).backward_weights;
+    if (!segment) continue;
+    const auto at = static_cast<std::size_t>(block - range.first);
+    const int own = lowering.bucket_index(block), gradients = lowering.program.buckets[own].gradients;
+    const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
+    const std::optional<int> left = of_slot(lowering.left, slots.left, at);
+    add_call(lowering, *segment,
+             {{binding::gradients, gradients},
+              {binding::for_weights, for_weights},
+              {binding::left, left},
+              {binding::scratch, lowering.scratch}},
+             action.micro_batch, {*for_weights, *left});
+    reduce_over_data_axis(lowering, own, gradients, gradients, is_last(lowering, action));
+  }
+}
+
 }  // namespace
 
 void run_actions(Lowering& lowering) {
   const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.pipeline_rank];
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const int first = lowering.next_call();
-    const auto run = actions[i].phase == Phase::forward ? forward : backward;
+    const auto run = actions[i].phase == Phase::forward            ? forward
+                     : actions[i].phase == Phase::backward_weights ? backward_weights
+                                                                   : backward;
     run(lowering, actions[i], lowering.slots.actions[i]);
     lowering.program.tasks.push_back({actions[i], first, lowering.next_call()});
   }

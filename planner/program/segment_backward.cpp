@@ -9,6 +9,12 @@
 namespace parplan {
 namespace {
 
+// The tensor whose gradient storage that of `id` shares.
+TensorId root_of(const TrainingBlock& training, TensorId id) {
+  while (training.alias[id] != id) id = training.alias[id];
+  return id;
+}
+
 // What the backward keeps account of.
 struct Backward {
   SegmentLowering& lowering;
@@ -22,14 +28,10 @@ struct Backward {
     TensorLayout layout;
   };
   std::map<TensorId, WaitingPart> waiting;
+  std::vector<bool> is_left;  // by LeftForWeights::gradients: it is where the second part looks for it
 
   Values& gradients() const { return lowering.gradients; }
-  // The tensor whose gradient storage that of `id` shares.
-  TensorId root(TensorId id) const {
-    const std::vector<TensorId>& alias = lowering.of.training.alias;
-    while (alias[id] != id) id = alias[id];
-    return id;
-  }
+  TensorId root(TensorId id) const { return root_of(lowering.of.training, id); }
 };
 
 bool is_value(OperandSource source) { return source == OperandSource::input || source == OperandSource::output; }
@@ -44,7 +46,9 @@ void note_last_uses(Backward& backward) {
   const std::vector<TrainingOp>& ops = lowering.of.training.backward;
   for (std::size_t i = 0; i < ops.size(); ++i)
     for (const TrainingOperand& operand : ops[i].operands) {
-      if (is_value(operand.source)) backward.last_read[*operand.tensor] = static_cast<int>(i);
+      // What the second part reads is no longer where others may write.
+      if (is_value(operand.source) && (lowering.left == nullptr || !is_for_weights(ops[i])))
+        backward.last_read[*operand.tensor] = static_cast<int>(i);
       if (is_gradient(operand.source))
         backward.last_gradient_use[backward.root(*operand.tensor)] = static_cast<int>(i);
     }
@@ -59,10 +63,10 @@ std::size_t input_number(const Op& op, TensorId id) {
 // The gradient of an output is needed in the layout in which the op itself sees its output; where
 // the op makes a partial sum (a weight sharded over its inputs), the gradient of the sum is needed
 // whole.
-TensorLayout layout_of_output_gradient(const SegmentLowering& lowering, TensorId output) {
-  TensorLayout layout = lowering.canonical(output);
+TensorLayout layout_of_output_gradient(const BlockLowering& of, TensorId output) {
+  TensorLayout layout = of.placements.canonical[output];
   for (const Axis axis : all_axes)
-    if (is_partial(lowering.produced(output)[axis])) layout[axis] = replicate();
+    if (is_partial(of.placements.produced[output][axis])) layout[axis] = replicate();
   return layout;
 }
 
@@ -145,7 +149,8 @@ OperandValues values_before(Backward& backward, const TrainingOp& op) {
       case OperandSource::output: value = materialise(lowering, lowering.forward, id, lowering.canonical(id)); break;
       case OperandSource::output_gradient:
         add_waiting_part(backward, backward.root(id));
-        value = materialise(lowering, lowering.gradients, backward.root(id), layout_of_output_gradient(lowering, id));
+        value =
+            materialise(lowering, lowering.gradients, backward.root(id), layout_of_output_gradient(lowering.of, id));
         break;
       case OperandSource::parameter: value = own_part(lowering, op, id, parameter(lowering, id)); break;
       case OperandSource::parameter_gradient:
@@ -210,6 +215,15 @@ bool takes_gradient_binding(const Backward& backward, int position, TensorId id,
   return !of.block.output || backward.last_gradient_use[backward.root(*of.block.output)] < position;
 }
 
+// Where a gradient may be written at once if it is what the second part of the backward reads.
+std::optional<Value> place_left(SegmentLowering& lowering, TensorId owner, const TensorLayout& layout) {
+  if (lowering.left == nullptr) return std::nullopt;
+  for (const LeftForWeights::Gradient& gradient : lowering.left->gradients)
+    if (gradient.is_last && gradient.root == owner && gradient.layout == layout)
+      return add_value(lowering, binding::left, gradient.offset, gradient.bytes);
+  return std::nullopt;
+}
+
 // Where a kernel writes (or adds) the gradient of input `id`.
 Value input_gradient(Backward& backward, const TrainingOp& op, int position, TensorId id,
                      const OperandValues& values) {
@@ -228,6 +242,7 @@ Value input_gradient(Backward& backward, const TrainingOp& op, int position, Ten
     return sum;
   }
   const auto new_place = [&] {
+    if (const std::optional<Value> left = place_left(lowering, owner, layout)) return *left;
     if (takes_gradient_binding(backward, position, id, layout))
       return add_value(lowering, binding::gradient, 0, bytes);
     const std::optional<Value> over = taken_over(backward, op, position, id, bytes, values);
@@ -289,19 +304,121 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
   if (adds_or_copies) lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
 }
 
+// In place of an op of the second part: leaves the gradient that it reads, as it is now.
+void leave_gradient(Backward& backward, const TrainingOp& op, int position) {
+  SegmentLowering& lowering = backward.lowering;
+  const std::size_t number = lowering.left->gradient_of.at(position);
+  if (backward.is_left[number]) return;
+  backward.is_left[number] = true;
+  const LeftForWeights::Gradient& gradient = lowering.left->gradients[number];
+  add_waiting_part(backward, gradient.root);
+  const Value value = materialise(lowering, lowering.gradients, gradient.root, gradient.layout);
+  const Storage& storage = lowering.storages[value.storage];
+  if (storage.binding == binding::left && storage.offset + value.offset == gradient.offset) return;
+  emit_copy(lowering, lowering.of.context.precision, Label::compute, lowering.op(op).name, value,
+            add_value(lowering, binding::left, gradient.offset, gradient.bytes));
+}
+
+// Leaves the forward tensors that are not where the second part of the backward looks for them.
+void leave_values(SegmentLowering& lowering) {
+  for (const SavedTensor& left : lowering.left->values) {
+    Value& value = lowering.forward.at({left.tensor, lowering.canonical(left.tensor)});
+    if (lowering.storages[value.storage].binding == binding::left) continue;
+    const Value copy = *left_value(lowering, left.tensor);
+    emit_copy(lowering, lowering.of.context.precision, Label::compute, lowering.tensor(left.tensor).name, value, copy);
+    if (lowering.storages[value.storage].binding == binding::scratch) value = copy;
+  }
+}
+
 }  // namespace
 
-void run_backward(SegmentLowering& lowering) {
-  Backward backward{.lowering = lowering, .last_read = {}, .last_gradient_use = {}, .contributions = {}, .waiting = {}};
+bool is_for_weights(const TrainingOp& op) {
+  return row_of(op.kind).cost == CostClass::product &&
+         std::ranges::any_of(op.operands, [](const TrainingOperand& operand) {
+           return operand.source == OperandSource::parameter_gradient;
+         });
+}
+
+LeftForWeights left_for_weights(const BlockLowering& lowering) {
+  constexpr std::int64_t alignment = 64;  // bytes
+  LeftForWeights left;
+  const auto place = [&](std::int64_t bytes) {
+    const std::int64_t offset = left.bytes;
+    left.bytes = align_up(Bytes(offset + bytes), alignment).count;
+    return offset;
+  };
+  const std::vector<TrainingOp>& ops = lowering.training.backward;
+  std::map<TensorId, int> changes, all_changes;  // of gradients, by root
+  const auto count = [&](const TrainingOp& op, std::map<TensorId, int>& of) {
+    for (const TrainingOperand& operand : op.operands)
+      if (operand.source == OperandSource::input_gradient) ++of[root_of(lowering.training, *operand.tensor)];
+  };
+  for (const TrainingOp& op : ops) count(op, all_changes);
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    count(ops[i], changes);
+    if (!is_for_weights(ops[i])) continue;
+    for (const TrainingOperand& operand : ops[i].operands) {
+      const auto is_known = [&](const std::vector<SavedTensor>& tensors) {
+        return std::ranges::any_of(tensors, [&](const SavedTensor& one) {
+          return one.tensor == *operand.tensor && (one.for_weights || &tensors == &left.values);
+        });
+      };
+      if (operand.source == OperandSource::input && !is_known(lowering.saved) && !is_known(left.values)) {
+        const std::int64_t bytes = local_bytes(lowering.graph.tensors[*operand.tensor],
+                                               lowering.placements.canonical[*operand.tensor], lowering.context);
+        left.values.push_back({*operand.tensor, place(bytes), bytes});
+      }
+      if (operand.source != OperandSource::output_gradient) continue;
+      const TensorId root = root_of(lowering.training, *operand.tensor);
+      LeftForWeights::Gradient gradient{.root = root,
+                                        .layout = layout_of_output_gradient(lowering, *operand.tensor),
+                                        .changes = changes[root],
+                                        .is_last = changes[root] == all_changes[root]};
+      const auto known = std::ranges::find_if(left.gradients, [&](const LeftForWeights::Gradient& one) {
+        return one.root == root && one.layout == gradient.layout && one.changes == gradient.changes;
+      });
+      left.gradient_of[static_cast<int>(i)] = static_cast<std::size_t>(known - left.gradients.begin());
+      if (known != left.gradients.end()) continue;
+      gradient.bytes = local_bytes(lowering.graph.tensors[*operand.tensor], gradient.layout, lowering.context);
+      gradient.offset = place(gradient.bytes);
+      left.gradients.push_back(std::move(gradient));
+    }
+  }
+  return left;
+}
+
+void run_backward(SegmentLowering& lowering, BackwardPart part) {
+  Backward backward{.lowering = lowering,
+                    .last_read = {},
+                    .last_gradient_use = {},
+                    .contributions = {},
+                    .waiting = {},
+                    .is_left = std::vector<bool>(lowering.left == nullptr ? 0 : lowering.left->gradients.size())};
   note_last_uses(backward);
   const BlockLowering& of = lowering.of;
+  const std::vector<TrainingOp>& ops = of.training.backward;
+  if (part == BackwardPart::weights) {
+    for (const auto& [position, number] : lowering.left->gradient_of) {
+      const LeftForWeights::Gradient& gradient = lowering.left->gradients[number];
+      lowering.gradients = {
+          {{gradient.root, gradient.layout}, add_value(lowering, binding::left, gradient.offset, gradient.bytes)}};
+      run_op(backward, ops[position], position);
+    }
+    return;
+  }
   if (of.block.output) {
     const std::int64_t bytes = local_bytes(lowering.tensor(*of.block.output), of.residual, of.context);
     lowering.gradients[{backward.root(*of.block.output), of.residual}] =
         add_value(lowering, binding::gradient, 0, bytes);
   }
-  const std::vector<TrainingOp>& ops = of.training.backward;
-  for (std::size_t i = 0; i < ops.size(); ++i) run_op(backward, ops[i], static_cast<int>(i));
+  if (part == BackwardPart::inputs) leave_values(lowering);
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const int position = static_cast<int>(i);
+    if (part == BackwardPart::inputs && is_for_weights(ops[i]))
+      leave_gradient(backward, ops[i], position);
+    else
+      run_op(backward, ops[i], position);
+  }
   if (!of.block.input) return;
   const TensorId root = backward.root(*of.block.input);
   add_waiting_part(backward, root);

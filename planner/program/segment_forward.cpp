@@ -56,7 +56,8 @@ std::int64_t produced_bytes(const SegmentLowering& lowering, TensorId id) {
 Value home(SegmentLowering& lowering, const ForwardRun& run, TensorId id) {
   const std::int64_t bytes = produced_bytes(lowering, id);
   if (lowering.tensor(id).role == TensorRole::loss) return add_value(lowering, binding::loss, 0, bytes);
-  if (!keeps_its_size(lowering, id) || !run.delivers) return scratch(lowering, bytes);
+  if (!keeps_its_size(lowering, id)) return scratch(lowering, bytes);
+  if (!run.delivers) return left_value(lowering, id).value_or(scratch(lowering, bytes));
   if (const std::optional<Value> saved = saved_value(lowering, id)) return *saved;
   if (id == lowering.of.block.output && lowering.canonical(id) == lowering.of.residual)
     return add_value(lowering, binding::output, 0, bytes);

@@ -30,6 +30,28 @@ struct BlockLowering {
   std::vector<SavedTensor> saved;  // where the forward leaves tensors for the backward
 };
 
+// Whether an op of TrainingBlock::backward belongs to the second part of a backward: the weight
+// gradient of a product.
+bool is_for_weights(const TrainingOp& op);
+
+// Where the first part of a backward leaves what the second reads, as bytes of the binding "left
+// for weights".
+struct LeftForWeights {
+  std::vector<SavedTensor> values;  // that no forward saved for it
+  struct Gradient {
+    TensorId root = 0;  // TrainingBlock::alias
+    TensorLayout layout;
+    int changes = 0;  // of the gradient at the root, before
+    std::int64_t offset = 0;
+    std::int64_t bytes = 0;
+    bool is_last = false;  // nothing changes it later
+  };
+  std::vector<Gradient> gradients;
+  std::map<int, std::size_t> gradient_of;  // by position of the op in TrainingBlock::backward
+  std::int64_t bytes = 0;
+};
+LeftForWeights left_for_weights(const BlockLowering& lowering);  // segment_backward.cpp
+
 // Whether a saved tensor is the block's input in a buffer of its own.
 inline bool is_apart(const BlockLowering& lowering, TensorId id) {
   return lowering.context.input_apart && lowering.block.input == id;
@@ -66,6 +88,8 @@ struct SegmentLowering {
   std::vector<Storage> storages;
   Values forward;
   Values gradients;  // by the tensor at the end of the chain of aliases (TrainingBlock::alias)
+  // Where the Segment is a part of a backward: what the first part leaves.
+  const LeftForWeights* left = nullptr;
 
   // Until `bind`, operands name places: each binding but scratch is one place, and so is each
   // storage in scratch.
@@ -97,7 +121,8 @@ struct ForwardRun {
 };
 void run_forward(SegmentLowering& lowering, const ForwardRun& run);  // segment_forward.cpp
 // Reads what is saved, and what `run_forward` has computed again.
-void run_backward(SegmentLowering& lowering);                        // segment_backward.cpp
+enum class BackwardPart { whole, inputs, weights };
+void run_backward(SegmentLowering& lowering, BackwardPart part);  // segment_backward.cpp
 // Fuses kernels, packs scratch, binds operands and orders streams.
 Segment finish(SegmentLowering lowering, std::string name);          // segment_bindings.cpp
 
@@ -108,6 +133,8 @@ Value add_value(SegmentLowering& lowering, const char* to, std::int64_t offset, 
 Value scratch(SegmentLowering& lowering, std::int64_t bytes);
 // Where the forward left a tensor; none if it is not saved.
 std::optional<Value> saved_value(SegmentLowering& lowering, TensorId id);
+// Where the first part of a backward leaves a forward tensor; none if it does not.
+std::optional<Value> left_value(SegmentLowering& lowering, TensorId id);
 Value parameter(SegmentLowering& lowering, TensorId id);
 Value parameter_gradient(SegmentLowering& lowering, TensorId id);
 // The part of a parameter (or of its gradient) that an op computes with: its own heads' where heads

@@ -189,7 +189,17 @@ Value scratch(SegmentLowering& lowering, std::int64_t bytes) { return add_value(
 std::optional<Value> saved_value(SegmentLowering& lowering, TensorId id) {
   const auto saved = std::ranges::find(lowering.of.saved, id, &SavedTensor::tensor);
   if (saved == lowering.of.saved.end()) return std::nullopt;
-  return add_value(lowering, is_apart(lowering.of, id) ? binding::input : binding::saved, saved->offset, saved->bytes);
+  const char* const where = is_apart(lowering.of, id) ? binding::input
+                            : saved->for_weights      ? binding::for_weights
+                                                      : binding::saved;
+  return add_value(lowering, where, saved->offset, saved->bytes);
+}
+
+std::optional<Value> left_value(SegmentLowering& lowering, TensorId id) {
+  if (lowering.left == nullptr) return std::nullopt;
+  const auto left = std::ranges::find(lowering.left->values, id, &SavedTensor::tensor);
+  if (left == lowering.left->values.end()) return std::nullopt;
+  return add_value(lowering, binding::left, left->offset, left->bytes);
 }
 
 Value parameter(SegmentLowering& lowering, TensorId id) {

@@ -29,7 +29,8 @@ std::string write_fault(const Fault& fault);
 //   order          conflicting accesses are ordered by streams and events, never by luck ("missing
 //                  event")
 //   definition     what is read was written in this step and not freed since ("use before
-//                  definition", "use after free"); undefined workspaces may be read
+//                  definition", "use after free"); undefined workspaces may be read; what the first
+//                  part of a backward leaves for the second is read ("lost value")
 //   reductions     gradients are summed over the data axis exactly once before the optimizer reads
 //                  them, and updated parameters gathered before anything reads them ("dropped
 //                  reduction", "dropped gather")

@@ -34,6 +34,7 @@ struct State {
   bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
   bool reduced = false;  // holds a gradient that was summed over it
   bool stale = false;    // parameters that another rank has updated since
+  bool unread = false;   // written, and not read since
   int freed_by = 0;      // call, where it is freed
   Stream writer_stream{};
   Touch writer;
@@ -98,6 +99,10 @@ class DataCheck {
         of_segment.push_back(instruction.kind == InstructionKind::kernel ? *operand_sources(instruction)
                                                                          : std::vector<OperandSource>{});
     }
+    in_first_part_.assign(program.calls.size(), false);
+    for (const Task& task : program.tasks)
+      for (int c = task.first_call; c < task.last_call; ++c)
+        in_first_part_[c] = task.action && task.action->phase == Phase::backward_inputs;
     for (std::size_t b = 0; b < program.buffers.size(); ++b)
       if (program.buffers[b].persistent)
         for (Interval& interval : contents_[b].all()) interval.state.content = Content::defined;
@@ -108,6 +113,7 @@ class DataCheck {
     for (int step = 0; step < 2 && faults_.size() == before; ++step) {
       begin_step();
       for (std::size_t c = 0; c < program_.calls.size(); ++c) run_call(static_cast<int>(c));
+      check_left();
     }
   }
 
@@ -196,6 +202,7 @@ class DataCheck {
       for (const Interval& interval : bytes(call, operand)) {
         check_order(call, c, i, instruction, operand, interval, clock);
         if (operand.access != Access::write && !workspace) check_content(call, c, i, instruction, operand, interval);
+        if (operand.access == Access::write) check_lost(call, c, i, instruction, operand, interval);
       }
     }
     check_reductions(call, c, i, instruction);
@@ -204,7 +211,10 @@ class DataCheck {
     const Touch touch{++clock[index_of(instruction.stream)], c, i};
     for (const Operand& operand : instruction.operands)
       if (operand.access == Access::read)
-        for (Interval& interval : bytes(call, operand)) interval.state.readers[index_of(instruction.stream)] = touch;
+        for (Interval& interval : bytes(call, operand)) {
+          interval.state.readers[index_of(instruction.stream)] = touch;
+          interval.state.unread = false;
+        }
     for (std::size_t o = 0; o < instruction.operands.size(); ++o) {
       const Operand& operand = instruction.operands[o];
       if (operand.access == Access::read) continue;
@@ -215,6 +225,7 @@ class DataCheck {
         state.writer = touch;
         state.writer_stream = instruction.stream;
         state.readers.fill({});
+        state.unread = operand.access == Access::write;
         if (operand.access == Access::write) state.partial = state.reduced = state.stale = false;
         if (gradient) state.partial = true;
       }
@@ -271,6 +282,30 @@ class DataCheck {
             fmt::format("use before definition: {} reads {}, which reduce_scatter of call {} left to other ranks",
                         describe(instruction), range, state.writer.call));
     }
+  }
+
+  // What the first part of a backward leaves in an activation buffer is for the second: a call that
+  // writes over it comes too early, or the one that reads it is missing.
+  bool is_lost(int id, const State& state) const {
+    return state.unread && state.content == Content::defined && in_first_part_[state.writer.call] != 0 &&
+           !buffer(id).persistent && buffer(id).category == MemoryCategory::activations;
+  }
+  void check_lost(const Call& call, int c, int i, const Instruction& instruction, const Operand& operand,
+                  const Interval& interval) {
+    const State& state = interval.state;
+    const int id = bound(call, operand);
+    if (!is_lost(id, state) || state.writer.call == c) return;
+    fault(Rule::definition, c, i,
+          fmt::format("lost value: {} writes {}, which call {} wrote and nothing has read", describe(instruction),
+                      bytes_of(id, interval.begin, interval.end), state.writer.call));
+  }
+  void check_left() {
+    for (std::size_t b = 0; b < contents_.size(); ++b)
+      for (const Interval& interval : contents_[b].all())
+        if (is_lost(static_cast<int>(b), interval.state))
+          fault(Rule::definition, interval.state.writer.call, interval.state.writer.instruction,
+                fmt::format("lost value: nothing reads {}, which call {} wrote",
+                            bytes_of(static_cast<int>(b), interval.begin, interval.end), interval.state.writer.call));
   }
 
   // Reductions ------------------------------------------------------------------------------------
@@ -414,6 +449,7 @@ class DataCheck {
   std::size_t most_;
   std::set<std::pair<Rule, std::pair<int, std::optional<int>>>> known_;
   std::vector<Intervals> contents_;                             // per buffer
+  std::vector<char> in_first_part_;                             // per call: of backward_inputs
   std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
   std::array<Clock, stream_count> clocks_{};  // what is complete when a stream's next instruction begins
   std::vector<Clock> recorded_;                                 // per event of the Program

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -54,11 +55,22 @@ Chart chart_of(const std::vector<ChartSpan>& spans) {
   return chart;
 }
 
+// "F", "B", "W", "U".
+const char* kind_of(const ChartSpan& span) {
+  if (!span.action) return "U";
+  if (span.action->phase == Phase::backward_weights) return "W";
+  return span.action->phase == Phase::forward ? "F" : "B";
+}
+
 // "F0", "2F0" where ranks hold several stages, "U".
 std::string text_of(const ChartSpan& span, const Chart& chart) {
   if (!span.action) return "U";
-  if (chart.has_several_stages) return write_action(*span.action);
-  return fmt::format("{}{}", span.action->phase == Phase::forward ? 'F' : 'B', span.action->micro_batch);
+  const std::string action = fmt::format("{}{}", kind_of(span), span.action->micro_batch);
+  return chart.has_several_stages ? fmt::format("{}{}", span.action->stage, action) : action;
+}
+
+bool has_weights(const std::vector<ChartSpan>& spans) {
+  return std::ranges::any_of(spans, [](const ChartSpan& span) { return kind_of(span) == std::string_view("W"); });
 }
 
 }  // namespace
@@ -126,8 +138,12 @@ std::string draw_schedule(const std::vector<ChartSpan>& spans, int width) {
     text += line + "\n";
   }
   text += fmt::format("a column is {}: {}, U update, - goes on, . idle", format_duration(chart.forward),
-                      chart.has_several_stages ? "2F0 forward of micro-batch 0 on stage 2, 2B0 its backward"
-                                               : "F0 forward of micro-batch 0, B0 its backward");
+                      fmt::format("{}{}",
+                                  chart.has_several_stages ? "2F0 forward of micro-batch 0 on stage 2, 2B0 its backward"
+                                                           : "F0 forward of micro-batch 0, B0 its backward",
+                                  has_weights(spans) ? fmt::format(" without the weight gradients that follow as {}W0",
+                                                                   chart.has_several_stages ? "2" : "")
+                                                     : ""));
   const std::ptrdiff_t hidden = std::ranges::count(is_shown, 0);
   if (right > 0)
     text += fmt::format("; {} columns in the middle are left out", columns - left - right);
@@ -144,10 +160,12 @@ std::string draw_schedule_svg(const std::vector<ChartSpan>& spans) {
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
       "font-family=\"sans-serif\" font-size=\"11\">\n"
-      "<style>.F{{fill:#8ab4f8}}.B{{fill:#81c995}}.U{{fill:#fdd663}}rect{{stroke:#fff;stroke-width:0.5}}</style>\n",
-      margin + drawn + 16.0, height);
+      "<style>.F{{fill:#8ab4f8}}.B{{fill:#81c995}}{2}.U{{fill:#fdd663}}rect{{stroke:#fff;stroke-width:0.5}}</style>\n",
+      margin + drawn + 16.0, height, has_weights(spans) ? ".W{fill:#c58af9}" : "");
   double at = margin;
-  for (const auto& [kind, word] : {std::pair("F", "forward"), std::pair("B", "backward"), std::pair("U", "update")}) {
+  for (const auto& [kind, word] :
+       {std::pair("F", "forward"), std::pair("B", "backward"), std::pair("W", "weights"), std::pair("U", "update")}) {
+    if (kind == std::string_view("W") && !has_weights(spans)) continue;
     svg += fmt::format(
         "<rect class=\"{}\" x=\"{:.0f}\" y=\"8\" width=\"12\" height=\"12\"/>"
         "<text x=\"{:.0f}\" y=\"18\">{}</text>\n",
@@ -160,7 +178,7 @@ std::string draw_schedule_svg(const std::vector<ChartSpan>& spans) {
   for (const ChartSpan& span : spans) {
     const std::string text = text_of(span, chart);
     const double x = margin + span.start.value * scale, wide = (span.end - span.start).value * scale;
-    const char* const kind = !span.action ? "U" : span.action->phase == Phase::forward ? "F" : "B";
+    const char* const kind = kind_of(span);
     svg += fmt::format(
         "<rect class=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"><title>{} from {} to {}"
         "</title></rect>\n",

@@ -40,9 +40,11 @@ TEST_CASE("random legal orders, each stage its own, train as the reference does,
   int ran = 0, refused = 0;
   while (ran < 120 || refused < 30) {
     const int stages = 2 + static_cast<int>(random() % 3), count = 2 + static_cast<int>(random() % 4);
+    const Backwards backwards = random() % 2 == 0 ? Backwards::whole : Backwards::in_parts;
     ParallelSpec spec;
     spec.mesh.degree = {.pp = stages, .dp = 1 + static_cast<int>(random() % 2)};
-    spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
+    spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % (backwards == Backwards::whole ? 4 : 2)) : 0;
+    if (random() % 3 == 0) spec.recompute = random() % 2 == 0 ? Recompute::full : Recompute::norms;
     spec.schedule = ScheduleKind::gpipe;
     if (ran % 2 != 0) spec.input_slots = InputSlots::one_more;
     spec.stage_blocks.assign(static_cast<std::size_t>(stages), 1);
@@ -50,7 +52,7 @@ TEST_CASE("random legal orders, each stage its own, train as the reference does,
     TrainingSpec training = training_of();
     training.global_batch = count * spec.dp();
     Job job = job_of(graph, training, spec);
-    job.schedule = random_orders(stages, count, random() % 5 == 0, random);
+    job.schedule = random_orders(stages, count, random() % 5 == 0, random, backwards);
     const std::string what = describe(spec) + ": " + write(job.schedule);
     INFO(what);
     if (const std::optional<std::string> fault = find_fault(job.schedule, count)) {

@@ -499,7 +499,7 @@ TEST_CASE("A schedule's actions may stand between commas, as in PyTorch's CSV") 
   const std::string other = edited("1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", "1F0,1F1,1B0,1B1,1F2,1B2,1F3,1B3");
   const Plan own = read_plan(other, "plan.yaml");
   CHECK(own.schedule.ranks[1][1] == Action{1, Phase::forward, 1});
-  CHECK(error_with("1F0 1B0 1F1", "1F0,1W0,1F1").find("found '1W0'") != std::string::npos);
+  CHECK(error_with("1F0 1B0 1F1", "1F0,1X0,1F1").find("found '1X0'") != std::string::npos);
 }
 
 TEST_CASE("A faulty schedule is an error at its place") {
@@ -514,7 +514,8 @@ TEST_CASE("A faulty schedule is an error at its place") {
         schedule + "the schedule has 1 stages, and pp is 2");
   CHECK(error_with("\"1F0 1B0", "\"1F0 1X0") ==
         place_of("\"1F0 1B0") +
-            "expected an action: a stage, F (forward) or B (backward), and a micro-batch, such as 2F0; found '1X0'");
+            "expected an action: a stage, F (forward), B (backward), I or W (its two parts: gradients of inputs, of "
+            "weights), and a micro-batch, such as 2F0; found '1X0'");
 }
 
 TEST_CASE("Numbers out of range and a backend that is not the cluster's are errors") {

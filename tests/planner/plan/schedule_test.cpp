@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "planner/base/error.h"
+#include "planner/plan/pipeline_time.h"
 #include "tests/planner/base/error_of.h"
 
 using namespace parplan;
@@ -31,13 +32,15 @@ TEST_CASE("Actions are written and read back") {
   CHECK(write_action({2, Phase::forward, 0}) == "2F0");
   CHECK(write_action({0, Phase::backward, 117}) == "0B117");
   CHECK(parse_action("12B3") == Action{12, Phase::backward, 3});
-  for (const char* text : {"2F0", "0B117", "15F511"}) CHECK(write_action(parse_action(text)) == text);
+  CHECK(parse_action("2W0") == Action{2, Phase::backward_weights, 0});
+  for (const char* text : {"2F0", "0B117", "15F511", "3I2", "3W2"}) CHECK(write_action(parse_action(text)) == text);
 }
 
 TEST_CASE("What is no action is refused") {
-  for (const char* text : {"", "F0", "2F", "2W0", "2F0 ", "-1F0", "2F-1", "2f0", "20", "2F0x", "99999999999F0"})
+  for (const char* text : {"", "F0", "2F", "2X0", "2F0 ", "-1F0", "2F-1", "2f0", "20", "2F0x", "99999999999F0"})
     CHECK(error_of<ConfigError>([&] { parse_action(text); }) ==
-          "error: expected an action: a stage, F (forward) or B (backward), and a micro-batch, such as 2F0; found '" +
+          "error: expected an action: a stage, F (forward), B (backward), I or W (its two parts: gradients of inputs, "
+          "of weights), and a micro-batch, such as 2F0; found '" +
               std::string(text) + "'");
 }
 
@@ -131,4 +134,34 @@ TEST_CASE("Activations in flight are counted at their worst") {
   CHECK(most_in_flight(schedule_of({"0F0 0B0 0F1 0B1"}).ranks[0]) == 1);
   CHECK(most_in_flight(schedule_of({"0F0 0F1 0F2 0B0 0B1 0B2"}).ranks[0]) == 3);
   CHECK(most_in_flight({}) == 0);
+}
+
+TEST_CASE("A backward may be one action or two, on every stage by itself") {
+  CHECK(fault({"0F0 0I0 0W0"}, 1) == "none");
+  CHECK(fault({"0F0 0F1 0B0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1"}, 2) == "none");
+  CHECK(fault({"0F0 0I0"}, 1) == "stage 0 never runs 0W0");
+  CHECK(fault({"0F0 0W0 0I0"}, 1) == "stage 0 runs 0W0 before 0I0");
+  CHECK(fault({"0F0 0I0 0W0 0W0"}, 1) == "stage 0 runs 0W0 twice");
+  CHECK(fault({"0F0 0I0 0B0"}, 1) == "stage 0 runs 0B0 and 0I0; a backward is one action (B) or two (I and W)");
+  CHECK(fault({"0F0 0B0 0I0 0W0"}, 1) == "stage 0 runs 0B0 and 0I0; a backward is one action (B) or two (I and W)");
+  CHECK(fault({"0F0 0F1 0I0 0I1 0W1 0W0"}, 2) ==
+        "stage 0 runs 0W0 after 0W1; backwards must run in ascending order of micro-batches");
+  CHECK(fault({"0F0 0F1 0I0 0B1 0W0"}, 2) ==
+        "stage 0 runs 0W0 after 0B1; backwards must run in ascending order of micro-batches");
+  CHECK(fault({"0F0 0F1 0I1 0I0 0W0 0W1"}, 2) ==
+        "stage 0 runs 0I0 after 0I1; backwards must run in ascending order of micro-batches");
+  // What a stage waits for is named as it is listed.
+  CHECK(fault({"0F0 0B0", "1I0 1F0 1W0"}, 1) == "stage 1 runs 1I0 before 1F0");
+  CHECK(fault({"0F0 0B0 0F1 0B1", "1F0 1F1 1I0 1W0 1I1 1W1"}, 2).find("0B0 waits for 1I0") != std::string::npos);
+}
+
+TEST_CASE("Weight gradients wait for nothing, and nothing on other ranks waits for them") {
+  const Schedule schedule = schedule_of({"0F0 0I0 0W0", "1F0 1I0 1W0"});
+  const std::vector<Seconds> forward(2, Seconds(1.0)), backward(2, Seconds(5.0)), transfer(1, Seconds(10.0)),
+      weights(2, Seconds(2.0));
+  // Stage 1: 1 + 3 from 11 on, then 2. Its gradient arrives at 15 + 10; stage 0 has 3 + 2 left.
+  CHECK(played_ends(schedule, forward, backward, transfer, weights) == std::vector{Seconds(30.0), Seconds(17.0)});
+  CHECK(played_time(schedule, forward, backward, transfer, weights) == Seconds(30.0));
+  CHECK(!input_of({0, Phase::backward_weights, 0}, 2));
+  CHECK(!output_of({1, Phase::backward_weights, 0}, 2));
 }

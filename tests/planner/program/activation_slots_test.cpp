@@ -116,6 +116,47 @@ TEST_CASE("no slot is held by two micro-batches, and every slot is used") {
   }
 }
 
+TEST_CASE("what the weight gradients read is held until they are there, and all else until the first part ends") {
+  std::mt19937 random(5);
+  int in_parts = 0;
+  for (int trial = 0; trial < 300; ++trial) {
+    const int stages = 1 + static_cast<int>(random() % 3), micro_batches = 1 + static_cast<int>(random() % 6);
+    const Schedule schedule = random_orders(stages, micro_batches, false, random, Backwards::in_parts);
+    for (int s = 0; s < stages; ++s) {
+      const Slots slots = play_slots(schedule, s, InputSlots::in_flight);
+      CHECK(slots.saved == most_in_flight(schedule.ranks[s]));
+      const bool splits = splits_backward(schedule, s);
+      CHECK((slots.for_weights > 0) == splits);
+      CHECK((slots.left > 0) == splits);
+      in_parts += splits;
+      // By kind: slot to micro-batch, and the slots that were used.
+      std::map<int, int> saved, for_weights, left, all_for_weights, all_left;
+      const auto take = [](std::map<int, int>& held, int slot, int micro_batch) {
+        CHECK(held.emplace(slot, micro_batch).second);
+      };
+      const auto free = [](std::map<int, int>& held, int slot, int micro_batch) {
+        REQUIRE(held.contains(slot));
+        CHECK(held.at(slot) == micro_batch);
+        held.erase(slot);
+      };
+      for (std::size_t i = 0; i < slots.actions.size(); ++i) {
+        const auto [stage, phase, m] = schedule.ranks[s][i];
+        const ActionSlots& own = slots.actions[i];
+        if (phase == Phase::forward) take(saved, own.saved, m);
+        if (phase == Phase::backward || phase == Phase::backward_inputs) free(saved, own.saved, m);
+        if (!splits) continue;
+        if (phase == Phase::forward) take(for_weights, own.for_weights, m), all_for_weights[own.for_weights] = m;
+        if (phase == Phase::backward_inputs) take(left, own.left, m), all_left[own.left] = m;
+        if (phase == Phase::backward_weights) free(left, own.left, m);
+        if (phase == Phase::backward || phase == Phase::backward_weights) free(for_weights, own.for_weights, m);
+      }
+      CHECK(static_cast<int>(all_for_weights.size()) == slots.for_weights);
+      CHECK(static_cast<int>(all_left.size()) == slots.left);
+    }
+  }
+  CHECK(in_parts > 100);
+}
+
 TEST_CASE("the stages of one rank share its slots and buffers, and send only what leaves it") {
   // Stages 0 and 1 on rank 0, stage 2 on rank 1: find_fault would refuse this.
   const Schedule schedule{.rank_of_stage = {0, 0, 1},

@@ -159,3 +159,67 @@ TEST_CASE("in lowered Programs waits order what streams would race for") {
   MESSAGE(missed << " of " << waits << " waits are missed when dropped");
   CHECK(missed * 10 >= waits * 9);
 }
+
+TEST_CASE("in Programs with backwards in two parts, parts that are missing, too early or reduced too early are found") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = plain_training();
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 2, .dp = 2};
+  spec.micro_batch = 2;
+  spec.stage_blocks = {2, static_cast<int>(graph.blocks.size()) - 2};
+  Job job = job_of(graph, training, spec);
+  const auto list = [](const std::string& text) {
+    std::vector<Action> actions;
+    for (std::size_t at = 0; at < text.size(); at = text.find(' ', at) + 1) {
+      actions.push_back(parse_action(text.substr(at, text.find(' ', at) - at)));
+      if (text.find(' ', at) == std::string::npos) break;
+    }
+    return actions;
+  };
+  job.schedule = one_stage_a_rank(
+      {list("0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"), list("1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3")});
+  const std::vector<Program> programs = lower_all(job);
+  REQUIRE(find_faults(programs).empty());
+  const auto task_of = [](Program& program, const Action& action) -> Task& {
+    return *std::ranges::find(program.tasks, std::optional(action), &Task::action);
+  };
+  // The faults of what is planted into the Programs of stage 1.
+  const auto found = [&](auto plant) {
+    std::vector<Program> planted = programs;
+    for (Program& program : planted)
+      if (program.pipeline_rank == 1) plant(program);
+    std::string text;
+    for (const Fault& fault : find_faults(planted)) text += fault.what + "\n";
+    return text;
+  };
+  // The call of a task that runs a layer's Segment of this name.
+  const auto call_of = [&](Program& program, const Action& action, const char* segment) {
+    int call = task_of(program, action).first_call;
+    while (program.segments[program.calls[call].segment].name != segment) ++call;
+    return call;
+  };
+  for (const int m : {0, 2, 3}) {
+    INFO("micro-batch " << m);
+    const Action inputs{1, Phase::backward_inputs, m}, weights{1, Phase::backward_weights, m};
+    const std::string missing = found([&](Program& program) {
+      const int call = call_of(program, weights, "layers.backward_weights");
+      program.calls[call].frees.clear();
+      for (int i = 0; i < static_cast<int>(program.segments[program.calls[call].segment].instructions.size()); ++i)
+        silence(program, {call, i});
+    });
+    CHECK(missing.find("lost value: ") != std::string::npos);
+    const std::string early = found([&](Program& program) {
+      std::swap(program.calls[call_of(program, inputs, "layers.backward_inputs")],
+                program.calls[call_of(program, weights, "layers.backward_weights")]);
+    });
+    CHECK(early.find(m == 0 ? "use before definition: " : "use after free: ") != std::string::npos);
+  }
+  const std::string reduced = found([&](Program& program) {
+    const int call = call_of(program, {1, Phase::backward_weights, 3}, "layers.backward_weights");
+    REQUIRE(program.segments[program.calls[call + 1].segment].name == "data.all_reduce_sum.gradients");
+    std::swap(program.calls[call], program.calls[call + 1]);
+    program.calls[call].waits.clear();
+  });
+  INFO(reduced);
+  CHECK(reduced.find("dropped reduction: ") != std::string::npos);
+}
