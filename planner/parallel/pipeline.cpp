@@ -52,6 +52,10 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
   if (spec.pp() < 1) return fmt::format("the pipeline-parallel degree is {}; it must be at least 1", spec.pp());
   if (spec.schedule == ScheduleKind::interleaved) {
     if (auto reason = illegal_interleaving(training, spec)) return reason;
+  } else if (runs_backward_in_parts(spec.schedule) && spec.zero_stage > 1) {
+    return fmt::format("the schedule {} runs backwards in two parts, which needs whole gradients until the second, "
+                       "and zero_stage is {}; legal stages: 0, 1",
+                       name(spec.schedule), spec.zero_stage);
   } else if (spec.virtual_stages != 1 || spec.micro_batch_group != 0) {
     return fmt::format("virtual_stages and micro_batch_group are for the schedule interleaved, and the schedule is {}",
                        name(spec.schedule));

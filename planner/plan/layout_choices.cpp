@@ -301,7 +301,8 @@ constexpr std::array rows = {
                     spec.schedule = std::get<ScheduleKind>(value);
                     if (spec.schedule != ScheduleKind::interleaved) spec.virtual_stages = 1, spec.micro_batch_group = 0;
                   },
-              .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved>,
+              .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
+                             ScheduleKind::zero_bubble_h1>,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
               .presumes = Choice::virtual_stages,
               .word = [](const ParallelSpec& spec) { return std::string(spec.pp() > 1 ? name(spec.schedule) : ""); }},

@@ -9,7 +9,7 @@
 namespace parplan {
 
 const char* name(ScheduleKind kind) {
-  constexpr std::array<const char*, 3> names = {"gpipe", "1f1b", "interleaved"};
+  constexpr std::array<const char*, 4> names = {"gpipe", "1f1b", "interleaved", "zero_bubble_h1"};
   const auto i = static_cast<std::size_t>(kind);
   PARPLAN_ASSERT(i < names.size(), fmt::format("schedule {}", i));
   return names[i];
@@ -65,6 +65,8 @@ ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
   key.mesh.degree.dp = one.mesh.degree.dp;
   key.zero_stage = one.zero_stage;
   key.recompute = recompute;
+  // What a block saves where, and what it does in its backward.
+  if (runs_backward_in_parts(spec.schedule)) key.schedule = ScheduleKind::zero_bubble_h1;
   return key;
 }
 

@@ -11,8 +11,14 @@
 
 namespace parplan {
 
-enum class ScheduleKind { gpipe, one_f_one_b, interleaved };
-const char* name(ScheduleKind kind);  // "gpipe", "1f1b", "interleaved"
+enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zero_bubble_h1 };
+const char* name(ScheduleKind kind);  // "gpipe", "1f1b", "interleaved", "zero_bubble_h1"
+// Whether a schedule runs backwards in two parts (Phase), and whether a stage does so under it:
+// nobody waits for the gradients of the first stage's inputs.
+constexpr bool runs_backward_in_parts(ScheduleKind kind) { return kind == ScheduleKind::zero_bubble_h1; }
+constexpr bool runs_backward_in_parts(ScheduleKind kind, int stage) {
+  return stage > 0 && runs_backward_in_parts(kind);
+}
 
 // Where the gradients of the uses of a tied parameter add up. `together`: on each rank in one
 // accumulator, which is reduced over the data axis once. `apart`: in one accumulator per use, each

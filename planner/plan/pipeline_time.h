@@ -45,6 +45,8 @@ struct ScheduleForms {
   // alone `computing`, and the slowest stage at least `slowest`. May be omitted.
   Seconds (*least_time)(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) = nullptr;
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
+  // Of schedules with backwards in two parts.
+  SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
   Schedule (*actions)(const PipelineShape& shape) = nullptr;
 };
 // A lower bound of the time of a step's pipeline.

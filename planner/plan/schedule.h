@@ -93,6 +93,14 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
 // once, until backward or backward_inputs.
 int most_in_flight(const std::vector<Action>& rank);
 
+// The slots that a rank has for what weight gradients read: of micro-batches between their forward
+// and the end of their backward, and between its two parts. None where backwards are whole.
+struct SlotsForWeights {
+  int saved = 0;
+  int left = 0;
+  bool operator==(const SlotsForWeights&) const = default;
+};
+
 // Whether the stage runs some backward in two parts.
 bool splits_backward(const Schedule& schedule, int stage);
 

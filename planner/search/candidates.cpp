@@ -139,7 +139,7 @@ std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec) 
 std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const ParallelSpec& spec) {
   const Placements& placements = placements_of(spec);
   const std::span<const Recompute> recomputes = searched_recomputes();
-  if (spec.virtual_stages == 1) {
+  if (!has_few_cuts(spec)) {
     const LayoutCuts by_memory(estimator_, spec, placements, shape_of(spec, training_), recomputes);
     std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks);
     if (!choices) return std::nullopt;
@@ -171,7 +171,7 @@ std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const Paral
 }
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
-  if (spec.virtual_stages > 1) return std::nullopt;
+  if (has_few_cuts(spec)) return std::nullopt;
   const Placements& placements = placements_of(spec);
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const auto make = [&]() -> std::optional<StageCut> {
@@ -231,7 +231,7 @@ OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& 
   const ScheduleRow& row = row_of(spec.schedule);
   // The slowest stage was found to within 1e-9.
   Seconds time = least_pipeline_time(forms_of(row), fastest.computing, fastest.computing, fastest.slowest, shape);
-  if (spec.virtual_stages > 1) time = std::max(time, row.least(fastest.computing, Seconds(0.0), shape));
+  if (has_few_cuts(spec)) time = std::max(time, row.least(fastest.computing, Seconds(0.0), shape));
   return {.time = time * (1 - 1e-8), .room_in_all = room_in_all};
 }
 
@@ -269,7 +269,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   std::optional<OfAnyCut> others;
   if (!is_covered) others = of_any_cut(spec, fastest, candidate.bound.room_in_all);
   if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
-    if (spec.virtual_stages > 1) {
+    if (has_few_cuts(spec)) {
       if (mixes && !is_covered) {
         const ParallelSpec none = candidate.spec;
         candidates.push_back(std::move(candidate));
@@ -308,7 +308,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const int blocks = static_cast<int>(graph_.blocks.size());
   CutsBelow below{.candidates = {}, .rest = Seconds(none)};
-  if (spec.virtual_stages > 1) {
+  if (has_few_cuts(spec)) {
     below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
     return below;
   }
@@ -388,7 +388,7 @@ bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
 }
 
 std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
-  if (spec.virtual_stages > 1) return std::nullopt;
+  if (has_few_cuts(spec)) return std::nullopt;
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
@@ -466,7 +466,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::vector<char> is_left(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
-      is_left[i] = spec.virtual_stages > 1 || !makers[thread]->has_equal_memory(spec);
+      is_left[i] = has_few_cuts(spec) || !makers[thread]->has_equal_memory(spec);
       if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {

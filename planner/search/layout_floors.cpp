@@ -90,7 +90,8 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   else
     std::ranges::copy(searched_recomputes(), std::back_inserter(recomputes_));
   for (const ScheduleRow& row : schedule_rows())
-    if (!request[Choice::schedule] || std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind)
+    if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
+                                  : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
@@ -206,6 +207,11 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
   std::vector<Seconds>& seconds = entry->second;
   if (!inserted) return seconds;
   seconds.assign(blocks_.size(), infinite);
+  // A layout without its schedule yet.
+  ParallelSpec in_parts = spec;
+  in_parts.schedule = ScheduleKind::zero_bubble_h1;
+  const bool may_divide =
+      std::ranges::any_of(schedules_, [](const ScheduleRow* row) { return runs_backward_in_parts(row->kind); });
   const Execution execution =
       device.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
   const auto least = [&](const Instruction& instruction) {
@@ -219,6 +225,14 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
     for (std::size_t kind = 0; kind < lowered.size(); ++kind)
       seconds[kind] = std::min(seconds[kind], cost_segment(lowered[kind].forward, execution, least).duration +
                                                   cost_segment(lowered[kind].backward, execution, least).duration);
+    if (!may_divide) continue;
+    const std::span<const LoweredBlock> divided =
+        maker_.estimator().lowered_blocks(in_parts, maker_.placements_of(spec), recompute, 1);
+    for (std::size_t kind = 0; kind < divided.size(); ++kind)
+      seconds[kind] = std::min(seconds[kind],
+                               cost_segment(divided[kind].forward, execution, least).duration +
+                                   cost_segment(divided[kind].backward_inputs, execution, least).duration +
+                                   cost_segment(divided[kind].backward_weights, execution, least).duration);
   }
   return seconds;
 }
@@ -333,6 +347,7 @@ LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Reco
 
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
+  if (runs_backward_in_parts(spec.schedule)) return true;
   if (spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more)) return true;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();

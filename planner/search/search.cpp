@@ -247,8 +247,10 @@ class SpaceSearch {
         make_candidates(std::span(makers_).first(1), {&part.space.spec, 1}, mixes(), options_.objective);
     counts_.candidates += made.count - part.space.layouts;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
-    // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for.
-    if (part.space.spec.virtual_stages > 1 && !request_[Choice::schedule]) {
+    // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for;
+    // zero-bubble ones have no others in any case.
+    if (runs_backward_in_parts(part.space.spec.schedule) ||
+        (has_few_cuts(part.space.spec) && !request_[Choice::schedule])) {
       made.others.clear();
       made.others_from = Seconds(std::numeric_limits<double>::infinity());
       made.least_memory_left.reset();

@@ -81,7 +81,7 @@ void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Va
 
 // Interleaved stages are small: ZeRO-2 and 3, which reduce or gather what a stage holds for every
 // micro-batch, are not for them unless asked for. A given cut has one stage on each rank, unless
-// their number is given, too.
+// their number is given, too. Zero-bubble pipelines are only for those who ask for them.
 void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   if (spec.pp() == 1) {
     values.emplace_back(ParallelSpec{}.schedule);
@@ -89,7 +89,12 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
   }
   const bool may_interleave = (spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely;
   for (const ScheduleRow& row : schedule_rows())
-    if (row.kind != ScheduleKind::interleaved || may_interleave) values.emplace_back(row.kind);
+    if (row.kind == ScheduleKind::interleaved ? may_interleave : !runs_backward_in_parts(row.kind))
+      values.emplace_back(row.kind);
+}
+
+bool accepts_schedule(const SpaceContext& /*context*/, const ParallelSpec& spec, const ChoiceValue& given) {
+  return !runs_backward_in_parts(std::get<ScheduleKind>(given)) || spec.zero_stage <= 1;
 }
 
 bool interleaves(const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule == ScheduleKind::interleaved; }
@@ -279,6 +284,7 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::schedule,
              .follows_from = {Choice::pp, Choice::stage_blocks, Choice::zero_stage},
              .values = schedules,
+             .accepts = accepts_schedule,
              .neighbours = every_value,
              .frugaler = fewer_in_flight,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},

@@ -49,8 +49,9 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
     if (const std::shared_ptr<const BlockShapes>& known = place_of()) return known;
   }
   // Two threads may make the same: better than that one waits for all that others make.
-  const BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual,
+  BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual,
                                              Coordinates{}, training, backend, true);
+  context.splits_backward = runs_backward_in_parts(spec.schedule);
   auto made = std::make_shared<const BlockShapes>(shapes_of(graph, context));
   const std::scoped_lock lock(mutex_);
   return place_of() = std::move(made);

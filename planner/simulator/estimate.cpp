@@ -71,7 +71,12 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
   }
 }
 
-int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
+int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute, int stage) {
+  if (runs_backward_in_parts(spec.schedule) && !runs_backward_in_parts(spec.schedule, stage)) {
+    ParallelSpec whole = spec;
+    whole.schedule = ParallelSpec().schedule;
+    return shapes_of(whole, placements, recompute, stage);
+  }
   const auto [entry, inserted] =
       shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
@@ -89,7 +94,14 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   Costs& costs = entry->second;
   for (const LoweredBlock& block : shapes_[shapes]->kinds) {
     costs.forward.push_back(cost_segment(block.forward, model).parts);
-    costs.backward.push_back(cost_segment(block.backward, model).parts);
+    const bool in_parts = !block.backward_inputs.instructions.empty();
+    costs.backward.push_back(cost_segment(in_parts ? block.backward_inputs : block.backward, model).parts);
+    costs.weights_seconds.emplace_back();
+    if (!block.backward_weights.instructions.empty()) {
+      const StepTime weights = cost_segment(block.backward_weights, model).parts;
+      costs.backward.back() += weights;
+      costs.weights_seconds.back() = weights.total();
+    }
     costs.forward_seconds.push_back(costs.forward.back().total());
     costs.backward_seconds.push_back(costs.backward.back().total());
   }
@@ -146,7 +158,7 @@ const std::vector<Bytes>& Estimator::capacities(const DeviceMesh& mesh) { return
 std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, const Placements& placements) {
   const MeshView& view = view_of(spec.mesh);
   const int shapes =
-      shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
+      shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute, 0);
   std::vector<std::pair<int, int>> paces;
   for (const int environment : std::span(view.environments).first(view.is_uniform ? 1 : view.environments.size()))
     paces.emplace_back(shapes, environment);
@@ -204,7 +216,7 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
 
 std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
   const Recompute recompute = spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute;
-  const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[stage]);
+  const Costs& costs = costs_of(shapes_of(spec, placements, recompute, stage), view_of(spec.mesh).environments[stage]);
   std::vector<Seconds> seconds;
   for (const Block& block : graph_.blocks) {
     const std::size_t kind = static_cast<std::size_t>(block.kind);
@@ -214,22 +226,31 @@ std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Pl
 }
 
 std::span<const LoweredBlock> Estimator::lowered_blocks(const ParallelSpec& spec, const Placements& placements,
-                                                        Recompute recompute) {
-  return shapes_[shapes_of(spec, placements, recompute)]->kinds;
+                                                        Recompute recompute, int stage) {
+  return shapes_[shapes_of(spec, placements, recompute, stage)]->kinds;
 }
 
 std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
                                              Recompute recompute) {
-  const Costs& costs = costs_of(shapes_of(spec, placements, recompute), view_of(spec.mesh).environments[stage]);
+  const int environment = view_of(spec.mesh).environments[stage];
   std::vector<Seconds> seconds;
-  for (std::size_t kind = 0; kind < costs.forward_seconds.size(); ++kind)
-    seconds.push_back(costs.forward_seconds[kind] + costs.backward_seconds[kind]);
+  const auto take_least = [&](int shapes) {
+    const Costs& costs = costs_of(shapes, environment);
+    for (std::size_t kind = 0; kind < costs.forward_seconds.size(); ++kind) {
+      const Seconds both = costs.forward_seconds[kind] + costs.backward_seconds[kind];
+      if (kind == seconds.size()) seconds.push_back(both);
+      seconds[kind] = std::min(seconds[kind], both);
+    }
+  };
+  take_least(shapes_of(spec, placements, recompute, stage));
+  // All stages of a kind of device are asked for as one.
+  if (runs_backward_in_parts(spec.schedule)) take_least(shapes_of(spec, placements, recompute, stage == 0 ? 1 : 0));
   return seconds;
 }
 
 BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
                                   Recompute recompute) {
-  const int shapes_number = shapes_of(spec, placements, recompute);
+  const int shapes_number = shapes_of(spec, placements, recompute, stage);
   const MeshView& view = view_of(spec.mesh);
   const int environment = view.environments[stage];
   const Costs& costs = costs_of(shapes_number, environment);
@@ -285,6 +306,18 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   return table;
 }
 
+namespace {
+
+// The scratch that the Segments of a block need, with backwards as they run.
+std::int64_t scratch_of(const LoweredBlock& block) {
+  const bool in_parts = !block.backward_inputs.instructions.empty();
+  return std::max({block.forward.scratch_bytes, in_parts ? block.backward_inputs.scratch_bytes
+                                                         : block.backward.scratch_bytes,
+                   block.backward_weights.scratch_bytes});
+}
+
+}  // namespace
+
 // A slot of saved activations holds any of the rank's stages: at each position the larger block.
 void Estimator::share_slots(std::span<const HeldStage> held, bool inputs_lie_apart) {
   saved_.clear();
@@ -305,6 +338,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                     const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
   buckets_.clear();
   saved_.clear();
+  for_weights_.clear();
+  left_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0;
   std::int64_t input = 0;
@@ -318,13 +353,15 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
       saved_.push_back({.bytes = block.saved_bytes, .times = times});
+      for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times});
+      left_.push_back({.bytes = block.left_bytes, .times = times});
       if (inputs_lie_apart && stage.blocks.first > 0 &&
           static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind) {
         --saved_.back().times;
         saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1});
         input = std::max(input, block.input_bytes);
       }
-      scratch = std::max({scratch, block.forward.scratch_bytes, block.backward.scratch_bytes});
+      scratch = std::max(scratch, scratch_of(block));
       crossing = std::max(crossing, crossing_bytes(block));
       buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
       buckets_.back().times = times;
@@ -340,16 +377,22 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
   const int in_flight = schedule.in_flight(rank, shape);
+  const SlotsForWeights slots =
+      schedule.for_weights != nullptr ? schedule.for_weights(rank, shape) : SlotsForWeights{};
   int inputs = 0;
   if (input > 0)
     inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
                               : play_slots(schedule.actions(shape), rank, spec.input_slots).inputs;
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
+                                  .for_weights = for_weights_,
+                                  .left = left_,
                                   .crossing_bytes = crossing,
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
                                   .in_flight = in_flight,
+                                  .for_weights_in_flight = slots.saved,
+                                  .left_in_flight = slots.left,
                                   .exchanges = exchange_buffers(shape),
                                   .input_bytes = input,
                                   .inputs = inputs,
@@ -363,7 +406,7 @@ Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, co
                       std::span<const BlockRange> stages, Recompute recompute) {
   held_.clear();
   for (const BlockRange& stage : stages)
-    held_.push_back({.blocks = stage, .shapes = shapes_of(spec, placements, recompute)});
+    held_.push_back({.blocks = stage, .shapes = shapes_of(spec, placements, recompute, rank)});
   return memory_of_rank(spec, placements, schedule, rank, held_).peak();
 }
 
@@ -410,6 +453,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   Seconds clears, updates, gathers, reduces;
   int tied_uses = 0;
   bool every_own = true;
+  const bool in_parts = runs_backward_in_parts(spec.schedule, stage);
   const bool together = spec.tied_gradients == TiedGradients::together;
   for (int i = 0; i < count; ++i) {
     const std::size_t block = static_cast<std::size_t>(range.first + i);
@@ -425,18 +469,22 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     Visit& visit = visits_[i];
     visit = {.forward = costs.forward_seconds[kind],
              .backward = costs.backward_seconds[kind],
+             .weights = costs.weights_seconds[kind],
              .clear = own.clear + tied.clear,
              .gather = shards.parameters ? own.gather : Seconds(0.0),
              .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
              .own_reduce = own.reduce + own.accumulate};
     bound.plain_forward += visit.forward;
     bound.plain_backward += visit.backward + visit.clear;
+    bound.weights += visit.weights;
     gathers += visit.gather;
     if (shards.parameters) gathers += tied.gather;
     reduces += visit.reduce;
     clears += own.begin_clear + tied.begin_clear;
     updates += own.update;
-    if (!shards.gradients && !sequential) bound.reduces += visit.own_reduce;
+    // In two parts: those that follow the last second part, which is among the backwards.
+    if (!shards.gradients && !sequential && (!in_parts || visit.weights > Seconds(0.0)))
+      bound.reduces += visit.own_reduce;
     if (shards.optimizer && !shards.parameters) bound.regathers += own.gather;
     bound.norms += own.norm;
     if (on_first_rank) {
@@ -475,13 +523,16 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
-    Seconds suffix;  // of reductions from block i on, less the backwards after it
+    // Of reductions from block i on, less the backwards after it: where these have two parts, of the
+    // blocks that have the second, which comes last.
+    Seconds suffix;
     const int last = shards.gradients ? std::min(count, 2) : count;
     for (int i = 0; i < last && spec.replicas() > 1; ++i) {
       const Visit& visit = visits_[i];
+      if (in_parts && visit.weights == Seconds(0.0)) continue;
       suffix += visit.reduce;
       bound.behind = std::max(bound.behind, suffix);
-      suffix -= visit.backward + visit.clear;
+      suffix -= in_parts ? visit.weights : visit.backward + visit.clear;
     }
   }
   bound.finish = updates;
@@ -520,7 +571,8 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
     rank.busy += static_cast<double>(shape.micro_batches) * both;
     rank.behind = std::min(rank.behind, bound.behind);
     rank.reduces += bound.reduces;
-    rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - (both - bound.forward));
+    const Seconds last = bound.weights > Seconds(0.0) ? bound.weights : both - bound.forward;
+    rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - last);
     rank.backwards += last_group * (both - bound.forward);
     rank.norms += bound.norms;
     rank.updates += bound.updates;
@@ -548,6 +600,20 @@ Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placeme
   return agreed;
 }
 
+// With backwards in two parts: the latest end of a rank's actions with the reductions that follow
+// them, and the norm's own part (without a norm: its update), by playing the actions.
+Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm) {
+  const std::vector<Seconds> ends =
+      played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_);
+  Seconds latest;
+  for (int s = 0; s < shape.stages; ++s) {
+    const StageBound& bound = bounds_[s];
+    const Seconds after = norm ? bound.behind + bound.norms : std::max(bound.behind, bound.finish);
+    latest = std::max(latest, ends[rank_of_stage_[s]] + after);
+  }
+  return latest;
+}
+
 // The closed form of the schedule bounds the end of the last backward on the first stage, from the
 // least time of every stage. After it come the reductions that it did not overlap, the gradient
 // norm, which all ranks await, the update and the gathers of updated parameters. Data-parallel
@@ -563,10 +629,11 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const bool norm = computes_norm(training_);
 
   // The Shapes of stages with the same recompute, looked up once; per_stage is no stage's.
-  std::array<std::optional<int>, index_of(Recompute::per_stage)> known_shapes;
-  const auto shapes_for = [&](Recompute recompute) {
-    std::optional<int>& known = known_shapes[index_of(recompute)];
-    if (!known) known = shapes_of(spec, placements, recompute);
+  std::array<std::array<std::optional<int>, index_of(Recompute::per_stage)>, 2> known_shapes;
+  const auto shapes_for = [&](Recompute recompute, int stage) {
+    std::optional<int>& known =
+        known_shapes[runs_backward_in_parts(spec.schedule, stage) ? 1 : 0][index_of(recompute)];
+    if (!known) known = shapes_of(spec, placements, recompute, stage);
     return *known;
   };
   rank_of_stage_.clear();
@@ -595,7 +662,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   for (int rank = 0; rank < shape.ranks; ++rank) {
     held_.clear();
     for (int s = stages == shape.ranks ? rank : 0; s < stages; ++s) {
-      if (rank_of_stage_[s] == rank) held_.push_back({ranges_[s], shapes_for(spec.recompute_of(s))});
+      if (rank_of_stage_[s] == rank) held_.push_back({ranges_[s], shapes_for(spec.recompute_of(s), s)});
       if (stages == shape.ranks) break;
     }
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
@@ -614,7 +681,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   }
   if (wanted == Wanted::bound && estimate.spare.count < 0) return estimate;
 
-  for (std::vector<Seconds>* one : {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_, &before_})
+  for (std::vector<Seconds>* one :
+       {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_, &before_, &weights_})
     one->clear();
   bounds_.clear();
   Seconds before;
@@ -632,9 +700,10 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     bool as_before = s > 1 && rank != rank_of_stage_.front() && range.size() == ranges_[s - 1].size() &&
                      run_ends_[ranges_[s - 1].first] >= range.last;
     if (s == 0 || environment != view.environments[rank_of_stage_[s - 1]] ||
-        spec.recompute_of(s) != spec.recompute_of(s - 1)) {
+        spec.recompute_of(s) != spec.recompute_of(s - 1) ||
+        runs_backward_in_parts(spec.schedule, s) != runs_backward_in_parts(spec.schedule, s - 1)) {
       as_before = false;
-      shapes_number = shapes_for(spec.recompute_of(s));
+      shapes_number = shapes_for(spec.recompute_of(s), s);
       costs = &costs_of(shapes_number, environment);
       data_costs = &data_costs_of(spec, placements, *shapes_[shapes_number], view, environment);
     }
@@ -650,6 +719,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     backward_.push_back(bound.backward);
     plain_forward_.push_back(bound.plain_forward);
     plain_backward_.push_back(bound.plain_backward);
+    weights_.push_back(bound.weights);
     before_.push_back(before);
     if (s + 1 == stages) break;
     const GroupNetwork* next = &next_network(spec.mesh, view, rank, rank_of_stage_[s + 1]);
@@ -662,14 +732,17 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     before += bound.plain_forward + known_transfer;
   }
   const StepBound step = bound_of_ranks(shape);
+  const bool in_parts = runs_backward_in_parts(spec.schedule) && stages > 1;
   const StageBound& first = bounds_.front();
 
   const Seconds agreed = norm ? agreement(spec, placements, view) : Seconds(0.0);
-  const Seconds pipeline = first.begin + pipeline_time(schedule, forward_, backward_, transfer_, shape);
   // Without a norm, no stage waits for another's gradients.
-  const Seconds normed = std::max({pipeline + first.behind + first.norms, step.synchronised, step.data});
-  estimate.lower_bound = norm ? normed + agreed + step.finish
-                              : std::max(pipeline + std::max(first.behind, first.finish), step.data);
+  const Seconds pipeline =
+      first.begin + (in_parts ? end_of_parts(schedule, shape, norm)
+                              : pipeline_time(schedule, forward_, backward_, transfer_, shape) +
+                                    (norm ? first.behind + first.norms : std::max(first.behind, first.finish)));
+  const Seconds normed = std::max({pipeline, step.synchronised, step.data});
+  estimate.lower_bound = norm ? normed + agreed + step.finish : std::max(pipeline, step.data);
 
   if (wanted == Wanted::bound) return estimate;
 
@@ -678,9 +751,13 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time = step.parts;
   estimate.time *= shape.micro_batches;
   const Seconds computing = estimate.time.total();
-  const Seconds with_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
+  const auto plain_time = [&] {
+    return in_parts ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_)
+                    : pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
+  };
+  const Seconds with_transfers = plain_time();
   std::ranges::fill(transfer_, Seconds(0.0));
-  const Seconds without_transfers = pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
+  const Seconds without_transfers = plain_time();
   estimate.time.exposed.pp += with_transfers - without_transfers;
   estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
   const auto left = [&] { return std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)); };
@@ -712,7 +789,7 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
   std::int64_t crossing = std::numeric_limits<std::int64_t>::max();
   std::vector<int> shapes;
   for (const Recompute recompute : recomputes) {
-    shapes.push_back(shapes_of(spec, placements, recompute));
+    shapes.push_back(shapes_of(spec, placements, recompute, 0));
     crossing = std::min(crossing, crossing_bytes(shapes_[shapes.back()]->kinds.front()));
   }
   std::vector<Seconds> forward, backward;  // by kind of block

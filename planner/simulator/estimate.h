@@ -78,9 +78,9 @@ class Estimator {
   // The time of the forward and backward of each of the graph's blocks on `stage`, which stage
   // cuts balance.
   std::vector<Seconds> block_seconds(const ParallelSpec& spec, const Placements& placements, int stage = 0);
-  // The lowered blocks, by Block::kind.
+  // The lowered blocks of a stage, by Block::kind.
   std::span<const LoweredBlock> lowered_blocks(const ParallelSpec& spec, const Placements& placements,
-                                               Recompute recompute);
+                                               Recompute recompute, int stage = 0);
   // The time of a forward and backward of a block of each kind on `stage` with this recompute.
   std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
                                     Recompute recompute);
@@ -141,6 +141,7 @@ class Estimator {
   struct Costs {  // of BlockShapes under one cost model
     std::vector<StepTime> forward, backward;                    // by Block::kind
     std::vector<Seconds> forward_seconds, backward_seconds;     // their totals
+    std::vector<Seconds> weights_seconds;  // the second part of a backward in two, in the totals
   };
   struct Environment {
     PerAxis<GroupNetwork> along;  // that blocks communicate over
@@ -174,6 +175,7 @@ class Estimator {
   // A block on its stage, with its work on the data axis.
   struct Visit {
     Seconds forward, backward;  // compute stream
+    Seconds weights;            // the second part of the backward, where it has two
     Seconds clear;              // of the buffer for unreduced gradients, before the backward
     Seconds gather;             // of its own bucket, ahead
     // On the data stream after the block's backward: its own bucket, then the tied one.
@@ -183,6 +185,7 @@ class Estimator {
   // The least times of a stage.
   struct StageBound {
     Seconds forward, backward;              // of a micro-batch
+    Seconds weights;                        // the second part of the backward, where it has two
     Seconds plain_forward, plain_backward;  // without the data axis
     Seconds occupied;                       // both, with work that may overlap with waiting
     Seconds begin;                          // before the first forward
@@ -217,7 +220,8 @@ class Estimator {
   enum class Wanted { bound, all };
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                     Wanted wanted);
-  int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
+  // The blocks of a stage; of one that runs backwards in two parts where the schedule has such.
+  int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute, int stage);
   const Costs& costs_of(int shapes, int environment);
   MeshView& view_of(const DeviceMesh& mesh);
   const GroupNetwork& next_network(const DeviceMesh& mesh, MeshView& view, int from, int to);
@@ -233,6 +237,7 @@ class Estimator {
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
                             const Costs& costs, const BlockShapes& shapes, const DataCosts& data);
   StepBound bound_of_ranks(const PipelineShape& shape);
+  Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
   Seconds agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
 
@@ -259,7 +264,7 @@ class Estimator {
   std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
   // Buffers that estimates reuse.
   std::vector<BucketSizes> buckets_;
-  std::vector<SavedSizes> saved_;
+  std::vector<SavedSizes> saved_, for_weights_, left_;
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
   std::vector<BlockRange> ranges_;   // by stage
@@ -267,7 +272,7 @@ class Estimator {
   std::vector<StageBound> bounds_;   // by stage
   std::vector<RankBound> ranks_;
   std::vector<Seconds> before_;      // by stage: forwards and transfers of the stages before it
-  std::vector<Seconds> forward_, backward_, transfer_, plain_forward_, plain_backward_;  // by stage
+  std::vector<Seconds> forward_, backward_, transfer_, plain_forward_, plain_backward_, weights_;  // by stage
 };
 
 }  // namespace parplan

@@ -21,7 +21,9 @@ TEST_CASE("random legal plans train as the one-rank reference does") {
       TrainingSpec training = training_of();
       const bool clips = trial % 4 == 3;
       if (clips) training.clip_norm = 0.5;
-      ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, {}, random);
+      LayoutRequest request;
+      if (trial % 5 > 2) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, request, random);
       if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe(spec) << (clips ? ", clipped" : ""));
       auto reference = references.find({spec.micro_batch, clips});
@@ -44,6 +46,7 @@ TEST_CASE("a pipeline equals accumulation on one rank to the bit") {
         LayoutRequest request;
         request[Choice::dp] = request[Choice::tp] = 1;
         request[Choice::tied_gradients] = TiedGradients::apart;
+        if (trial == 2) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
         const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
         INFO(model << ": " << describe(spec));
         const Outcome plan = run_plan(graph, training, spec, 3);
@@ -65,6 +68,7 @@ TEST_CASE("a pipeline of data-parallel ranks equals data parallelism to the bit"
       request[Choice::pp] = 2;
       request[Choice::zero_stage] = 0;
       request[Choice::tied_gradients] = TiedGradients::apart;
+      if (trial == 2) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
       const ParallelSpec spec = random_spec(graph, training, 4, request, random);
       INFO(model << ": " << describe(spec));
       ParallelSpec flat = spec;
@@ -94,6 +98,29 @@ TEST_CASE("one more buffer for arriving activations changes no bit") {
         spec.input_slots = InputSlots::one_more;
         check_equal(run_plan(graph, training, spec, 2), without);
       }
+  }
+}
+
+TEST_CASE("a zero-bubble pipeline equals 1F1B to the bit, with every axis, recompute and precision of gradients") {
+  std::mt19937 random(20261127);
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 12; ++trial) {
+      TrainingSpec training = training_of();
+      if (trial % 4 == 3) training.clip_norm = 0.5;
+      LayoutRequest request;
+      request[Choice::pp] = 2;
+      request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      if (trial % 3 != 0) request[Choice::micro_batch] = 1;
+      if (model != "tiny-mlp" && trial % 3 == 1) request[Choice::cp] = 2;
+      ParallelSpec spec = random_spec(graph, training, 4, request, random);
+      spec.recompute = recompute_rows()[static_cast<std::size_t>(trial) % recompute_rows().size()].kind;
+      if (trial % 3 == 2) spec.input_slots = InputSlots::one_more;
+      INFO(model << ": " << describe(spec));
+      const Outcome outcome = run_plan(graph, training, spec, 3);
+      spec.schedule = ScheduleKind::one_f_one_b;
+      check_equal(outcome, run_plan(graph, training, spec, 3));
+    }
   }
 }
 

@@ -37,11 +37,15 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
           const Slots slots = play_slots(schedule, s, InputSlots::in_flight);
           CHECK(slots.saved == row.in_flight(s, {stages, micro_batches}));
           CHECK(slots.exchanges == (stages == 1 || micro_batches == 1 ? 1 : 2));
+          const SlotsForWeights for_weights =
+              row.for_weights ? row.for_weights(s, {stages, micro_batches}) : SlotsForWeights{};
+          CHECK(slots.for_weights == for_weights.saved);
+          CHECK(slots.left == for_weights.left);
           const std::vector<Action>& actions = schedule.ranks[s];
           REQUIRE(slots.actions.size() == actions.size());
           for (std::size_t i = 0; i < actions.size(); ++i) {
             CHECK(slots.actions[i].saved == actions[i].micro_batch % slots.saved);
-            if (actions[i].phase == Phase::backward || s + 1 < stages)
+            if (actions[i].phase != Phase::backward_weights && (actions[i].phase != Phase::forward || s + 1 < stages))
               CHECK(slots.actions[i].exchange == actions[i].micro_batch % slots.exchanges);
           }
         }

@@ -54,7 +54,7 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     spec.sequence_parallel = pick(false, true) && tp > 1;
     spec.zero_stage = dp * cp > 1 ? pick(0, 1, 2, 3) : 0;
     spec.micro_batch = pick(1, 2);
-    spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b);
+    spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1);
     spec.recompute = recompute_rows()[random() % recompute_rows().size()].kind;
     spec.tied_gradients = pick(TiedGradients::together, TiedGradients::apart);
     spec.input_slots = pick(InputSlots::in_flight, InputSlots::one_more);

@@ -63,8 +63,9 @@ std::vector<Seconds> repeat(int stages, double value) {
 }  // namespace
 
 TEST_CASE("Every schedule has one row, under its name") {
-  CHECK(schedule_rows().size() == 3);
-  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved}) {
+  CHECK(schedule_rows().size() == 4);
+  for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
+                            ScheduleKind::zero_bubble_h1}) {
     CHECK(row_of(kind).kind == kind);
     CHECK(row_of(kind).name == name(kind));
   }
@@ -124,11 +125,79 @@ TEST_CASE("Interleaved 1F1B runs groups of micro-batches through one chunk after
   CHECK(schedule.exchanges == 2);
 }
 
+TEST_CASE("ZB-H1 delays the weight gradients of stage s by s micro-batches, and divides none of the first stage") {
+  const ScheduleRow& row = row_of(ScheduleKind::zero_bubble_h1);
+  const Schedule schedule = row.actions({3, 4});
+  CHECK(text_of(schedule.ranks[0]) == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3");
+  CHECK(text_of(schedule.ranks[1]) == "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3");
+  CHECK(text_of(schedule.ranks[2]) == "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3");
+  CHECK(text_of(row.actions({3, 1}).ranks[2]) == "2F0 2I0 2W0");
+  for (const PipelineShape& shape : shapes_of(row)) {
+    INFO(describe(row, shape));
+    const Schedule at_size = row.actions(shape);
+    // No stage holds more micro-batches, until their weight gradients, than the first of 1F1B.
+    const int most = row_of(ScheduleKind::one_f_one_b).in_flight(0, shape);
+    for (int stage = 0; stage < shape.stages; ++stage) {
+      CHECK(splits_backward(at_size, stage) == runs_backward_in_parts(row.kind, stage));
+      CHECK(row.for_weights(stage, shape).saved == (stage == 0 ? 0 : most));
+    }
+  }
+}
+
+TEST_CASE("On equal stages ZB-H1 has a bubble of (p - 1)(f + max(b - w, 0)), a third of 1F1B's where these are equal") {
+  const ScheduleRow& row = row_of(ScheduleKind::zero_bubble_h1);
+  struct Times {
+    double forward, inputs, weights;
+  };
+  for (const auto& [f, b, w] : {Times{1, 1, 1}, Times{1, 2, 1}, Times{2, 1, 1}, Times{1, 1, 3}, Times{4, 5, 4}})
+    for (const PipelineShape& shape : shapes_of(row)) {
+      if (shape.micro_batches < shape.stages) continue;
+      INFO(describe(row, shape) << ": " << f << ", " << b << ", " << w);
+      const int p = shape.stages;
+      const Seconds time = played_time(row.actions(shape), repeat(p, f), repeat(p, b + w), repeat(p - 1, 0), repeat(p, w));
+      const double bubble = time.value - shape.micro_batches * (f + b + w);
+      CHECK(bubble == (p - 1) * (f + std::max(b - w, 0.0)));
+      const Seconds whole = row_of(ScheduleKind::one_f_one_b)
+                                .closed_form(repeat(p, f), repeat(p, b + w), repeat(p - 1, 0), shape);
+      CHECK(whole.value - shape.micro_batches * (f + b + w) == (p - 1) * (f + b + w));
+    }
+}
+
+TEST_CASE("ZB-H1's least times are below the play of any stages") {
+  const ScheduleRow& row = row_of(ScheduleKind::zero_bubble_h1);
+  std::mt19937 random(20261123);
+  std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 2.0);
+  for (int round = 0; round < 50; ++round)
+    for (const Size& size : sizes) {
+      const int p = size.stages, m = size.micro_batches;
+      INFO(p << " stages, " << m << " micro-batches, round " << round);
+      std::vector<Seconds> forward, backward, weights, transfer;
+      Seconds all, slowest, least_transfer(2.0);
+      for (int s = 0; s < p; ++s) {
+        forward.emplace_back(factor(random));
+        backward.emplace_back(2 * factor(random));
+        weights.push_back(backward.back() * (round % 4 / 4.0));
+        all += forward.back() + backward.back();
+        slowest = std::max(slowest, forward.back() + backward.back());
+      }
+      Seconds total = all;
+      for (int s = 0; s + 1 < p; ++s) {
+        transfer.emplace_back(of_transfer(random));
+        least_transfer = std::min(least_transfer, transfer.back());
+        total += 2.0 * transfer.back();
+      }
+      const Seconds played = played_time(row.actions({p, m}), forward, backward, transfer, weights) * (1 + 1e-12);
+      CHECK(row.least(all, least_transfer, {p, m}) <= played);
+      CHECK(row.least_time(total, all, slowest, {p, m}) <= played);
+    }
+}
+
 TEST_CASE(
-    "On equal stages all schedules have a bubble of (p - 1)(f + b) of a stage, with v stages a rank the fraction (p - "
-    "1) / (v M + p - 1)") {
+    "On equal stages all schedules with whole backwards have a bubble of (p - 1)(f + b) of a stage, with v stages a "
+    "rank the fraction (p - 1) / (v M + p - 1)") {
   for (const ScheduleRow& row : schedule_rows())
     for (const PipelineShape& shape : shapes_of(row)) {
+      if (runs_backward_in_parts(row.kind)) continue;
       if (shape.micro_batches % shape.group != 0 && row.kind == ScheduleKind::interleaved) continue;
       INFO(describe(row, shape));
       const int stages = shape.stages, turns = shape.micro_batches * stages / shape.ranks;
@@ -182,7 +251,8 @@ TEST_CASE("What is known of a single stage, or of no stage, bounds the closed fo
   std::mt19937 random(20261122);
   std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 1.0);
   for (const ScheduleRow& row : schedule_rows()) {
-    if (row.kind == ScheduleKind::interleaved) continue;  // its form for one stage is its work alone
+    // Their form for one stage is its work alone.
+    if (row.kind == ScheduleKind::interleaved || row.kind == ScheduleKind::zero_bubble_h1) continue;
     const ScheduleForms forms = forms_of(row);
     for (int round = 0; round < 200; ++round)
       for (const Size& size : sizes) {
@@ -295,7 +365,7 @@ TEST_CASE("No cut of the same work takes less than a schedule's least time, and 
           }
           for (int s = 0; s + 1 < p; ++s) transfers.emplace_back(transfer * factor(random));
           for (const ScheduleRow& row : schedule_rows()) {
-            if (row.kind == ScheduleKind::interleaved) continue;
+            if (row.kind == ScheduleKind::interleaved || row.kind == ScheduleKind::zero_bubble_h1) continue;
             INFO(row.name << ": " << p << " stages, " << m << " micro-batches, spread " << spread << ", transfers "
                           << transfer);
             const Seconds form = row.closed_form(forward, backward, transfers, {p, m}) * (1 + 1e-12);
