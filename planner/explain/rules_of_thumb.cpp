@@ -129,14 +129,13 @@ Guide find_guide(const ExplainedPlan& explained, CandidateMaker& maker, std::spa
   if (plan.spec.zero_stage == 3 && plan.spec.dp() > 1 && count > 1)
     guide.gathered = {.micro_batches = count, .sent = own.communication.dp, .exposed = own.time.exposed.dp};
   if (plan.spec.pp() > 1)
-    guide.bubble = {
-        .stages = plan.spec.pp(),
-        .micro_batches = count,
-        .closed_form = closed_form_bubble(plan),
-        .simulated = own.time.bubble / own.time.total(),
-        .enough = 4 * plan.spec.pp(),
-        .closed_form_then = static_cast<double>(plan.spec.pp() - 1) /
-                            static_cast<double>((4 * plan.spec.virtual_stages + 1) * plan.spec.pp() - 1)};
+    guide.bubble = {.stages = plan.spec.pp(),
+                    .micro_batches = count,
+                    .closed_form = closed_form_bubble(plan),
+                    .simulated = own.time.bubble / own.time.total(),
+                    .enough = 4 * plan.spec.pp(),
+                    .closed_form_then = static_cast<double>(plan.spec.pp() - 1) /
+                                        static_cast<double>((4 * bubble_divisor(plan.spec) + 1) * plan.spec.pp() - 1)};
   if (!explained.options.searches) return guide;
   guide.one_device = on_one_device(explained);
   guide.beyond_node = tensor_beyond_a_node(explained, maker);

@@ -45,7 +45,7 @@ struct ScheduleForms {
   // alone `computing`, and the slowest stage at least `slowest`. May be omitted.
   Seconds (*least_time)(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) = nullptr;
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
-  // Of schedules with backwards in two parts.
+  // With backwards in two parts: the slots for weight gradients.
   SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
   Schedule (*actions)(const PipelineShape& shape) = nullptr;
 };

@@ -58,8 +58,11 @@ Seconds for_want_of_memory(const Plan& plan) {
 
 double closed_form_bubble(const Plan& plan) {
   const double others = plan.spec.pp() - 1;
-  return others /
-         (static_cast<double>(plan.spec.virtual_stages * micro_batches(plan.spec, plan.training)) + others);
+  return others / (static_cast<double>(bubble_divisor(plan.spec) * micro_batches(plan.spec, plan.training)) + others);
+}
+
+int bubble_divisor(const ParallelSpec& spec) {
+  return runs_backward_in_parts(spec.schedule) ? 3 : spec.virtual_stages;
 }
 
 Waiting waiting(const Plan& plan) {

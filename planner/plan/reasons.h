@@ -26,6 +26,9 @@ double memory_share(const Plan& plan);
 // The idle share of a pipeline of equal stages: (p - 1) / (m + p - 1) with p stages and m
 // micro-batches.
 double closed_form_bubble(const Plan& plan);
+// By what its schedule divides 1F1B's bubble: the stages on a rank, or 3 for ZB-H1, where a forward
+// and the two parts of a backward take equally long.
+int bubble_divisor(const ParallelSpec& spec);
 // A plan's bubble by its causes. Up to the closed form, the pipeline fills and drains, which more
 // micro-batches make shorter. The rest, on the stage that computes longest, is waiting for what
 // other stages communicate, which more micro-batches do not make shorter.

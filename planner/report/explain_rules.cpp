@@ -17,14 +17,20 @@ bool has_several_kinds(const Cluster& cluster) {
       cluster.groups, [&](const NodeGroup& group) { return group.device.name != cluster.groups.front().device.name; });
 }
 
-std::string bubble_rule(const Guide::Bubble& bubble, int virtual_stages) {
+std::string bubble_rule(const Guide::Bubble& bubble, const ParallelSpec& spec) {
+  const int virtual_stages = spec.virtual_stages;
   const std::string pipeline =
-      virtual_stages == 1
-          ? fmt::format("p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1)", bubble.stages,
-                        bubble.micro_batches)
-          : fmt::format("p = {} ranks with v = {} stages each and m = {} micro-batches is idle for "
-                        "(p - 1) / (v m + p - 1)",
-                        bubble.stages, virtual_stages, bubble.micro_batches);
+      runs_backward_in_parts(spec.schedule)
+          ? fmt::format(
+                "p = {} stages and m = {} micro-batches, in three equal parts each, is idle for (p - 1) / "
+                "(3 m + p - 1)",
+                bubble.stages, bubble.micro_batches)
+      : virtual_stages == 1 ? fmt::format("p = {} stages and m = {} micro-batches is idle for (p - 1) / (m + p - 1)",
+                                          bubble.stages, bubble.micro_batches)
+                            : fmt::format(
+                                  "p = {} ranks with v = {} stages each and m = {} micro-batches is idle for "
+                                  "(p - 1) / (v m + p - 1)",
+                                  bubble.stages, virtual_stages, bubble.micro_batches);
   std::string text = fmt::format("a pipeline of {} = {:.1f} % of its time; simulated, {:.1f} % of the step waits: ",
                                  pipeline, 100.0 * bubble.closed_form, 100.0 * bubble.simulated);
   if (bubble.micro_batches == 1)
@@ -97,7 +103,7 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
         "ZeRO-3 gathers parameters in each of {} micro-batches, forward and backward: a device sends {} a step for "
         "data parallelism; {} of it are waited for, the rest hides behind computation",
         found.gathered->micro_batches, format_bytes(found.gathered->sent), format_duration(found.gathered->exposed)));
-  if (found.bubble) lines.push_back(bubble_rule(*found.bubble, plan.spec.virtual_stages));
+  if (found.bubble) lines.push_back(bubble_rule(*found.bubble, plan.spec));
   std::string text = lines.empty() ? "" : "\nwhat the rules of the guides come to here:\n";
   for (const std::string& line : lines) text += "  - " + line + '\n';
   return text;

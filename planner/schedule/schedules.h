@@ -31,7 +31,7 @@ struct ScheduleRow {
   // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds
   // at once.
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
-  // Of schedules with backwards in two parts: its slots for weight gradients.
+  // With backwards in two parts: the slots for weight gradients.
   SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
   // After this number of micro-batches the middle of a long step repeats itself: a multiple of two,
   // since buffers between ranks take turns by two (planner/simulator/steady_state.h).

@@ -523,8 +523,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
-    // Of reductions from block i on, less the backwards after it: where these have two parts, of the
-    // blocks that have the second, which comes last.
+    // Reductions from block i on, less the backwards after it; where these have two parts, those of
+    // the blocks that have the second, which comes last.
     Seconds suffix;
     const int last = shards.gradients ? std::min(count, 2) : count;
     for (int i = 0; i < last && spec.replicas() > 1; ++i) {

@@ -62,7 +62,9 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
       for (int trial = 0; trial < trials; ++trial) {
         TrainingSpec training = training_in(type);
         if (trial % 3 == 2) training.clip_norm = 0.5;
-        ParallelSpec spec = random_spec(graph, training, 1 << trial % 3, {}, random);
+        LayoutRequest request;
+        if (trial % 4 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+        ParallelSpec spec = random_spec(graph, training, 1 << trial % 3, request, random);
         if (trial % 2 == 0) spec.input_slots = InputSlots::one_more;
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
@@ -110,6 +112,8 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     INFO(model << ": " << describe(stages));
     const Outcome accumulated = run_on_gpu(gpu, graph, training, flat, 3);
     check_equal(run_on_gpu(gpu, graph, training, stages, 3), accumulated);
+    pipelined[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+    check_equal(run_on_gpu(gpu, graph, training, random_spec(graph, training, 2, pipelined, random), 3), accumulated);
     if (graph.blocks.size() >= 4) {
       pipelined[Choice::schedule] = ScheduleKind::interleaved;
       pipelined[Choice::virtual_stages] = 2;

@@ -456,7 +456,7 @@ TEST_CASE("A layout that does not add up says how") {
         value_place("zero_stage: 2") + "expected a whole number from 0 to 3, found '4'");
   CHECK(error_with("mesh_order: dp-pp-tp", "mesh_order: dp-tp").find(value_place("mesh_order: dp-pp-tp")) == 0);
   CHECK(error_with("schedule: 1f1b", "schedule: 1b1f") ==
-        value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, interleaved, found '1b1f'");
+        value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, found '1b1f'");
   CHECK(error_with("recompute: full", "recompute: fully") ==
         value_place("recompute: full") +
             "expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "

@@ -154,7 +154,8 @@ TEST_CASE("On equal stages ZB-H1 has a bubble of (p - 1)(f + max(b - w, 0)), a t
       if (shape.micro_batches < shape.stages) continue;
       INFO(describe(row, shape) << ": " << f << ", " << b << ", " << w);
       const int p = shape.stages;
-      const Seconds time = played_time(row.actions(shape), repeat(p, f), repeat(p, b + w), repeat(p - 1, 0), repeat(p, w));
+      const Seconds time =
+          played_time(row.actions(shape), repeat(p, f), repeat(p, b + w), repeat(p - 1, 0), repeat(p, w));
       const double bubble = time.value - shape.micro_batches * (f + b + w);
       CHECK(bubble == (p - 1) * (f + std::max(b - w, 0.0)));
       const Seconds whole = row_of(ScheduleKind::one_f_one_b)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <vector>
@@ -55,7 +56,7 @@ std::vector<Program> programs_of(const OpGraph& graph, const Cluster& cluster, T
 
 TEST_CASE("a step extended from its steady state equals the step in full") {
   std::mt19937 random(11);
-  int steady = 0, detailed = 0, tried = 0, interleaved = 0;
+  int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
     const OpGraph graph = random_graph(random, 16);
@@ -73,6 +74,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
           spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
         if (illegal(graph, training, spec)) continue;
       }
+      if (trial % 3 == 1 && spec.pp() > 1 && spec.zero_stage <= 1) spec.schedule = ScheduleKind::zero_bubble_h1;
       if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
       if (spec.mesh.size() > cluster.devices()) continue;
       INFO("setting " << setting << ": " << describe(spec));
@@ -87,6 +89,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       if (!simulated) continue;
       ++steady;
       interleaved += spec.virtual_stages > 1;
+      in_parts += runs_backward_in_parts(spec.schedule);
       const StepResult& extended = simulated->result;
       const Schedule schedule = schedule_of(spec, training);
       StepDetails details;
@@ -129,6 +132,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   MESSAGE(steady << " of " << tried << " were steady, " << detailed << " on every rank");
   CHECK(steady > tried / 2);
   CHECK(interleaved > 0);
+  CHECK(in_parts > 10);
   CHECK(detailed > tried / 4);
 }
 
@@ -319,6 +323,8 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(4, cluster.devices()), {});
     ParallelSpec spec = specs[random() % specs.size()];
     spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+    if (trial % 2 == 1 && spec.pp() > 1 && spec.virtual_stages == 1 && spec.zero_stage <= 1)
+      spec.schedule = ScheduleKind::zero_bubble_h1;
     const Schedule schedule = schedule_of(spec, training);
     NetworkCache networks(cluster);
     Timeline timeline;
@@ -336,7 +342,14 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
         if (span.action) actions.push_back(*span.action);
         updates += !span.action;
       }
-      CHECK(actions == schedule.ranks[rank]);
+      // The first and the last block have no weight gradients apart, so a stage of these alone.
+      std::vector<Action> expected = schedule.ranks[rank];
+      const int first = std::accumulate(spec.stage_blocks.begin(), spec.stage_blocks.begin() + rank, 0);
+      const bool has_layers = first + spec.stage_blocks[rank] < static_cast<int>(graph.blocks.size()) ||
+                              spec.stage_blocks[rank] > 1;
+      if (spec.stages() == spec.pp() && !has_layers)
+        std::erase_if(expected, [](const Action& action) { return action.phase == Phase::backward_weights; });
+      CHECK(actions == expected);
     }
     ++tried;
   }
