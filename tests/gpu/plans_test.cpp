@@ -108,6 +108,7 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     const ParallelSpec stages = random_spec(graph, training, 2, pipelined, random);
     ParallelSpec flat = stages;
     flat.mesh.degree = {};
+    row_of(Choice::schedule).set(flat, ScheduleKind::one_f_one_b);
     flat.stage_blocks = {static_cast<int>(graph.blocks.size())};
     INFO(model << ": " << describe(stages));
     const Outcome accumulated = run_on_gpu(gpu, graph, training, flat, 3);
