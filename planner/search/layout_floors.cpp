@@ -179,6 +179,16 @@ Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
   return least;
 }
 
+bool LayoutFloors::may_divide() const {
+  return std::ranges::any_of(schedules_, [](const ScheduleRow* row) { return runs_backward_in_parts(row->kind); });
+}
+
+// `spec` has no schedule yet.
+std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Recompute recompute) {
+  spec.schedule = ScheduleKind::zero_bubble_h1;
+  return maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute, 1);
+}
+
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
   const auto [entry, inserted] = least_blocks_.try_emplace(
       {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method, spec.micro_batch});
@@ -195,6 +205,14 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
       blocks.saved[kind] = std::min(blocks.saved[kind], align_up(Bytes(block.saved_bytes), buffer_alignment).count);
       scratch[kind] = std::min(scratch[kind], std::max(block.forward.scratch_bytes, block.backward.scratch_bytes));
     }
+    if (!may_divide()) continue;
+    const std::span<const LoweredBlock> divided = divided_blocks(spec, recompute);
+    for (std::size_t kind = 0; kind < divided.size(); ++kind) {
+      const LoweredBlock& block = divided[kind];
+      scratch[kind] =
+          std::min(scratch[kind], std::max({block.forward.scratch_bytes, block.backward_inputs.scratch_bytes,
+                                            block.backward_weights.scratch_bytes}));
+    }
   }
   blocks.scratch = *std::ranges::max_element(scratch);
   blocks.least_scratch = *std::ranges::min_element(scratch);
@@ -207,11 +225,6 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
   std::vector<Seconds>& seconds = entry->second;
   if (!inserted) return seconds;
   seconds.assign(blocks_.size(), infinite);
-  // A layout without its schedule yet.
-  ParallelSpec in_parts = spec;
-  in_parts.schedule = ScheduleKind::zero_bubble_h1;
-  const bool may_divide =
-      std::ranges::any_of(schedules_, [](const ScheduleRow* row) { return runs_backward_in_parts(row->kind); });
   const Execution execution =
       device.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
   const auto least = [&](const Instruction& instruction) {
@@ -225,9 +238,8 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
     for (std::size_t kind = 0; kind < lowered.size(); ++kind)
       seconds[kind] = std::min(seconds[kind], cost_segment(lowered[kind].forward, execution, least).duration +
                                                   cost_segment(lowered[kind].backward, execution, least).duration);
-    if (!may_divide) continue;
-    const std::span<const LoweredBlock> divided =
-        maker_.estimator().lowered_blocks(in_parts, maker_.placements_of(spec), recompute, 1);
+    if (!may_divide()) continue;
+    const std::span<const LoweredBlock> divided = divided_blocks(spec, recompute);
     for (std::size_t kind = 0; kind < divided.size(); ++kind)
       seconds[kind] = std::min(seconds[kind],
                                cost_segment(divided[kind].forward, execution, least).duration +

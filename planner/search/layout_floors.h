@@ -90,6 +90,9 @@ class LayoutFloors {
   };
 
   Holdings& holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds);
+  // Whether a layout may run backwards in two parts, and its blocks on a stage that does.
+  bool may_divide() const;
+  std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);

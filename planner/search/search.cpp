@@ -53,9 +53,13 @@ std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const L
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
                          request[Choice::pp] || request[Choice::cp];
   const bool interleaves = !request[Choice::schedule] && cluster.devices() > 1;
+  const bool divides =
+      request[Choice::schedule] && runs_backward_in_parts(std::get<ScheduleKind>(*request[Choice::schedule]));
   return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",
                      fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s",
-                     interleaves ? ", interleaved only in even stages with ZeRO-0 or 1" : "");
+                     divides       ? ", in the fastest cut of each layout, with ZeRO-0 or 1"
+                     : interleaves ? ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1"
+                                   : "");
 }
 
 // One search, from the degrees to the plans. Its space is looked into step by step: a part has all

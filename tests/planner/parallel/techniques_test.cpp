@@ -187,6 +187,19 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [3, 2] holds 5 blocks, and the model has 6 (embedding to head)");
 }
 
+TEST_CASE("Zero-bubble pipelines need whole gradients") {
+  ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 2);
+  spec.schedule = ScheduleKind::zero_bubble_h1;
+  for (const int zero : {0, 1}) {
+    spec.zero_stage = zero;
+    CHECK(reason(tiny_gpt2(), spec) == "legal");
+  }
+  spec.zero_stage = 3;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "the schedule zero_bubble_h1 runs backwards in two parts, which needs whole gradients until the second, and "
+        "zero_stage is 3; legal stages: 0, 1");
+}
+
 TEST_CASE("Interleaved pipelines obey Megatron-LM's rules") {
   ParallelSpec spec = layout(tiny_gpt2(), 1, 1, 2);
   spec.stage_blocks.clear();

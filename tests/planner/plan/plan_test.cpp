@@ -512,6 +512,10 @@ TEST_CASE("A faulty schedule is an error at its place") {
         schedule + "the schedule cannot run to its end: 0B0 waits for 1B0, 1F2 waits for 0F2");
   CHECK(error_with("  - \"1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3\"\n", "") ==
         schedule + "the schedule has 1 stages, and pp is 2");
+  CHECK(error_with("\"1F0 1B0", "\"1F0 1I0 1W0") ==
+        schedule +
+            "stage 1 runs backwards in two parts (I and W), which needs whole gradients until the second, and "
+            "zero_stage is 2; legal stages: 0, 1");
   CHECK(error_with("\"1F0 1B0", "\"1F0 1X0") ==
         place_of("\"1F0 1B0") +
             "expected an action: a stage, F (forward), B (backward), I or W (its two parts: gradients of inputs, of "

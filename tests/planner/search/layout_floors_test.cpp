@@ -27,7 +27,7 @@ using testing::training_of;
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
-  int count = 0, interleaved = 0;
+  int count = 0, interleaved = 0, in_parts = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
@@ -35,7 +35,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     const DataType half = setting % 2 ? DataType::bf16 : DataType::fp16;
     TrainingSpec training = training_of(setting % 3 == 0 ? 48 : 36, gpu ? half : DataType::fp32);
     training.clip_norm = setting % 2;
-    const LayoutRequest request;
+    LayoutRequest request;
+    if (setting % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
     const std::vector<SpacePart> parts =
         list_parts(graph, training, cluster.devices(), Devices::at_most, request);
     NetworkCache networks(cluster);
@@ -56,6 +57,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
                                                        : spec.stage_recompute[s - spec.pp()]);
       }
       interleaved += spec.virtual_stages > 1;
+      in_parts += runs_backward_in_parts(spec.schedule) && spec.pp() > 1;
       const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
                                                  schedule_of(spec, training), nullptr);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
@@ -87,6 +89,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   MESSAGE("the floor of a layout is " << 100.0 * share / count << "% of its simulated step on average");
   CHECK(share / count > 0.3);
   CHECK(interleaved > 50);
+  CHECK(in_parts > 50);
 }
 
 TEST_CASE("parts hold every layout of every number of devices once, the most devices first") {

@@ -12,7 +12,8 @@
 namespace parplan {
 namespace {
 
-// Equal stages whose forwards take a second and backwards two, as soon as they can run.
+// Equal stages whose forwards take a second and backwards two, or each part of one a second, as
+// soon as they can run.
 std::vector<ChartSpan> played(ScheduleKind kind, const PipelineShape& shape) {
   const Schedule schedule = row_of(kind).actions(shape);
   std::vector<std::size_t> next(schedule.ranks.size(), 0);
@@ -23,10 +24,13 @@ std::vector<ChartSpan> played(ScheduleKind kind, const PipelineShape& shape) {
       if (next[rank] == schedule.ranks[rank].size()) continue;
       const Action action = schedule.ranks[rank][next[rank]];
       const std::optional<Action> input = input_of(action, shape.stages);
-      const auto before = std::ranges::find_if(spans, [&](const ChartSpan& span) { return span.action == input; });
+      const auto before = std::ranges::find_if(spans, [&](const ChartSpan& span) {
+        return input && span.action->stage == input->stage && span.action->micro_batch == input->micro_batch &&
+               flow_of(span.action->phase) == flow_of(input->phase);
+      });
       if (input && before == spans.end()) continue;
       const Seconds start = input ? std::max(free[rank], before->end) : free[rank];
-      free[rank] = start + Seconds(action.phase == Phase::forward ? 1.0 : 2.0);
+      free[rank] = start + Seconds(action.phase == Phase::backward ? 2.0 : 1.0);
       spans.push_back({.rank = static_cast<int>(rank), .action = action, .start = start, .end = free[rank]});
       ++next[rank];
       moved = true;
@@ -50,6 +54,13 @@ TEST_CASE("a schedule is drawn as a grid of ranks and time") {
         "rank 0 0F0 0F1 2F0 2F1   .   . 2B0 ---   . 2B1 --- 0B0 --- 0B1 ---\n"
         "rank 1   . 1F0 1F1 3F0 3B0 --- 3F1 3B1 --- 1B0 --- 1B1 ---   .   .\n"
         "a column is 1.00 s: 2F0 forward of micro-batch 0 on stage 2, 2B0 its backward, U update, - goes on, . idle\n");
+  // The bubble is p - 1 forwards.
+  CHECK(draw_schedule(played(ScheduleKind::zero_bubble_h1, {3, 3}), 80) ==
+        "stage 0 F0 F1 F2  .  . B0 -- B1 -- B2 --\n"
+        "stage 1  . F0 F1  . B0 F2 B1 W0 B2 W1 W2\n"
+        "stage 2  .  . F0 B0 F1 B1 F2 B2 W0 W1 W2\n"
+        "a column is 1.00 s: F0 forward of micro-batch 0, B0 its backward without the weight gradients that follow as "
+        "W0, U update, - goes on, . idle\n");
   // A step that is too long for the line: its beginning and its end.
   CHECK(draw_schedule(played(ScheduleKind::gpipe, {2, 9}), 40) ==
         "stage 0 F0 F1 F2 F3 F4  ... B7 -- B8 --\n"
@@ -70,6 +81,10 @@ TEST_CASE("a drawing to scale has a bar for each span, with its name and its tim
   CHECK(count(svg, "<rect class=\"B\"") == 4 + 1);
   CHECK(count(svg, "<rect class=\"U\"") == 1 + 1);
   CHECK(svg.find("<title>B1 from 7.00 s to 9.00 s</title>") != std::string::npos);
+  CHECK(count(svg, "class=\"W\"") == 0);
+  const std::string in_parts = draw_schedule_svg(played(ScheduleKind::zero_bubble_h1, {2, 2}));
+  CHECK(count(in_parts, "<rect class=\"W\"") == 2 + 1);
+  CHECK(in_parts.find(".W{fill:") != std::string::npos);
 }
 
 }  // namespace
