@@ -381,7 +381,7 @@ LeftForWeights left_for_weights(const BlockLowering& lowering) {
       if (known != left.gradients.end()) continue;
       gradient.bytes = local_bytes(lowering.graph.tensors[*operand.tensor], gradient.layout, lowering.context);
       gradient.offset = place(gradient.bytes);
-      left.gradients.push_back(std::move(gradient));
+      left.gradients.push_back(gradient);
     }
   }
   return left;
