@@ -71,7 +71,7 @@ class Intervals {
     if ((found != all_.end() && found->begin == at) || at >= all_.back().end) return position;
     Interval tail = all_[position - 1];
     all_[position - 1].end = tail.begin = at;
-    all_.insert(found, std::move(tail));
+    all_.insert(found, tail);
     return position;
   }
 
