@@ -220,6 +220,27 @@ inline OpGraph normed_width(std::int64_t sequence) {
   return builder.finish_graph();
 }
 
+// Norms of the sums, as in BERT: a norm's backward writes the gradient of the residual stream first,
+// which a branch's product reads before the branch adds to it.
+inline OpGraph normed_sums(std::int64_t sequence) {
+  OpGraphBuilder b("normed-sums", sequence, 4, 2, 6);
+  GraphBuilder& builder = b.builder();
+  builder.begin_block("embedding", std::nullopt);
+  TensorId x = builder.embed();
+  builder.end_block(x);
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::string name = fmt::format("layers.{}", layer);
+    builder.begin_block(name, x);
+    const TensorId attended = b.attention(name + ".attention", x, {});
+    x = b.layer_norm(name + ".norm", b.add(name + ".attention_add", x, attended));
+    const TensorId fed = b.plain(name + ".feed_forward", x, ActivationKind::gelu_tanh);
+    x = b.layer_norm(name + ".norm2", b.add(name + ".feed_forward_add", x, fed));
+    builder.end_block(x);
+  }
+  b.head(x);
+  return builder.finish_graph();
+}
+
 inline std::vector<OpGraph> op_graphs(std::int64_t sequence) {
   return {parallel_branches(sequence), normed_heads(sequence), normed_width(sequence)};
 }

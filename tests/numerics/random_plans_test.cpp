@@ -106,6 +106,7 @@ TEST_CASE("one more buffer for arriving activations changes no bit") {
 TEST_CASE("a zero-bubble pipeline equals 1F1B to the bit, with every axis, recompute and precision of gradients") {
   std::mt19937 random(20261127);
   std::vector<OpGraph> graphs = op_graphs(sequence);
+  graphs.push_back(normed_sums(sequence));
   for (const std::string& model : models) graphs.push_back(graph_of(model));
   for (const OpGraph& graph : graphs) {
     const bool has_attention = graph.name == "tiny-gpt2" || graph.name == "tiny-llama";
