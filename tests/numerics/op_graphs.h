@@ -220,8 +220,8 @@ inline OpGraph normed_width(std::int64_t sequence) {
   return builder.finish_graph();
 }
 
-// Norms of the sums, as in BERT: a norm's backward writes the gradient of the residual stream first,
-// which a branch's product reads before the branch adds to it.
+// Norms of the sums, as in BERT: a norm's backward writes the gradient of the residual stream
+// first, which a branch's product reads before the branch adds to it.
 inline OpGraph normed_sums(std::int64_t sequence) {
   OpGraphBuilder b("normed-sums", sequence, 4, 2, 6);
   GraphBuilder& builder = b.builder();
