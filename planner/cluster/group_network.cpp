@@ -110,9 +110,11 @@ void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
 }  // namespace
 
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis) {
+  return group_network(cluster, mesh, group_size(mesh, axis), group_stride(mesh, axis));
+}
+
+GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int degree, int stride) {
   check_fits(cluster, mesh);
-  const int degree = group_size(mesh, axis);
-  const int stride = group_stride(mesh, axis);
   const int ranks = mesh.size();
   const int per_node = cluster.groups.front().devices_per_node();
   const bool alike = cluster.groups.size() == 1 || ranks <= cluster.groups.front().devices();

@@ -25,6 +25,8 @@ struct GroupNetwork {
 // decides. The result is the worst over the sibling groups. Rank r of the mesh is device r of the
 // cluster.
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis);
+// The same of groups of `size` ranks of the mesh, `stride` from one member to the next.
+GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int size, int stride);
 
 // Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank
 // `to`, with all ranks of the two stages sending at once. `ranks` = 2.

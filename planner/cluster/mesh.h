@@ -15,6 +15,9 @@ namespace parplan {
 struct DeviceMesh {
   Degrees degree;
   AxisOrder order;  // every axis of degree above 1 is in it, or has its place by it (AxisOrder)
+  // Hybrid sharding: ZeRO shards over groups of so many consecutive replica_ranks, which it divides,
+  // and these groups are replicas of each other. 0: over all replica_ranks.
+  int dp_shard = 0;
 
   int size() const { return degree.product(); }
   int degree_of(Axis axis) const { return degree[axis]; }
@@ -22,6 +25,7 @@ struct DeviceMesh {
   int stride_of(Axis axis) const;
   int batch_ranks() const;    // along batch_axes
   int replica_ranks() const;  // along replica_axes
+  int shard_ranks() const { return dp_shard > 0 ? dp_shard : replica_ranks(); }  // that share out a bucket
   auto operator<=>(const DeviceMesh&) const = default;
 };
 

@@ -24,6 +24,21 @@ const GroupNetwork& NetworkCache::group(const DeviceMesh& mesh, Axis axis) {
   return entry->second;
 }
 
+const GroupNetwork& NetworkCache::shard(const DeviceMesh& mesh) {
+  if (mesh.dp_shard == 0) return group(mesh, Axis::dp);
+  const auto [entry, added] = data_parts_.try_emplace({mesh, Members::shard});
+  if (added) entry->second = group_network(*cluster_, mesh, mesh.dp_shard, group_stride(mesh, Axis::dp));
+  return entry->second;
+}
+
+const GroupNetwork& NetworkCache::replicas(const DeviceMesh& mesh) {
+  const auto [entry, added] = data_parts_.try_emplace({mesh, Members::replicas});
+  if (added)
+    entry->second = group_network(*cluster_, mesh, mesh.replica_ranks() / mesh.shard_ranks(),
+                                  group_stride(mesh, Axis::dp) * mesh.shard_ranks());
+  return entry->second;
+}
+
 const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage, int to_stage) {
   const auto [entry, added] = stages_.try_emplace({mesh, from_stage, to_stage});
   if (added) entry->second = stage_network(*cluster_, mesh, from_stage, to_stage);
@@ -89,6 +104,10 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));
+  if (mesh.dp_shard > 0) {
+    set(shard_group(mesh), networks.shard(mesh));
+    set(shard_replicas, networks.replicas(mesh));
+  }
   if (ranks == 1) return model;
   set(tied_stages, networks.stages(mesh, 0, ranks - 1));
   set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));

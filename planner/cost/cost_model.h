@@ -33,6 +33,9 @@ class NetworkCache {
   NetworkCache(Cluster&&) = delete;
   const Cluster& cluster() const { return *cluster_; }
   const GroupNetwork& group(const DeviceMesh& mesh, Axis axis);                        // group_network
+  // Hybrid sharding: of the ranks that share out a bucket, and of those that hold the same shard.
+  const GroupNetwork& shard(const DeviceMesh& mesh);
+  const GroupNetwork& replicas(const DeviceMesh& mesh);
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
   // The device of a stage, at the rates with as many devices of a node at work as the job uses.
   struct StageDevice {
@@ -44,14 +47,15 @@ class NetworkCache {
  private:
   const Cluster* cluster_;
   std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
+  std::map<std::pair<DeviceMesh, Members>, GroupNetwork> data_parts_;
   std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;
   // By the groups at work (bit by group) and the number of devices of a node at work.
   std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;
 };
 
-// tensor, data and pipeline groups see the network of their axis; next and previous what the two
-// ranks of the pipeline see from this one to the other, around the ring; tied what the first and
-// the last rank see.
+// tensor, data and pipeline groups, and parts of the data group, see the network of their axis; next and previous what
+// the two ranks of the pipeline see from this one to the other, around the ring; tied what the first and the last rank
+// see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // One cost model for each rank of the pipeline, the first rank first.

@@ -1,6 +1,10 @@
 #include "planner/parallel/zero.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
+
+#include "planner/parallel/techniques.h"
 
 namespace parplan {
 
@@ -18,6 +22,15 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
   if (spec.zero_stage > 0 && spec.replicas() == 1)
     return fmt::format("ZeRO stage {} shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0",
                        spec.zero_stage);
+  if (spec.mesh.dp_shard == 0) return std::nullopt;
+  std::vector<std::int64_t> legal = divisors(spec.replicas());
+  std::erase_if(legal, [&](std::int64_t ranks) { return ranks == 1 || ranks == spec.replicas(); });
+  if (spec.zero_stage == 0)
+    return fmt::format("dp_shard {} says over how many ranks ZeRO shards, and zero_stage is 0: nothing is sharded",
+                       spec.mesh.dp_shard);
+  if (std::ranges::find(legal, spec.mesh.dp_shard) == legal.end())
+    return fmt::format("groups of {} ranks that shard (dp_shard) cannot divide {} data-parallel ranks; legal sizes: {}",
+                       spec.mesh.dp_shard, spec.replicas(), list_degrees(legal));
   return std::nullopt;
 }
 

@@ -113,6 +113,16 @@ std::optional<std::string> micro_batch_divides_not(const ParallelSpec& spec, con
                      spec.micro_batch);
 }
 
+std::optional<std::string> no_shard_group(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  const int ranks = spec.mesh.dp_shard;
+  if (ranks == 0) return std::nullopt;
+  if (spec.zero_stage == 0)
+    return fmt::format("dp_shard {} says over how many ranks ZeRO shards, and zero_stage is 0", ranks);
+  if (spec.replicas() % ranks == 0) return std::nullopt;
+  return fmt::format("dp_shard {} does not divide the {} data-parallel ranks (dp {}, cp {})", ranks, spec.replicas(),
+                     spec.dp(), spec.cp());
+}
+
 std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
   if (static_cast<int>(spec.stage_blocks.size()) == spec.stages()) return std::nullopt;
   return fmt::format("stage_blocks has {} stages, and {}", spec.stage_blocks.size(), stages_text(spec));
@@ -273,6 +283,35 @@ constexpr std::array rows = {
             [](const ParallelSpec& now, const ChoiceValue& given) {
               return fmt::format("ZeRO stage {} instead of {}", now.zero_stage, number(given));
             }},
+    // As many as there are: the default, all of them.
+    ChoiceRow{.choice = Choice::dp_shard,
+              .key = "dp_shard",
+              .option = "--dp-shard",
+              .operand = "N",
+              .description = "data-parallel ranks over which ZeRO shards; groups of so many are replicas (hybrid "
+                             "sharding; default: all)",
+              .get = [](const ParallelSpec& spec) -> ChoiceValue { return std::int64_t{spec.mesh.dp_shard}; },
+              .set =
+                  [](ParallelSpec& spec, const ChoiceValue& value) {
+                    const std::int64_t ranks = number(value);
+                    spec.mesh.dp_shard = ranks == spec.replicas() ? 0 : static_cast<int>(ranks);
+                  },
+              .minimum = 2,
+              .maximum = most_devices,
+              .most_in_plan = devices_of_plan,
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.zero_stage > 0 && spec.replicas() > 1; },
+              .presumes = Choice::zero_stage,
+              .fault = no_shard_group,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return spec.mesh.dp_shard > 0 ? fmt::format("dp-shard{}", spec.mesh.dp_shard) : "";
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return number(value) == 0 ? std::string("sharding over all data-parallel ranks")
+                                              : fmt::format("sharding over groups of {}", number(value));
+                  }},
     ChoiceRow{.choice = Choice::micro_batch,
               .key = "micro_batch",
               .option = "--micro-batch",

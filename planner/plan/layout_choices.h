@@ -31,6 +31,7 @@ enum class Choice {
   sequence_parallel,
   cp_method,
   zero_stage,
+  dp_shard,
   micro_batch,
   schedule,
   virtual_stages,

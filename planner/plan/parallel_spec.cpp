@@ -36,6 +36,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   const ParallelSpec one;
   spec.mesh.degree.pp = one.mesh.degree.pp;
   spec.mesh.order = one.mesh.order;
+  spec.mesh.dp_shard = one.mesh.dp_shard;
   spec.schedule = one.schedule;
   spec.stage_recompute.clear();
   spec.stage_blocks.clear();
@@ -73,6 +74,7 @@ ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
 ParallelSpec bucket_key(const ParallelSpec& spec) {
   ParallelSpec key = placement_key(spec);
   key.mesh.degree.dp = spec.mesh.degree.dp;
+  key.mesh.dp_shard = spec.mesh.dp_shard;
   key.tied_gradients = spec.tied_gradients;  // how many accumulators a rank has
   return key;
 }

@@ -61,6 +61,7 @@ struct ParallelSpec {
   int pp() const { return mesh.degree_of(Axis::pp); }
   int cp() const { return mesh.degree_of(Axis::cp); }
   int replicas() const { return mesh.replica_ranks(); }  // that hold the same parameters
+  int shard_ranks() const { return mesh.shard_ranks(); }  // over which ZeRO shards
   int stages() const { return pp() * virtual_stages; }
   Recompute recompute_of(int stage) const {
     return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;

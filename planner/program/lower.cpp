@@ -28,6 +28,17 @@ void set_groups(Lowering& lowering) {
   for (const Axis axis : inner_axes_first)
     if (is_planned(axis) && (!may_be_unnamed(axis) || lowering.job.layout.mesh.degree_of(axis) > 1))
       program.set_group(all_along(axis), group_of(lowering.job.layout.mesh, program.rank, axis));
+  if (const int size = lowering.job.layout.mesh.dp_shard; size > 0) {
+    const std::vector<int>& all = program.group(all_along(Axis::dp));
+    const int own = replica_rank(lowering.job.layout.mesh, lowering.at);
+    std::vector<int> shard, replicas;
+    for (int at = 0; at < static_cast<int>(all.size()); ++at) {
+      if (at / size == own / size) shard.push_back(all[at]);
+      if (at % size == own % size) replicas.push_back(all[at]);
+    }
+    program.set_group(shard_group(lowering.job.layout.mesh), std::move(shard));
+    program.set_group(shard_replicas, std::move(replicas));
+  }
   if (const std::set<int> holders = holders_of_tied(lowering);
       holders.size() > 1 && holders.contains(program.pipeline_rank)) {
     const std::vector<int>& pipeline = program.group(all_along(Axis::pp));

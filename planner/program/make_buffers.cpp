@@ -39,13 +39,13 @@ namespace {
 std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   std::vector<BucketSizes> buckets;
   for (const RankBucket& bucket : lowering.rank_buckets)
-    buckets.push_back({.elements = bucket.elements,
-                       .shards = bucket.shards,
-                       .data_ranks = bucket.data_ranks,
-                       .tied = bucket.tied.has_value(),
-                       .accumulates_twice = bucket.blocks.size() > 1 &&
-                                            lowering.job.layout.tied_gradients == TiedGradients::apart,
-                       .homes = bucket.homes});
+    buckets.push_back(
+        {.elements = bucket.elements,
+         .shards = bucket.shards,
+         .shard_ranks = bucket.shard_ranks,
+         .tied = bucket.tied.has_value(),
+         .accumulates_twice = bucket.blocks.size() > 1 && lowering.job.layout.tied_gradients == TiedGradients::apart,
+         .homes = bucket.homes});
   // A slot holds a micro-batch of any of the rank's stages.
   std::vector<SavedSizes> saved, for_weights, left;
   std::int64_t crossing = 0;

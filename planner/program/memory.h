@@ -18,8 +18,8 @@ namespace parplan {
 // memory plan of the lowered Program.
 struct BucketSizes {
   std::int64_t elements = 0;  // padded
-  DataShards shards = {};     // over `data_ranks`
-  int data_ranks = 1;
+  DataShards shards = {};     // over `shard_ranks`
+  int shard_ranks = 1;
   bool tied = false;
   bool accumulates_twice = false;  // used twice, with an accumulator for each use
   StateHomes homes = {};
@@ -106,7 +106,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     for (std::size_t i = 0; i < sizes.buckets.size(); ++i) of_bucket(i, sizes.buckets[i]);
   };
   const auto local = [&](const BucketSizes& bucket, bool is_shard) {
-    return is_shard ? bucket.elements / bucket.data_ranks : bucket.elements;
+    return is_shard ? bucket.elements / bucket.shard_ranks : bucket.elements;
   };
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     Largest& largest = bucket.tied ? tied : own;

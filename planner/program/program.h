@@ -7,6 +7,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/units.h"
+#include "planner/cluster/mesh.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/memory_home.h"
 #include "planner/plan/schedule.h"
@@ -55,8 +56,10 @@ constexpr AxisStreams streams_of(Axis axis) {
 }
 
 // The ranks along an axis that a group holds: all of them; the holders of a tied parameter (with
-// the first and the last stage); the one rank after this one, or before it, around the ring.
-enum class Members : std::uint8_t { all, tied, next, previous };
+// the first and the last stage); the one rank after this one, or before it, around the ring; of the
+// data axis with hybrid sharding, the ranks that share out a bucket, or those that hold the same
+// shard of it.
+enum class Members : std::uint8_t { all, tied, next, previous, shard, replicas };
 
 // The group that an instruction communicates with, named alike on every rank.
 struct GroupKey {
@@ -74,9 +77,14 @@ constexpr GroupKey seen_from(GroupKey neighbour) {
   return {neighbour.axis, neighbour.members == Members::next ? Members::previous : Members::next};
 }
 inline constexpr GroupKey tied_stages{Axis::pp, Members::tied};
+inline constexpr GroupKey shard_replicas{Axis::dp, Members::replicas};
+// The group over which ZeRO shards: with hybrid sharding, a part of the data axis's.
+constexpr GroupKey shard_group(const DeviceMesh& mesh) {
+  return {Axis::dp, mesh.dp_shard > 0 ? Members::shard : Members::all};
+}
 inline constexpr GroupKey next_stage{Axis::pp, Members::next};
 inline constexpr GroupKey previous_stage{Axis::pp, Members::previous};
-std::string name(GroupKey group);  // "tensor", "data", "pipeline"; "tied", "next", "previous"
+std::string name(GroupKey group);  // "tensor", "data", "pipeline"; "tied", "next", "data shard"
 
 // A group that contains the rank, or the one rank that is its neighbour.
 struct Group {

@@ -11,8 +11,8 @@ bool divides_state(const Placements& placements, Axis axis) {
                              [&](const auto& named) { return named.second[axis].kind == PlacementKind::shard; });
 }
 
-std::int64_t padded_elements(std::int64_t elements, int data_degree) {
-  return align_up(Bytes(elements), 16 * std::int64_t{data_degree}).count;
+std::int64_t padded_elements(std::int64_t elements, int shard_ranks) {
+  return align_up(Bytes(elements), 16 * std::int64_t{shard_ranks}).count;
 }
 
 std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at) {
@@ -27,10 +27,11 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.blocks = {block};
     bucket.shards = data_shards(layout);
     bucket.homes = layout.placements.state.homes;
-    bucket.data_ranks = job.layout.mesh.replica_ranks();
-    bucket.elements = padded_elements(bucket.layout.elements, bucket.data_ranks);
-    bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.data_ranks : bucket.elements;
-    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * replica_rank(job.layout.mesh, at) : 0;
+    bucket.shard_ranks = job.layout.mesh.shard_ranks();
+    bucket.elements = padded_elements(bucket.layout.elements, bucket.shard_ranks);
+    bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.shard_ranks : bucket.elements;
+    const int place = replica_rank(job.layout.mesh, at) % bucket.shard_ranks;
+    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * place : 0;
     return bucket;
   };
   for (const int stage : stages)

@@ -19,8 +19,8 @@ struct RankBucket {
   std::optional<TensorId> tied;
   DataShards shards;               // what of it is sharded over the data axis's group
   StateHomes homes;
-  int data_ranks = 1;              // of that group: along replica_axes
-  std::int64_t elements = 0;       // padded to the data-parallel degree
+  int shard_ranks = 1;             // of the group that shares it out: along replica_axes, or a part
+  std::int64_t elements = 0;       // padded for the ranks that share it out
   std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO
   std::int64_t shard_elements = 0;
 };
@@ -28,9 +28,8 @@ struct RankBucket {
 // Whether ranks along the axis hold different parts of parameters, or of their optimizer's state.
 bool divides_state(const Placements& placements, Axis axis);
 
-// A bucket's elements, padded so that the ranks of the data axis have equal and aligned shards of
-// it.
-std::int64_t padded_elements(std::int64_t elements, int data_degree);
+// A bucket's elements, padded so that the ranks that share it out have equal and aligned shards.
+std::int64_t padded_elements(std::int64_t elements, int shard_ranks);
 
 // The buckets of the rank at `at` that holds these stages: one per block in order, then one per
 // tied parameter in order of first use.

@@ -17,13 +17,13 @@ void gather_into(Lowering& lowering, const Bucket& bucket, int whole) {
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
   constexpr const char* title = "data.all_gather.parameters";
+  const GroupKey group = shard_group(lowering.job.layout.mesh);
   call_again(lowering, {title, bucket.shard_elements, bucket.elements, 0}, {bucket.parameters, whole}, {},
              [&]() -> Call& {
-               return call_on_pieces(
-                   lowering, title, Stream::dp,
-                   {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp, type)},
-                   {{{bucket.parameters, 0, bucket.shard_elements * element, Access::read},
-                     {whole, 0, bucket.elements * element, Access::write}}});
+               return call_on_pieces(lowering, title, Stream::dp,
+                                     {communication(InstructionKind::all_gather, group, Stream::dp, type)},
+                                     {{{bucket.parameters, 0, bucket.shard_elements * element, Access::read},
+                                       {whole, 0, bucket.elements * element, Access::write}}});
              });
 }
 
@@ -75,33 +75,43 @@ void clear(Lowering& lowering, int buffer, std::int64_t elements) {
   });
 }
 
+// Hybrid sharding: sums a shard over the ranks that hold the same one.
+void reduce_over_replicas(Lowering& lowering, const Piece& shard) {
+  collective(lowering, "data.all_reduce.shards", InstructionKind::all_reduce_sum, shard_replicas, {shard});
+}
+
 // Comes after a block's backward. Without sharded gradients, the accumulated bucket is reduced
 // once, after the last micro-batch; with them, each micro-batch's bucket is reduced and added to
-// this rank's shard.
+// this rank's shard. With hybrid sharding, this sums over the shard group; shards are summed over
+// the replicas of the group once, after the last micro-batch.
 void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int unreduced, bool last_micro_batch) {
   const Bucket& bucket = lowering.program.buckets[index];
   const DataShards shards = lowering.rank_buckets[index].shards;
-  if (lowering.rank_buckets[index].data_ranks == 1 || bucket.elements == 0) return;
+  const DeviceMesh& mesh = lowering.job.layout.mesh;
+  if (group_size(mesh, Axis::dp) == 1 || bucket.elements == 0) return;
+  const bool is_hybrid = mesh.dp_shard > 0 && shards.optimizer;
+  const GroupKey group = is_hybrid ? shard_group(mesh) : all_along(Axis::dp);
   const std::int64_t bytes = bucket.elements * gradient_bytes;
+  const std::int64_t shard_bytes = bucket.shard_elements * gradient_bytes;
   const InstructionKind kind = gradient_reduction(shards);
   if (!shards.gradients) {
     if (last_micro_batch)
-      collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, all_along(Axis::dp),
-                 {{accumulator, 0, bytes}});
+      collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, group, {{accumulator, 0, bytes}});
+    if (last_micro_batch && is_hybrid)
+      reduce_over_replicas(lowering, {accumulator, bucket.shard_begin * gradient_bytes, shard_bytes});
     return;
   }
-  const std::int64_t shard_bytes = bucket.shard_elements * gradient_bytes;
   constexpr const char* title = "data.reduce_scatter.gradients";
   call_again(lowering, {title, bucket.elements, bucket.shard_begin, bucket.shard_elements}, {unreduced, accumulator},
              {unreduced}, [&]() -> Call& {
-               return call_on_pieces(
-                   lowering, title, Stream::dp,
-                   {communication(kind, all_along(Axis::dp), Stream::dp),
-                    accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
-                   {{{unreduced, 0, bytes, Access::update}},
-                    {{unreduced, bucket.shard_begin * gradient_bytes, shard_bytes, Access::read},
-                     {accumulator, 0, shard_bytes, Access::update}}});
+               return call_on_pieces(lowering, title, Stream::dp,
+                                     {communication(kind, group, Stream::dp),
+                                      accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
+                                     {{{unreduced, 0, bytes, Access::update}},
+                                      {{unreduced, bucket.shard_begin * gradient_bytes, shard_bytes, Access::read},
+                                       {accumulator, 0, shard_bytes, Access::update}}});
              });
+  if (last_micro_batch && is_hybrid) reduce_over_replicas(lowering, {accumulator, 0, shard_bytes});
 }
 
 // Stages ------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ bool is_divided(const Layout& layout, Axis axis) {
 
 // Whether another rank counts this whole bucket in the norm: a tied parameter belongs to the rank
 // of its first use; and where the data axis shards the state of some blocks, that of the others
-// belongs to its first rank.
+// belongs to its first rank. With hybrid sharding, the same holds in each shard group.
 bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
   const RankBucket& bucket = lowering.rank_buckets[index];
   if (bucket.tied) {
@@ -96,7 +96,7 @@ bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
     if (!holders.empty() && holders.front() != lowering.program.rank) return true;
   }
   return is_divided(lowering.job.layout, Axis::dp) && !bucket.shards.optimizer &&
-         replica_rank(lowering.job.layout.mesh, lowering.at) > 0;
+         replica_rank(lowering.job.layout.mesh, lowering.at) % lowering.job.layout.mesh.shard_ranks() > 0;
 }
 
 // The sum of squares over every parameter of the model, each counted once.
@@ -125,7 +125,9 @@ void compute_norm(Lowering& lowering) {
     }
   }
   const auto reduce = [&](Axis axis) {
-    instructions.push_back(communication(InstructionKind::all_reduce_sum, all_along(axis), Stream::dp));
+    // Replicas of a shard group hold what it holds.
+    const GroupKey group = axis == Axis::dp ? shard_group(lowering.job.layout.mesh) : all_along(axis);
+    instructions.push_back(communication(InstructionKind::all_reduce_sum, group, Stream::dp));
     pieces.push_back({norm});
   };
   for (const Axis axis : inner_axes_first)
@@ -174,7 +176,7 @@ void gather_in_place(Lowering& lowering, std::size_t index) {
   if (!shards.optimizer || shards.parameters || bucket.elements == 0) return;
   const Range whole{0, bucket.elements};
   call_on_pieces(lowering, "data.all_gather.parameters", Stream::dp,
-                 {communication(InstructionKind::all_gather, all_along(Axis::dp), Stream::dp,
+                 {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp,
                                 in_memory(lowering.job.training.precision))},
                  {{parameter_piece(lowering, index, shard_of(bucket), Access::read),
                    parameter_piece(lowering, index, whole, Access::write)}});

@@ -32,7 +32,8 @@ enum class Content { undefined, freed, scattered, defined };
 struct State {
   Content content = Content::undefined;
   bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
-  bool reduced = false;  // holds a gradient that was summed over it
+  bool across = false;   // hybrid sharding: the same, summed over a shard group, but not over its replicas
+  bool reduced = false;  // holds a gradient that was summed over all of it
   bool stale = false;    // parameters that another rank has updated since
   bool unread = false;   // written, and not read since
   int freed_by = 0;      // call, where it is freed
@@ -83,6 +84,7 @@ struct Mark {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   bool partial = false;
+  bool across = false;
   bool reduced = false;
 };
 
@@ -131,6 +133,15 @@ class DataCheck {
   bool over_data(const Instruction& instruction) const {
     return several_data_ranks() && program_.group(instruction.group) == program_.group(all_along(Axis::dp));
   }
+  // Hybrid sharding: over the ranks that share out a bucket, and over those that hold the same shard.
+  bool over_members(const Instruction& instruction, Members members) const {
+    const std::vector<int>& ranks = program_.group({Axis::dp, members});
+    return ranks.size() > 1 && program_.group(instruction.group) == ranks;
+  }
+  bool sums_gradients(const Instruction& instruction) const {
+    return over_data(instruction) || over_members(instruction, Members::shard) ||
+           over_members(instruction, Members::replicas);
+  }
   const Buffer& buffer(int id) const { return program_.buffers[id]; }
   std::string bytes_of(int id, std::int64_t begin, std::int64_t end) const {
     return fmt::format("bytes [{}, {}) of '{}'", begin, end, buffer(id).name);
@@ -143,6 +154,7 @@ class DataCheck {
         if (program_.buffers[b].persistent) {
           fresh.content = interval.state.content;
           fresh.partial = interval.state.partial;
+          fresh.across = interval.state.across;
           fresh.reduced = interval.state.reduced;
           fresh.stale = interval.state.stale;
         }
@@ -183,7 +195,8 @@ class DataCheck {
       for (Interval& interval : contents_[id].all()) {
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
-        interval.state.partial = interval.state.reduced = interval.state.stale = false;
+        State& freed = interval.state;
+        freed.partial = freed.across = freed.reduced = freed.stale = false;
       }
     }
   }
@@ -226,7 +239,7 @@ class DataCheck {
         state.writer_stream = instruction.stream;
         state.readers.fill({});
         state.unread = operand.access == Access::write;
-        if (operand.access == Access::write) state.partial = state.reduced = state.stale = false;
+        if (operand.access == Access::write) state.partial = state.across = state.reduced = state.stale = false;
         if (gradient) state.partial = true;
       }
     }
@@ -325,7 +338,13 @@ class DataCheck {
     }
     if (is_optimizer(instruction) || (kernel && instruction.op == OpKind::sum_squares)) {
       const Operand& gradient = instruction.operands.front();
-      for (const Interval& interval : bytes(call, gradient))
+      for (const Interval& interval : bytes(call, gradient)) {
+        if (interval.state.across)
+          return fault(Rule::reduction, c, i,
+                       fmt::format("dropped reduction: {} reads gradients in {}, which are not yet summed over the "
+                                   "replicas of the shard group ({})",
+                                   describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                                   list_ranks(program_.group(shard_replicas))));
         if (interval.state.partial)
           return fault(
               Rule::reduction, c, i,
@@ -333,17 +352,19 @@ class DataCheck {
                   "dropped reduction: {} reads gradients in {}, which are not yet summed over the data group ({})",
                   describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
                   list_ranks(program_.group(all_along(Axis::dp)))));
+      }
     }
     const bool sums =
         instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
-    if (!sums || !over_data(instruction)) return;
+    if (!sums || !sums_gradients(instruction)) return;
+    const bool over_replicas = over_members(instruction, Members::replicas);
     for (const Interval& interval : bytes(call, instruction.operands.front()))
-      if (interval.state.reduced)
+      if (interval.state.reduced || (interval.state.across && !over_replicas))
         return fault(Rule::reduction, c, i,
-                     fmt::format("reduced twice: {} sums {} over the data group ({}), where they were summed before",
+                     fmt::format("reduced twice: {} sums {} over the {} group ({}), where they were summed before",
                                  describe(instruction),
                                  bytes_of(bound(call, instruction.operands.front()), interval.begin, interval.end),
-                                 list_ranks(program_.group(all_along(Axis::dp)))));
+                                 name(instruction.group), list_ranks(program_.group(instruction.group))));
   }
 
   // Whether the elements of the target are those of the source, or of sources alike, elsewhere.
@@ -363,7 +384,7 @@ class DataCheck {
     std::vector<Mark>& of_source = result.emplace_back();
     for (const Interval& interval : bytes(call, source))
       of_source.push_back({interval.begin - source.offset, interval.end - source.offset, interval.state.partial,
-                           interval.state.reduced});
+                           interval.state.across, interval.state.reduced});
     return result;
   }
 
@@ -373,7 +394,7 @@ class DataCheck {
     const std::vector<int>& ranks = program_.group(instruction.group);
     switch (instruction.kind) {
       case InstructionKind::all_reduce_sum:
-        if (over_data(instruction)) reduce(contents, target.offset, target.offset + target.bytes);
+        reduce(instruction, contents, target.offset, target.offset + target.bytes);
         return;
       case InstructionKind::reduce_scatter: {
         if (ranks.size() < 2) return;
@@ -384,7 +405,7 @@ class DataCheck {
         const std::int64_t end = target.offset + chunk_begin(target.bytes / element, members, member + 1) * element;
         scatter(contents, target.offset, begin);
         scatter(contents, end, target.offset + target.bytes);
-        if (over_data(instruction)) reduce(contents, begin, end);
+        reduce(instruction, contents, begin, end);
         return;
       }
       case InstructionKind::all_gather:
@@ -397,12 +418,13 @@ class DataCheck {
     // accumulate, copy: element i of the source goes to element i of the target, in its own width.
     const Operand& source = instruction.operands.front();
     for (const Mark& mark : before.front()) {
-      if (!mark.partial && !mark.reduced) continue;
+      if (!mark.partial && !mark.across && !mark.reduced) continue;
       const auto at = [&](std::int64_t offset) {
         return source.bytes == 0 ? 0 : target.offset + offset * target.bytes / source.bytes;
       };
       for (Interval& interval : contents.within(at(mark.begin), at(mark.end))) {
         interval.state.partial |= mark.partial;
+        interval.state.across |= mark.across;
         interval.state.reduced |= mark.reduced;
       }
     }
@@ -411,22 +433,41 @@ class DataCheck {
   // All of the target has every mark that a part of the source has.
   static void spread_marks(Intervals& contents, const Operand& target, const std::vector<Mark>& marks) {
     Mark any;
-    for (const Mark& mark : marks) any.partial |= mark.partial, any.reduced |= mark.reduced;
+    for (const Mark& mark : marks) {
+      any.partial |= mark.partial;
+      any.across |= mark.across;
+      any.reduced |= mark.reduced;
+    }
     for (Interval& interval : contents.within(target.offset, target.offset + target.bytes)) {
       interval.state.partial = any.partial;
+      interval.state.across = any.across;
       interval.state.reduced = any.reduced;
     }
   }
-  static void reduce(Intervals& contents, std::int64_t begin, std::int64_t end) {
+  // What was partial is summed over the whole data axis; or first over a shard group, then over its
+  // replicas.
+  void reduce(const Instruction& instruction, Intervals& contents, std::int64_t begin, std::int64_t end) const {
+    const bool over_all = over_data(instruction);
+    const bool over_shard = !over_all && over_members(instruction, Members::shard);
+    const bool over_replicas = !over_all && over_members(instruction, Members::replicas);
     for (Interval& interval : contents.within(begin, end)) {
-      interval.state.reduced |= interval.state.partial;
-      interval.state.partial = false;
+      State& state = interval.state;
+      if (over_all) {
+        state.reduced |= state.partial;
+        state.partial = false;
+      } else if (over_shard) {
+        state.across |= state.partial;
+        state.partial = false;
+      } else if (over_replicas) {
+        state.reduced |= state.across;
+        state.across = false;
+      }
     }
   }
   static void scatter(Intervals& contents, std::int64_t begin, std::int64_t end) {
     for (Interval& interval : contents.within(begin, end)) {
       interval.state.content = Content::scattered;
-      interval.state.partial = interval.state.reduced = false;
+      interval.state.partial = interval.state.across = interval.state.reduced = false;
     }
   }
 

@@ -158,6 +158,8 @@ constexpr std::array column_rows = {
              return s.spec.schedule == ScheduleKind::interleaved ? Json(shape_of(s.spec, s.training).group)
                                                                  : Json(nullptr);
            }},
+    Column{"dp_shard", "", "data-parallel ranks over which ZeRO shards: all, or groups of so many; null with ZeRO-0",
+           [](const Subject& s) { return s.spec.zero_stage > 0 ? Json(s.spec.shard_ranks()) : Json(nullptr); }},
 };
 
 }  // namespace

@@ -71,6 +71,11 @@ void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
   for (int stage = 0; stage <= (spec.replicas() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
 }
 
+// Over all ranks unless asked for: shards of fewer take more memory.
+void all_ranks(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(std::int64_t{0});
+}
+
 void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   ParallelSpec with_size = spec;
   for (const std::int64_t size : divisors(context.training.global_batch / spec.mesh.batch_ranks())) {
@@ -219,6 +224,14 @@ Values higher_stages(const TrainingSpec& /*training*/, const ChoiceValue& given)
   return stages;
 }
 
+// Twice as many, and so on, up to the largest group that anyone has; `illegal` tells which divide.
+Values larger_shard_groups(const TrainingSpec& training, const ChoiceValue& given) {
+  Values sizes;
+  for (std::int64_t size = 2 * std::get<std::int64_t>(given); size > 0 && size <= training.global_batch; size *= 2)
+    sizes.emplace_back(size);
+  return sizes;
+}
+
 Values smaller_sizes(const TrainingSpec& training, const ChoiceValue& given) {
   Values sizes;
   for (const std::int64_t size : divisors(training.global_batch))
@@ -274,6 +287,11 @@ constexpr std::array rows = {
              .values = zero_stages,
              .neighbours = every_value,
              .frugaler = higher_stages},
+    SpaceRow{.choice = Choice::dp_shard,
+             .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage},
+             .decides_legality = true,
+             .values = all_ranks,
+             .frugaler = larger_shard_groups},
     SpaceRow{.choice = Choice::micro_batch,
              .follows_from = {Choice::dp, Choice::pp},
              .values = micro_batch_sizes,

@@ -19,13 +19,13 @@ namespace parplan {
 namespace {
 
 std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) {
-  return padded_elements(elements, spec.replicas());
+  return padded_elements(elements, spec.shard_ranks());
 }
 
 BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements) {
   return {.elements = padded(elements, spec),
           .shards = data_shards(placements, spec.replicas()),
-          .data_ranks = spec.replicas(),
+          .shard_ranks = spec.shard_ranks(),
           .homes = placements.state.homes};
 }
 
@@ -118,6 +118,8 @@ Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
   };
   for (const Axis axis : all_axes)
     if (is_used(axis)) view.along[axis] = &networks_.group(mesh, axis);
+  view.shard = &networks_.shard(mesh);
+  if (mesh.dp_shard > 0) view.replicas = &networks_.replicas(mesh);
   PerAxis<GroupNetwork> along_blocks;
   for (const Axis axis : block_axes)
     if (is_used(axis)) along_blocks[axis] = *view.along[axis];
@@ -168,7 +170,7 @@ std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, cons
 const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, const Placements& placements,
                                                      const BlockShapes& shapes, const MeshView& view, int environment) {
   const DataShards shards = data_shards(placements, spec.replicas());
-  const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.along.dp, environment});
+  const auto [entry, inserted] = data_costs_.try_emplace({bucket_key(spec), view.shard, environment});
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
   const BackendKind backend = where.device->backend;
@@ -179,15 +181,18 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   };
   const auto collective = [&](InstructionKind kind, std::int64_t bytes) {
     if (spec.replicas() == 1 || bytes == 0) return Seconds(0.0);
-    return collective_time(kind, Bytes(bytes), *view.along.dp, backend);
+    return collective_time(kind, Bytes(bytes), *view.shard, backend);
   };
   const auto costs_of_bucket = [&](std::int64_t unpadded) {
     const std::int64_t whole = padded(unpadded, spec);
-    const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.replicas() : whole; };
+    const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
     if (whole == 0) return costs;
     costs.gather = collective(InstructionKind::all_gather, whole * element);
     costs.reduce = collective(gradient_reduction(shards), whole * gradient_bytes);
+    if (spec.mesh.dp_shard > 0)
+      costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * gradient_bytes),
+                                     *view.replicas, backend);
     if (shards.gradients) {
       costs.accumulate = kernel(accumulate_gradients(local(true), Stream::dp, Label::dp));
       costs.clear = kernel(clear_gradients(whole, Label::dp));
@@ -440,6 +445,8 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 // c_i). Updates run in the order of blocks, and each gather of updated parameters (ZeRO-1, 2)
 // follows its update.
 //
+// With hybrid sharding, the reductions of the last micro-batch also sum shards over their replicas.
+//
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
                                                 BlockRange range, BlockRange tied_on_rank, int stage,
@@ -450,7 +457,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const int count = range.last - range.first;
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
-  Seconds clears, updates, gathers, reduces;
+  Seconds clears, updates, gathers, reduces, across;
   int tied_uses = 0;
   bool every_own = true;
   const bool in_parts = runs_backward_in_parts(spec.schedule, stage);
@@ -462,7 +469,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
     // Uses that share an accumulator are reduced after the backward of the first block. Their
     // buffer is cleared before that of the last, in every micro-batch if that is of this stage.
-    if (together && range.first + i != tied_on_rank.first) tied.reduce = tied.accumulate = tied.begin_clear = {};
+    if (together && range.first + i != tied_on_rank.first)
+      tied.reduce = tied.accumulate = tied.across = tied.begin_clear = {};
     if (together && (range.first + i + 1 != tied_on_rank.last || tied_on_rank.first < range.first)) tied.clear = {};
     tied_uses += uses_tied_[block];
     every_own = every_own && shapes.own_elements[kind] > 0;
@@ -473,7 +481,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
              .clear = own.clear + tied.clear,
              .gather = shards.parameters ? own.gather : Seconds(0.0),
              .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
-             .own_reduce = own.reduce + own.accumulate};
+             .own_reduce = own.reduce + own.accumulate,
+             .across = own.across + tied.across};
+    across += visit.across;
     bound.plain_forward += visit.forward;
     bound.plain_backward += visit.backward + visit.clear;
     bound.weights += visit.weights;
@@ -484,7 +494,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     updates += own.update;
     // In two parts: those that follow the last second part, which is among the backwards.
     if (!shards.gradients && !sequential && (!in_parts || visit.weights > Seconds(0.0)))
-      bound.reduces += visit.own_reduce;
+      bound.reduces += visit.own_reduce + own.across;
     if (shards.optimizer && !shards.parameters) bound.regathers += own.gather;
     bound.norms += own.norm;
     if (on_first_rank) {
@@ -501,13 +511,13 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   bound.forward = bound.plain_forward;
   bound.backward = bound.plain_backward;
   bound.data = static_cast<double>(micro) * (2.0 * gathers + (shards.gradients ? reduces : Seconds(0.0))) +
-               (shards.gradients ? Seconds(0.0) : reduces);
+               (shards.gradients ? Seconds(0.0) : reduces) + across;
 
   if (sequential) {
     bound.begin = clears;
     bound.forward += gathers;
     bound.backward += gathers + (shards.gradients ? reduces : Seconds(0.0));
-    if (!shards.gradients) bound.behind = reduces;
+    bound.behind = shards.gradients ? across : reduces + across;
   } else {
     bound.begin = std::max(clears, visits_.front().gather);
     if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
@@ -530,7 +540,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     for (int i = 0; i < last && spec.replicas() > 1; ++i) {
       const Visit& visit = visits_[i];
       if (in_parts && visit.weights == Seconds(0.0)) continue;
-      suffix += visit.reduce;
+      suffix += visit.reduce + visit.across;
       bound.behind = std::max(bound.behind, suffix);
       suffix -= in_parts ? visit.weights : visit.backward + visit.clear;
     }
@@ -595,7 +605,8 @@ Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placeme
   Seconds agreed;
   for (const Axis axis : inner_axes_first) {
     if (group_size(spec.mesh, axis) > 1 && (axis == Axis::pp || divides_state(placements, axis)))
-      agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4), *view.along[axis], cluster_.backend());
+      agreed += collective_time(InstructionKind::all_reduce_sum, Bytes(4),
+                                axis == Axis::dp ? *view.shard : *view.along[axis], cluster_.backend());
   }
   return agreed;
 }

@@ -153,12 +153,15 @@ class Estimator {
     std::vector<int> environments;               // by rank of the pipeline
     bool is_uniform = true;                      // a single environment
     PerAxis<const GroupNetwork*> along;          // of the planned axes; null where one is not used
+    const GroupNetwork* shard = nullptr;         // over which ZeRO shards: the data axis's, or a part of it
+    const GroupNetwork* replicas = nullptr;      // of that part; null without hybrid sharding
     std::vector<const GroupNetwork*> next;       // by rank but the last; empty until asked for
     std::vector<Bytes> capacities;               // by rank
   };
   // The costs of the work around one bucket.
   struct BucketCosts {
     Seconds gather, reduce, accumulate, clear, begin_clear, norm, update;
+    Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
   };
   struct DataCosts {
     std::vector<BucketCosts> own;  // by Block::kind
@@ -181,6 +184,7 @@ class Estimator {
     // On the data stream after the block's backward: its own bucket, then the tied one.
     Seconds reduce;
     Seconds own_reduce;         // of its own bucket
+    Seconds across;             // after the reductions of the last micro-batch
   };
   // The least times of a stage.
   struct StageBound {

@@ -28,6 +28,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"mesh_order", {"dp-tp-pp", "tp-dp-pp"}},
     {"sequence_parallel", {"true"}},
     {"zero_stage", {"0", "1", "2", "3"}},
+    {"dp_shard", {"2"}},
     {"micro_batch", {"1", "2"}},
     {"schedule", {"gpipe", "1f1b"}},
     {"virtual_stages", {"2", "3"}},
@@ -52,11 +53,13 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
                                          "-",        "-o",      folder.path("p.yaml"), "--quiet"};
       // Context parallelism instead of a pipeline: there are eight cores.
       const bool with_context = row.choice == Choice::cp || row.choice == Choice::cp_method;
+      const bool in_groups = row.choice == Choice::dp_shard;
       for (const Choice degree : {Choice::dp, Choice::tp, with_context ? Choice::cp : Choice::pp})
         if (degree != row.choice) {
           arguments.emplace_back(row_of(degree).option);
-          arguments.emplace_back("2");
+          arguments.emplace_back(!in_groups ? "2" : degree == Choice::dp ? "4" : degree == Choice::tp ? "2" : "1");
         }
+      if (in_groups) arguments.insert(arguments.end(), {"--zero", "2"});
       if (row.choice == Choice::micro_batch_group) arguments.insert(arguments.end(), {"--virtual-stages", "2"});
       arguments.emplace_back(row.option);
       if (!std::holds_alternative<bool>(row.get(ParallelSpec{}))) arguments.push_back(text);

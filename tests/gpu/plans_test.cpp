@@ -75,6 +75,26 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
   }
 }
 
+TEST_CASE("hybrid sharding trains on GPUs as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const OpGraph graph = graph_of("tiny-gpt2");
+  for (int zero = 1; zero <= 3; ++zero) {
+    TrainingSpec training = training_in(DataType::bf16);
+    if (zero == 2) training.clip_norm = 0.5;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 4};
+    spec.mesh.dp_shard = 2;
+    spec.zero_stage = zero;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    INFO(describe(spec));
+    TrainingSpec exact = training;
+    exact.precision = DataType::fp32;
+    check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
+                closeness_of(training.precision));
+  }
+}
+
 TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, heads whole and split") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

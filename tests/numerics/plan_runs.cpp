@@ -63,9 +63,10 @@ Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpe
 }
 
 std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} order {} sp {} zero {} mb {} {} recompute {} stages [{}]", spec.dp(), spec.tp(),
-                     spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
-                     name(spec.schedule), name(spec.recompute), fmt::join(spec.stage_blocks, ", "));
+  return fmt::format("dp {} tp {} pp {} order {} sp {} zero {} in groups of {} mb {} {} recompute {} stages [{}]",
+                     spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel,
+                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute),
+                     fmt::join(spec.stage_blocks, ", "));
 }
 
 Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, std::int64_t count) {

@@ -184,6 +184,53 @@ TEST_CASE("one accumulator for both uses of a tied parameter trains as the refer
       }
 }
 
+TEST_CASE("hybrid sharding trains as the reference does, and its stages to the same bits without accumulation") {
+  std::mt19937 random(20261123);
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    for (int trial = 0; trial < 12; ++trial) {
+      TrainingSpec training = training_of();
+      const bool clips = trial % 3 == 2;
+      if (clips) training.clip_norm = 0.5;
+      LayoutRequest request;
+      // Four groups of two, two of four, and two of two beside other axes.
+      const int dp = trial % 3 == 0 ? 8 : 4;
+      request[Choice::dp] = dp;
+      request[Choice::zero_stage] = 1 + trial % 3;
+      request[Choice::dp_shard] = trial % 6 == 3 ? 4 : 2;
+      ParallelSpec spec = random_spec(graph, training, 8, request, random);
+      REQUIRE(spec.mesh.dp_shard == (trial % 6 == 3 ? 4 : 2));
+      if (trial % 2 == 0) spec.tied_gradients = TiedGradients::apart;
+      INFO(model << ": " << describe(spec) << (clips ? ", clipped" : ""));
+      auto reference = references.find({spec.micro_batch, clips});
+      if (reference == references.end())
+        reference =
+            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
+                .first;
+      const Outcome outcome = run_plan(graph, training, spec);
+      check_close(outcome, reference->second);
+      if (spec.zero_stage == 1 || micro_batches(spec, training) > 1) continue;
+      spec.zero_stage = 1;
+      check_equal(outcome, run_plan(graph, training, spec));
+    }
+  }
+}
+
+TEST_CASE("one group of all ranks is ZeRO without groups, and groups of the context axis are as good") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = training_of();
+  ParallelSpec spec;
+  spec.mesh.degree = {.dp = 4};
+  spec.zero_stage = 3;
+  row_of(Choice::dp_shard).set(spec, std::int64_t{4});
+  CHECK(spec.mesh.dp_shard == 0);
+  spec.mesh.degree = {.dp = 2, .cp = 2};
+  spec.mesh.dp_shard = 2;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  check_close(run_plan(graph, training, spec), run_reference(graph, training, spec.micro_batch));
+}
+
 TEST_CASE("ZeRO equals data parallelism to the bit: stage 1 always, 2 and 3 without accumulation") {
   std::mt19937 random(9);
   for (const std::string& model : models) {

@@ -94,9 +94,13 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.pp", [](ParallelSpec& s) { s.mesh.degree.pp = 4; }},
       {"layout.cp", [](ParallelSpec& s) { s.mesh.degree.cp = 2; }},
       {"layout.cp_method", [](ParallelSpec& s) { s.cp_method = ContextMethod::ulysses; }},
-      {"layout.mesh_order", [](ParallelSpec& s) { s.mesh.order = AxisOrder({Axis::dp, Axis::pp, Axis::tp}); }},
+      {"layout.mesh_order",
+       [](ParallelSpec& s) {
+         s.mesh.order = AxisOrder({Axis::dp, Axis::pp, Axis::tp});
+       }},
       {"layout.sequence_parallel", [](ParallelSpec& s) { s.sequence_parallel = true; }},
       {"layout.zero_stage", [](ParallelSpec& s) { s.zero_stage = 2; }},
+      {"layout.dp_shard", [](ParallelSpec& s) { s.mesh.dp_shard = 2; }},
       {"layout.micro_batch", [](ParallelSpec& s) { s.micro_batch = 2; }},
       {"layout.schedule", [](ParallelSpec& s) { s.schedule = ScheduleKind::gpipe; }},
       {"layout.virtual_stages", [](ParallelSpec& s) { s.virtual_stages = 2; }},

@@ -169,6 +169,15 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   spec.zero_stage = 2;
   CHECK(reason(tiny_gpt2(), spec) ==
         "ZeRO stage 2 shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0");
+  ParallelSpec hybrid;
+  hybrid.mesh.degree.dp = 8;
+  hybrid.zero_stage = 1;
+  hybrid.mesh.dp_shard = 3;
+  CHECK(reason(tiny_gpt2(), hybrid) ==
+        "groups of 3 ranks that shard (dp_shard) cannot divide 8 data-parallel ranks; legal sizes: 2, 4");
+  hybrid.zero_stage = 0;
+  CHECK(reason(tiny_gpt2(), hybrid) ==
+        "dp_shard 3 says over how many ranks ZeRO shards, and zero_stage is 0: nothing is sharded");
   spec.zero_stage = 4;
   CHECK(reason(tiny_gpt2(), spec) == "there is no ZeRO stage 4; legal stages: 0, 1, 2, 3");
 

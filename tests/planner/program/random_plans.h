@@ -31,11 +31,12 @@ inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const Para
 
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
-      "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} zero {} micro-batch {} {} recompute {} tied "
+      "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} zero {} in groups of {} micro-batch {} {} recompute "
+      "{} tied "
       "gradients {} input slots {} stages [{}]",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), write_order(spec.mesh.order),
-      spec.sequence_parallel, spec.zero_stage, spec.micro_batch, name(spec.schedule), name(spec.recompute),
-      name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
+      spec.sequence_parallel, spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
+      name(spec.recompute), name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.
@@ -53,6 +54,7 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
     spec.sequence_parallel = pick(false, true) && tp > 1;
     spec.zero_stage = dp * cp > 1 ? pick(0, 1, 2, 3) : 0;
+    if (spec.zero_stage > 0 && dp * cp >= 4 && pick(false, true)) spec.mesh.dp_shard = 2;
     spec.micro_batch = pick(1, 2);
     spec.schedule = pick(ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1);
     spec.recompute = recompute_rows()[random() % recompute_rows().size()].kind;

@@ -107,6 +107,39 @@ TEST_CASE("in lowered Programs every communication that one rank drops is missed
   }
 }
 
+TEST_CASE("with hybrid sharding a sum over replicas that is dropped, and a sum over the wrong group, are missed") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  const TrainingSpec training = plain_training();
+  for (int stage = 1; stage <= 3; ++stage) {
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 4};
+    spec.mesh.dp_shard = 2;
+    spec.zero_stage = stage;
+    spec.micro_batch = 2;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    CHECK(find_faults(programs).empty());
+    const auto sums = [](const Instruction& i, GroupKey group) {
+      return (i.kind == InstructionKind::all_reduce_sum || i.kind == InstructionKind::reduce_scatter) &&
+             i.group == group && i.operands.front().bytes > 4;
+    };
+    const GroupKey shard = shard_group(spec.mesh);
+    int planted_faults = 0;
+    for (const auto& [from, to] : {std::pair(shard, shard_replicas), std::pair(shard_replicas, shard),
+                                   std::pair(shard_replicas, all_along(Axis::dp))})
+      for (const Spot spot : spots(programs[0], [&](const Instruction& i) { return sums(i, from); })) {
+        INFO("zero " << stage << ", call " << spot.call);
+        std::vector<Program> dropped = programs, moved = programs;
+        for (Program& program : dropped) silence(program, spot);
+        for (Program& program : moved) own_segment(program, spot.call).instructions[spot.instruction].group = to;
+        CHECK(!find_faults(dropped).empty());
+        CHECK(!find_faults(moved).empty());
+        ++planted_faults;
+      }
+    CHECK(planted_faults > 6);
+  }
+}
+
 TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is missed") {
   const OpGraph graph = graph_of("tiny-gpt2");
   const TrainingSpec training = plain_training();

@@ -71,7 +71,8 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "stage_recompute",
                                                 "tied_gradients",
                                                 "input_slots",
-                                                "micro_batch_group"};  // the last four are additions
+                                                "micro_batch_group",
+                                                "dp_shard"};  // the last five are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -105,7 +106,7 @@ TEST_CASE("a row holds every value of a small plan") {
     "memory_optimizer_bytes": 100, "memory_activations_bytes": 80, "memory_buffers_bytes": 40, "memory_overhead_bytes": 20,
     "communication_tp_bytes": 0, "communication_dp_bytes": 300, "communication_pp_bytes": 60, "communication_cp_bytes": 0,
     "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null,
-    "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null})");
+    "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -196,7 +197,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
   CHECK(text.find("\n1," + id +
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
-                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,\n") !=
+                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2\n") !=
         std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }

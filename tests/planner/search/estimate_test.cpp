@@ -61,6 +61,9 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
       }
       if (trial % 3 == 0) spec.tied_gradients = TiedGradients::apart;
       if (trial % 5 < 2) spec.input_slots = InputSlots::one_more;
+      // Hybrid sharding, over the smallest groups or the largest.
+      if (const int ranks = spec.replicas(); spec.zero_stage > 0 && ranks % 2 == 0 && ranks > 2 && trial % 2 == 0)
+        spec.mesh.dp_shard = trial % 4 == 0 ? 2 : ranks / 2;
       if (spec.pp() > 1 && trial % 4 == 0) {
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < spec.stages(); ++s)

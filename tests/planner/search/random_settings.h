@@ -48,9 +48,9 @@ inline std::vector<int> random_cut(int blocks, int stages, std::mt19937& random)
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} zero {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(),
-                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.micro_batch,
-                     name(spec.schedule), name(spec.recompute));
+  return fmt::format("dp {} tp {} pp {} {} sp {} zero {} in groups of {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(),
+                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.mesh.dp_shard,
+                     spec.micro_batch, name(spec.schedule), name(spec.recompute));
 }
 
 // A decoder with random sizes.

@@ -63,6 +63,11 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
          value == ChoiceValue(ScheduleKind::interleaved);
 }
 
+// Choices that no search makes by itself, among values without names.
+bool is_on_request(const ChoiceRow& row) {
+  return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard;
+}
+
 // Orders that differ only on axes of one rank are one order.
 ParallelSpec in_order_of(const ParallelSpec& spec, const ParallelSpec& other) {
   ParallelSpec changed = spec;
@@ -75,7 +80,7 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
   for (const ChoiceRow& row : choice_rows()) {
     if (row.choice == Choice::stage_blocks) continue;  // cut once a layout is chosen
     const std::set<ChoiceValue> values = space.values_of(row);
-    CHECK_MESSAGE((values.size() > 1 || row.choice == Choice::micro_batch_group), "there is no choice of " << row.key);
+    CHECK_MESSAGE((values.size() > 1 || is_on_request(row)), "there is no choice of " << row.key);
     for (const ChoiceValue& value : values) {
       if (is_interleaved(row, value)) continue;
       CAPTURE(row.key);
@@ -245,6 +250,11 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
       spec.schedule = ScheduleKind::interleaved;
       spec.virtual_stages = 3;
       spec.micro_batch_group = 4;
+    }
+    if (row.choice == Choice::dp_shard) {
+      const auto sharded = std::ranges::find_if(
+          space.specs, [](const ParallelSpec& spec) { return spec.replicas() == 4 && spec.zero_stage == 2; });
+      row.set(specs.emplace_back(*sharded), std::int64_t{2});
     }
     for (ParallelSpec& spec : specs) {
       if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.stages());

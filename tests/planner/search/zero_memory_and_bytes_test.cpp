@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 
 #include "planner/parallel/techniques.h"
 #include "planner/plan/layout.h"
@@ -81,6 +83,54 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
   const std::int64_t norms = 9 * 32 * 4;
   CHECK(lowered(1, 2, true, 0).tp.count ==
         4 * 5 * activation + activation + 3 * activation / 2 + loss_terms + norms);
+}
+
+TEST_CASE("hybrid sharding sends its closed form inside a shard group, and across these") {
+  // With P bytes of parameters, S ranks of a shard group, R groups and m micro-batches, in fp32, a
+  // rank sends inside its group (S - 1) / S P for each reduction and each gather: once each (ZeRO-1),
+  // m reductions and one gather (2), m reductions and 2 m gathers (3). Across groups, it sends 2 (R -
+  // 1) / R of a shard of P / S, once a step. A shard keeps 1 / S of what ZeRO shards.
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(16, DataType::fp32);
+  for (const auto& [dp, size] : {std::pair{4, 2}, {8, 2}, {8, 4}})
+    for (int zero = 1; zero <= 3; ++zero)
+      for (const int micro_batches : {1, 2}) {
+        ParallelSpec spec;
+        spec.mesh.degree = {.dp = dp};
+        spec.mesh.dp_shard = size;
+        spec.zero_stage = zero;
+        spec.micro_batch = 16 / dp / micro_batches;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+        const Job job{.graph = &graph,
+                      .training = training,
+                      .layout = lay_out(spec, place(graph, spec)),
+                      .schedule = row_of(spec.schedule).actions({1, micro_batches}),
+                      .backend = BackendKind::cpu,
+                      .overhead = {}};
+        const Program program = lower(job, 1);
+        INFO("ZeRO-" << zero << " over " << size << " of " << dp << ", " << micro_batches << " micro-batches");
+        CHECK(program.group(shard_group(spec.mesh)).size() == static_cast<std::size_t>(size));
+        CHECK(program.group(shard_replicas).size() == static_cast<std::size_t>(dp / size));
+        std::int64_t whole = 0;  // with padding
+        for (const Bucket& bucket : program.buckets) {
+          whole += 4 * bucket.elements;
+          CHECK(bucket.shard_elements * size == bucket.elements);
+        }
+        std::map<Members, std::int64_t> sent;
+        for (const Call& call : program.calls)
+          for (const Instruction& instruction : program.segments[call.segment].instructions) {
+            if (instruction.kind == InstructionKind::kernel) continue;
+            const std::vector<int>& ranks = program.group(instruction.group);
+            const auto at = std::ranges::find(ranks, program.rank) - ranks.begin();
+            sent[instruction.group.members] += sent_bytes(instruction.kind, instruction.operands.back().bytes, 4,
+                                                          static_cast<int>(ranks.size()), static_cast<int>(at));
+          }
+        const int passes = zero == 1 ? 2 : zero == 2 ? micro_batches + 1 : 3 * micro_batches;
+        CHECK(sent[Members::shard] == passes * (whole / size) * (size - 1));
+        const int groups = dp / size;
+        CHECK(sent[Members::replicas] == 2 * (whole / size / groups) * (groups - 1));
+        CHECK(program.communication.dp.count == sent[Members::shard] + sent[Members::replicas] + sent[Members::all]);
+      }
 }
 
 TEST_CASE("gradients of a tied parameter go over the data axis once, and once per use where uses add up apart") {
