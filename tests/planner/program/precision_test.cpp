@@ -119,7 +119,8 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
         CHECK(updates == 1);
         CHECK(updated > last_reader);
 
-        // The norm is of the whole model on every rank: summed over every axis that splits it.
+        // The norm is of the whole model on every rank: summed over every axis that splits it, but not
+        // over replicas of a shard group, which hold the same.
         std::vector<GroupKey> summed;
         for_each_instruction(program, [&](std::size_t, const Call& call, const Instruction& instruction) {
           if (instruction.kind == InstructionKind::all_reduce_sum &&
@@ -128,7 +129,7 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
         });
         std::vector<GroupKey> wanted;
         if (spec.tp() > 1) wanted.push_back(all_along(Axis::tp));
-        if (spec.replicas() > 1 && spec.zero_stage > 0) wanted.push_back(all_along(Axis::dp));
+        if (spec.replicas() > 1 && spec.zero_stage > 0) wanted.push_back(shard_group(spec.mesh));
         if (spec.pp() > 1) wanted.push_back(all_along(Axis::pp));
         CHECK(summed == wanted);
       }
