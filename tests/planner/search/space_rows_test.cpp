@@ -284,13 +284,19 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
         return layout_text(other) != layout_text(spec);
       });
     });
-    const bool has_several = row.choice != Choice::stage_blocks && row.choice != Choice::micro_batch_group;
+    const bool has_several = row.choice != Choice::stage_blocks && !is_on_request(row);
     CHECK(in_words == has_several);
     for (const ChoiceValue& value : values) {
       CHECK_FALSE(phrase(row, value).empty());
       CHECK_FALSE(instead(row, space.specs.front(), value).empty());
     }
   }
+  ParallelSpec hybrid;
+  hybrid.mesh.degree.dp = 4;
+  hybrid.zero_stage = 3;
+  hybrid.mesh.dp_shard = 2;
+  CHECK(layout_text(hybrid).find(" zero3 dp-shard2 ") != std::string::npos);
+  CHECK(phrase(row_of(Choice::dp_shard), std::int64_t{2}) == "sharding over groups of 2");
   ParallelSpec cut;
   cut.stage_blocks = {3, 2};
   CHECK(stage_layers(cut) == "2,1");
