@@ -15,8 +15,8 @@ namespace parplan {
 struct DeviceMesh {
   Degrees degree;
   AxisOrder order;  // every axis of degree above 1 is in it, or has its place by it (AxisOrder)
-  // Hybrid sharding: ZeRO shards over groups of so many consecutive replica_ranks, which it divides,
-  // and these groups are replicas of each other. 0: over all replica_ranks.
+  // Hybrid sharding: ZeRO shards over groups of so many consecutive ranks along replica_axes, whose
+  // number it divides, and these groups are replicas of each other. 0: over all of them.
   int dp_shard = 0;
 
   int size() const { return degree.product(); }

@@ -53,9 +53,9 @@ class NetworkCache {
   std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;
 };
 
-// tensor, data and pipeline groups, and parts of the data group, see the network of their axis; next and previous what
-// the two ranks of the pipeline see from this one to the other, around the ring; tied what the first and the last rank
-// see.
+// tensor, data and pipeline groups see the network of their axis, and parts of the data group their
+// own; next and previous what the two ranks of the pipeline see from this one to the other, around
+// the ring; tied what the first and the last rank see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // One cost model for each rank of the pipeline, the first rank first.

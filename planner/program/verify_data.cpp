@@ -133,7 +133,7 @@ class DataCheck {
   bool over_data(const Instruction& instruction) const {
     return several_data_ranks() && program_.group(instruction.group) == program_.group(all_along(Axis::dp));
   }
-  // Hybrid sharding: over the ranks that share out a bucket, and over those that hold the same shard.
+  // Hybrid sharding: over the ranks that share out a bucket, or over those with the same shard.
   bool over_members(const Instruction& instruction, Members members) const {
     const std::vector<int>& ranks = program_.group({Axis::dp, members});
     return ranks.size() > 1 && program_.group(instruction.group) == ranks;

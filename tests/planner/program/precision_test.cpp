@@ -119,8 +119,8 @@ TEST_CASE("fp16 scales the loss: one scale a rank, read by the first gradient an
         CHECK(updates == 1);
         CHECK(updated > last_reader);
 
-        // The norm is of the whole model on every rank: summed over every axis that splits it, but not
-        // over replicas of a shard group, which hold the same.
+        // The norm is of the whole model on every rank: summed over every axis that splits it, but
+        // not over replicas of a shard group, which hold the same.
         std::vector<GroupKey> summed;
         for_each_instruction(program, [&](std::size_t, const Call& call, const Instruction& instruction) {
           if (instruction.kind == InstructionKind::all_reduce_sum &&

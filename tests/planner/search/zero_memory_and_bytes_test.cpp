@@ -87,9 +87,9 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
 
 TEST_CASE("hybrid sharding sends its closed form inside a shard group, and across these") {
   // With P bytes of parameters, S ranks of a shard group, R groups and m micro-batches, in fp32, a
-  // rank sends inside its group (S - 1) / S P for each reduction and each gather: once each (ZeRO-1),
-  // m reductions and one gather (2), m reductions and 2 m gathers (3). Across groups, it sends 2 (R -
-  // 1) / R of a shard of P / S, once a step. A shard keeps 1 / S of what ZeRO shards.
+  // rank sends inside its group (S - 1) / S P for each reduction and each gather: once each
+  // (ZeRO-1), m reductions and one gather (2), m reductions and 2 m gathers (3). Across groups, it
+  // sends 2 (R - 1) / R of a shard of P / S, once a step. A rank keeps 1 / S of what is sharded.
   const OpGraph graph = graph_of("tiny-llama", 16);
   const TrainingSpec training = training_of(16, DataType::fp32);
   for (const auto& [dp, size] : {std::pair{4, 2}, {8, 2}, {8, 4}})
