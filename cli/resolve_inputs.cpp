@@ -119,6 +119,15 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   return training;
 }
 
+std::string note_on_length(const ModelSpec& model, const TrainingSpec& training,
+                           const std::vector<std::string>& defaults) {
+  const bool is_cut = training.sequence_length == gpu_sequence && model.context > gpu_sequence &&
+                      std::ranges::find(defaults, "sequence_length") != defaults.end();
+  if (!is_cut) return "";
+  return fmt::format("sequences of {} tokens by default, and its context is {}; --seq-len gives another length",
+                     gpu_sequence, model.context);
+}
+
 Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what,
                       Terminal& terminal, const OutputArguments& output) {
   Inputs inputs;
@@ -134,13 +143,9 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
                "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n",
                inputs.cluster.name, backend.runtime, backend.collectives);
   inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
-  const std::int64_t context = inputs.model.spec.context;
-  const bool is_cut = inputs.training.sequence_length == gpu_sequence && context > gpu_sequence &&
-                      std::ranges::find(inputs.defaults, "sequence_length") != inputs.defaults.end();
-  if (is_cut && !output.quiet)
-    fmt::print(terminal.err,
-               "note: {}: sequences of {} tokens by default, and its context is {}; --seq-len gives another length\n",
-               model, gpu_sequence, context);
+  if (const std::string note = note_on_length(inputs.model.spec, inputs.training, inputs.defaults);
+      !note.empty() && !output.quiet)
+    fmt::print(terminal.err, "note: {}: {}\n", model, note);
   inputs.graph = build_graph(inputs.model.spec, inputs.training.sequence_length);
   return inputs;
 }

@@ -36,6 +36,10 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
 TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what,
                              std::vector<std::string>& defaults);
 
+// Says that the default length is below the model's context; empty where it is not.
+std::string note_on_length(const ModelSpec& model, const TrainingSpec& training,
+                           const std::vector<std::string>& defaults);
+
 // bf16 where all devices have units for it, else fp16 (V100, TITAN RTX, T4), else fp32.
 DataType default_precision(const Cluster& cluster);
 // The default for the devices that a plan uses, where `defaults` has the precision; else empty.

@@ -32,7 +32,8 @@ struct SuggestArguments {
   LimitArguments limits;
   OutputArguments output;
   std::string plan_file;
-  int top = 10;
+  int top = 5;
+  std::optional<int> top_each;  // absent: one, or where every degree is given as many as `top`
 };
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
@@ -64,7 +65,9 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   check_layout(inputs, arguments.layout, arguments.where);
 
   SuggestRequest request = request_of(inputs, arguments.layout);
+  const int top_each = arguments.top_each.value_or(gives_every_degree(arguments.layout) ? arguments.top : 1);
   request.options.top = arguments.top;
+  request.options.top_each = top_each;
   request.options.most_simulated = arguments.limits.most_candidates;
   request.options.threads = arguments.limits.threads;
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
@@ -139,8 +142,17 @@ CommandBody declare_suggest(CLI::App& app) {
               .group = "Output"},
              arguments->plan_file);
   add_option(
-      app, {.names = "--top", .type = "N", .description = "how many plans to rank (default: 10)", .group = "Output"},
+      app, {.names = "--top", .type = "N", .description = "how many plans to rank (default: 5)", .group = "Output"},
       [arguments](const std::string& text) { arguments->top = static_cast<int>(parse_whole("--top", text, 1, 1000)); });
+  add_option(app,
+             {.names = "--top-each",
+              .type = "N",
+              .description = "how many of them may have the same degrees: variants in micro-batch, recompute, ZeRO "
+                             "stage and schedule (default: 1, or all where every degree is given)",
+              .group = "Output"},
+             [arguments](const std::string& text) {
+               arguments->top_each = static_cast<int>(parse_whole("--top-each", text, 1, 1000));
+             });
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

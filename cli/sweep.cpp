@@ -299,8 +299,6 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
             std::ranges::find(notes, said) == notes.end())
           notes.push_back(said);
     }
-  if (talks)
-    for (const std::string& note : notes) fmt::print(terminal.err, "note: {}\n", note);
 
   Sweep sweep{.version = version(),
               .objective = name(arguments.limits.objective.value_or(Objective::time)),
@@ -308,6 +306,13 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
               .tokens = arguments.tokens,
               .points = {}};
   sweep.points = points_of(arguments, swept, model, sweep.defaults);
+  for (const SweepPoint& point : sweep.points)
+    if (const std::string note = note_on_length(model.spec, point.training, sweep.defaults); !note.empty()) {
+      notes.push_back(fmt::format("{}: {}", arguments.model, note));
+      break;
+    }
+  if (talks)
+    for (const std::string& note : notes) fmt::print(terminal.err, "note: {}\n", note);
   std::map<std::int64_t, OpGraph> graphs;  // by sequence length
   for (SweepPoint& point : sweep.points) {
     const std::int64_t length = point.training.sequence_length;

@@ -24,7 +24,8 @@ std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMak
   std::vector<Open> open;
   for (const Candidate& candidate : made.fitting)
     open.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
-                    .candidate = &candidate});
+                    .candidate = &candidate,
+                    .mesh = &candidate.spec.mesh});
   // The least bound is the best among equal scores.
   std::ranges::stable_sort(open, {}, &Open::bound);
   for (std::size_t place = 0; place < open.size(); ++place) open[place].place = place;

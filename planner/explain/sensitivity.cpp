@@ -13,9 +13,6 @@
 namespace parplan {
 namespace {
 
-// A smaller improvement is not worth another layout.
-constexpr double worth = 5e-4;
-
 struct ChangedBatch {
   std::int64_t global_batch = 0;
   std::int64_t micro_batch = 0;
@@ -80,7 +77,7 @@ void choose(const ExplainedPlan& explained, const SearchResult& found, Variation
   if (!found.plans.empty()) {
     const RankedPlan& best = found.plans.front();
     variation.changes =
-        best.spec != own.spec && (!fits || better(explained.score_of(best), explained.score_of(own), worth));
+        best.spec != own.spec && (!fits || better(explained.score_of(best), explained.score_of(own), tied_plans));
     if (variation.changes) variation.best = best;
   }
   if (!variation.changes && fits) variation.best = own;

@@ -24,6 +24,9 @@ struct Score {
 Score score(Objective objective, const Cluster& cluster, const ParallelSpec& spec, Seconds time,
             const MemoryUse& memory);
 
+// Plans whose times (or costs) differ by less than this share are equal to whoever runs them.
+inline constexpr double tied_plans = 5e-4;
+
 // Whether `a` is less than `b` by more than the share `margin` of it; if the first values differ by
 // less, the second ones decide.
 bool better(const Score& a, const Score& b, double margin);

@@ -41,7 +41,7 @@ std::string plan_then(const Variation& variation, const Plan& plan) {
                        format_bytes(variation.plan.capacity));
   const double change = slower(own.result, plan.prediction);
   if (variation.resource != Resource::global_batch)
-    return std::abs(change) < 5e-4
+    return std::abs(change) < tied_plans
                ? "as now"
                : fmt::format("{} ({})", format_duration(own.result.time.total()), signed_share(change));
   // A larger step need not be slower.
@@ -49,7 +49,7 @@ std::string plan_then(const Variation& variation, const Plan& plan) {
   const std::string micro_batch =
       own.spec.micro_batch != plan.spec.micro_batch ? fmt::format(" (micro-batch {})", own.spec.micro_batch) : "";
   return fmt::format("{}{}, {}", format_duration(own.result.time.total()), micro_batch,
-                     std::abs(rate) < 5e-4 ? "as many tokens/s" : "tokens/s " + signed_share(rate));
+                     std::abs(rate) < tied_plans ? "as many tokens/s" : "tokens/s " + signed_share(rate));
 }
 
 std::string resource_then(const Variation& variation) {

@@ -103,7 +103,12 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
         "ZeRO-3 gathers parameters in each of {} micro-batches, forward and backward: a device sends {} a step for "
         "data parallelism; {} of it are waited for, the rest hides behind computation",
         found.gathered->micro_batches, format_bytes(found.gathered->sent), format_duration(found.gathered->exposed)));
-  if (found.bubble) lines.push_back(bubble_rule(*found.bubble, plan.spec));
+  if (found.bubble) {
+    lines.push_back(bubble_rule(*found.bubble, plan.spec));
+    if (plan.search.candidates > 0)
+      lines.push_back(
+          "schedules were compared by simulating them, as Varuna does (arXiv:2111.04007), not by that formula");
+  }
   std::string text = lines.empty() ? "" : "\nwhat the rules of the guides come to here:\n";
   for (const std::string& line : lines) text += "  - " + line + '\n';
   return text;

@@ -10,13 +10,43 @@ namespace {
 
 bool comes_later(const Open& a, const Open& b) { return std::tie(a.bound, a.place) > std::tie(b.bound, b.place); }
 
-bool cannot_win(const BestFirst& search, const Score& bound) {
-  if (search.to_beat && !is_ahead(search)) return bound >= *search.to_beat;
-  return static_cast<int>(search.best.size()) >= search.top && bound >= search.best.back().score;
+// Which plan is the how-manieth of its degrees.
+class DegreeCounts {
+ public:
+  int count(const ParallelSpec& spec) {
+    const auto of = std::ranges::find(counts_, spec.mesh.degree, &std::pair<Degrees, int>::first);
+    if (of != counts_.end()) return ++of->second;
+    counts_.emplace_back(spec.mesh.degree, 1);
+    return 1;
+  }
+
+ private:
+  std::vector<std::pair<Degrees, int>> counts_;
+};
+
+// Scores below it are as good as the best one.
+double tied_limit(const BestFirst& search) {
+  return search.best.front().score.first * (1.0 + search.tied);
 }
 
-bool may_win(const BestFirst& search) {
-  return !search.open.empty() && !cannot_win(search, search.open.front().bound);
+// Whether nothing with this bound or a worse one can be ranked.
+bool is_out(const BestFirst& search, const Score& bound) {
+  if (search.to_beat && !is_ahead(search)) return bound >= *search.to_beat;
+  DegreeCounts counts;
+  int counted = 0;
+  for (const Ranked& one : search.best)
+    if (counts.count(one.plan.spec) <= search.top_each && ++counted == search.top) return bound >= one.score;
+  return false;
+}
+
+// Whether it cannot be ranked beside the plans of its degrees.
+bool is_beaten(const BestFirst& search, const Open& open) {
+  if (search.best.empty() || open.bound.first < tied_limit(search)) return false;
+  int of_degrees = 0;
+  for (const Ranked& one : search.best)
+    if (one.plan.spec.mesh.degree == open.mesh->degree && ++of_degrees == search.top_each)
+      return open.bound >= one.score;
+  return false;
 }
 
 Open pop(BestFirst& search) {
@@ -45,12 +75,30 @@ std::optional<Score> best_score(const BestFirst& search) {
 
 void rank(BestFirst& search) {
   std::ranges::sort(search.best, {}, [](const Ranked& one) { return std::pair(one.score, one.place); });
-  if (static_cast<int>(search.best.size()) > search.top)
-    search.best.erase(search.best.begin() + search.top, search.best.end());
+  if (search.best.empty()) return;
+  const double tied_until = tied_limit(search);
+  DegreeCounts counts;
+  int counted = 0;
+  std::vector<Ranked> kept;
+  for (Ranked& one : search.best) {
+    const bool counts_one = counts.count(one.plan.spec) <= search.top_each;
+    if (counts_one && ++counted > search.top) break;
+    if (counts_one || one.score.first < tied_until) kept.push_back(std::move(one));
+  }
+  search.best = std::move(kept);
 }
 
 void run(BestFirst& search, const BestFirstSteps& steps) {
-  while (may_win(search)) {
+  // Those that cannot be ranked beside the plans of their degrees.
+  std::vector<Open> beaten;
+  const auto find_next = [&] {
+    while (!search.open.empty() && !is_out(search, search.open.front().bound)) {
+      if (!is_beaten(search, search.open.front())) return true;
+      beaten.push_back(pop(search));
+    }
+    return false;
+  };
+  while (find_next()) {
     if (search.open.front().candidate == nullptr) {
       add(search, steps.look_into(pop(search)));
       continue;
@@ -58,8 +106,7 @@ void run(BestFirst& search, const BestFirstSteps& steps) {
     const std::int64_t room = steps.room();
     if (room <= 0) break;
     std::vector<Open> turns;
-    while (static_cast<std::int64_t>(turns.size()) < room && may_win(search) &&
-           search.open.front().candidate != nullptr) {
+    while (static_cast<std::int64_t>(turns.size()) < room && find_next() && search.open.front().candidate != nullptr) {
       const Open next = pop(search);
       if (!steps.is_new || steps.is_new(next)) turns.push_back(next);
     }
@@ -67,6 +114,13 @@ void run(BestFirst& search, const BestFirstSteps& steps) {
     std::ranges::move(steps.simulate(turns), std::back_inserter(search.best));
     rank(search);
   }
+  add(search, beaten);
+}
+
+std::vector<Ranked> first_of_each(std::vector<Ranked> ranked, int top_each) {
+  DegreeCounts counts;
+  std::erase_if(ranked, [&](const Ranked& one) { return counts.count(one.plan.spec) > top_each; });
+  return ranked;
 }
 
 bool is_certified(const BestFirst& search) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -22,6 +23,7 @@ struct Open {
   std::uint64_t place = 0;
   const Candidate* candidate = nullptr;
   std::size_t part = 0;  // without a candidate: the space's own number of the part
+  const DeviceMesh* mesh = nullptr;  // with the degrees of all that is in it
 };
 
 // A plan that was simulated.
@@ -33,10 +35,15 @@ struct Ranked {
 
 struct BestFirst {
   int top = 1;
+  // Plans of the same degrees (data, tensor, pipeline, context) that are ranked among the best
+  // `top`. Those that are as good as the best but for `tied` of its score are kept beside them: one
+  // of these may be the plainest.
+  int top_each = std::numeric_limits<int>::max();
+  double tied = 0.0;
   // The best plan of other spaces. Until one of this space beats it, nothing else here matters.
   std::optional<Score> to_beat = {};
   std::vector<Open> open = {};    // a heap, the least bound in front
-  std::vector<Ranked> best = {};  // at most `top`, the best first
+  std::vector<Ranked> best = {};  // those that are kept, the best first
   std::int64_t simulated = 0;
 };
 
@@ -63,8 +70,10 @@ std::optional<Score> best_score(const BestFirst& search);
 // Whether the best plan is one of this space.
 bool is_ahead(const BestFirst& search);
 
-// Sorts, best first; drops what is beyond `top`.
+// Sorts, best first; drops what is beyond `top` and `top_each`.
 void rank(BestFirst& search);
+// The plans of `ranked`, in its order, without those beyond the first `top_each` of their degrees.
+std::vector<Ranked> first_of_each(std::vector<Ranked> ranked, int top_each);
 
 // Whether no open part can be better than the best, once a plan is ranked.
 bool is_certified(const BestFirst& search);

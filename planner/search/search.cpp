@@ -46,20 +46,25 @@ std::vector<SpacePart> parts_of(const OpGraph& graph, const Cluster& cluster, co
   return list_parts(graph, training, cluster.devices(), fewer ? Devices::at_most : Devices::exactly, request);
 }
 
+// What the space leaves out of the layouts of its degrees.
+std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& request) {
+  const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
+  if (schedule && runs_backward_in_parts(*schedule)) return ", in the fastest cut of each layout, with ZeRO-0 or 1";
+  if (schedule || cluster.devices() == 1 || given<std::int64_t>(request, Choice::pp).value_or(2) == 1) return "";
+  const bool interleaves =
+      given<std::int64_t>(request, Choice::zero_stage).value_or(0) <= 1 && !request[Choice::stage_blocks];
+  return interleaves ? ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1" : "";
+}
+
 std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
   const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
+  const std::string left_out = left_out_in_words(cluster, request);
   if (gives_every_degree(request))
-    return fmt::format("{} as given, on the first {} devices", degrees, product_of_degrees(request));
+    return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), left_out);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
                          request[Choice::pp] || request[Choice::cp];
-  const bool interleaves = !request[Choice::schedule] && cluster.devices() > 1;
-  const bool divides =
-      request[Choice::schedule] && runs_backward_in_parts(std::get<ScheduleKind>(*request[Choice::schedule]));
   return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",
-                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s",
-                     divides       ? ", in the fastest cut of each layout, with ZeRO-0 or 1"
-                     : interleaves ? ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1"
-                                   : "");
+                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s", left_out);
 }
 
 // One search, from the degrees to the plans. Its space is looked into step by step: a part has all
@@ -75,7 +80,10 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        search_{.top = options.top, .to_beat = options.to_beat} {
+        search_{.top = options.top,
+                .top_each = options.top_each,
+                .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
+                .to_beat = options.to_beat} {
     const int threads = options.threads > 0
                             ? options.threads
                             : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
@@ -143,10 +151,9 @@ class SpaceSearch {
   Open open_part(Part part) {
     MemoryUse least;
     least.parameters = part.floor.memory;
-    const Open open{.bound = score_of(part.space.spec, part.floor.time, least),
-                    .place = part.place,
-                    .part = parts_.size()};
+    Open open{.bound = score_of(part.space.spec, part.floor.time, least), .place = part.place, .part = parts_.size()};
     parts_.push_back(std::move(part));
+    open.mesh = &parts_.back().space.spec.mesh;
     return open;
   }
 
@@ -281,7 +288,8 @@ class SpaceSearch {
       const Candidate& candidate = candidates_.back();
       opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                         .place = part.place + opened.size(),
-                        .candidate = &candidate});
+                        .candidate = &candidate,
+                        .mesh = &candidate.spec.mesh});
     }
     return opened;
   }
@@ -442,7 +450,10 @@ class SpaceSearch {
       std::vector<Open> together;
       std::vector<std::size_t> layout_of;
       for (std::size_t i = 0; i < room; ++i) {
-        const Open one{.bound = turns[i].bound, .place = turns[i].place, .candidate = turns[i].candidate};
+        const Open one{.bound = turns[i].bound,
+                       .place = turns[i].place,
+                       .candidate = turns[i].candidate,
+                       .mesh = &turns[i].candidate->spec.mesh};
         ++counts_.candidates;
         if (!is_new(one)) continue;
         together.push_back(one);
@@ -566,6 +577,7 @@ class SpaceSearch {
     }
     result.counts.cut_gap = cut_gap(winner, result.counts);
     put_plainest_first();
+    search_.best = first_of_each(std::move(search_.best), options_.top_each);
     for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
   }

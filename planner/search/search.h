@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -17,12 +18,10 @@ namespace parplan {
 class KnownBlockShapes;
 class SimulatedSteps;
 
-// Plans whose times (or costs) differ by less than this share are equal to whoever runs them: the
-// plainest of them is ranked first.
-inline constexpr double tied_plans = 5e-4;
-
 struct SearchOptions {
   int top = 10;                         // plans to rank
+  // The most of these with the same degrees: variants of one plan beyond it are left out.
+  int top_each = std::numeric_limits<int>::max();
   Objective objective = Objective::time;
   // At most this number of candidates is simulated; with 0 only memory is checked. If absent: 64,
   // and more as long as that is little work, counted in calls (the same on every machine).
@@ -53,7 +52,8 @@ struct SearchResult {
 // bound: parts of it are opened, or its candidates (candidates.h) are made and estimated, and those
 // that do not fit are rejected. A candidate is simulated once its lower bound is the least open
 // bound. The search goes on until no open bound beats the worst of the best `top`, or
-// `most_simulated` is reached.
+// `most_simulated` is reached; where variants of one plan are left out, what cannot beat those of
+// its degrees is not looked into.
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options);
 

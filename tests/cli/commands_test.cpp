@@ -87,7 +87,7 @@ TEST_CASE("suggest writes every key of the contract, parts that sum, and no NaN"
     counted += search.at(key).get<std::int64_t>();
   CHECK(counted <= search.at("candidates").get<std::int64_t>());
   CHECK(json.at("columns").size() == columns().size());
-  CHECK(json.at("plans").size() == 10);
+  CHECK(json.at("plans").size() == 5);
   CHECK(json.at("changes").dump() == "[]");
   int rank = 0;
   double last = 0.0;
@@ -102,6 +102,22 @@ TEST_CASE("suggest writes every key of the contract, parts that sum, and no NaN"
 TEST_CASE("the same input gives the same bytes") {
   const std::vector<std::string> arguments{"suggest", tiny_llama, "--cluster", cpu_8, "--json", "--quiet"};
   CHECK(without_seconds(json_of(arguments)).dump() == without_seconds(json_of(arguments)).dump());
+}
+
+TEST_CASE("the ranking has one plan of each degrees, unless variants are asked for or every degree is given") {
+  const auto most_of_one = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"suggest", tiny_gpt2, "--cluster", cpu_8,    "--top",
+                                       "6",       "--json",  "-",         "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    std::map<std::string, int> plans;
+    for (const Json& row : json_of(arguments).at("plans"))
+      ++plans[fmt::format("{} {} {} {}", row.at("dp").dump(), row.at("tp").dump(), row.at("pp").dump(),
+                          row.at("cp").dump())];
+    return std::ranges::max(plans | std::views::values);
+  };
+  CHECK(most_of_one({}) == 1);
+  CHECK(most_of_one({"--top-each", "2"}) == 2);
+  CHECK(most_of_one({"--dp", "4", "--tp", "2", "--pp", "1"}) == 6);
 }
 
 TEST_CASE("CSV has the header of the columns and a line a plan") {

@@ -193,6 +193,7 @@ what the rules of the guides come to here:
     much; the step 11.0 s (+10 %)
   - a pipeline of p = 2 stages and m = 2 micro-batches is idle for (p - 1) / (m + p - 1) = 33.3 % of its time; simulated, 20.0 % of the step
     waits: too few; 4 p = 8 micro-batches (a larger batch, smaller micro-batches or fewer data-parallel ranks) would leave 11.1 %
+  - schedules were compared by simulating them, as Varuna does (arXiv:2111.04007), not by that formula
 
   with                        the plan                      then
   compute 20 % less           11.5 s (+15 %)                the plan stays the best

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -62,6 +64,23 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
   if (with.time.total() < without.time.total() * (1 - 1e-9)) all.push_back({spec, with});
 }
 
+// Every spec on so many devices with every cut and every choice of stages that recompute.
+void try_every_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, int devices,
+                      const LayoutRequest& request, std::vector<Tried>& all) {
+  for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request))
+    for (const std::vector<int>& cut : all_cuts(static_cast<int>(graph.blocks.size()), spec.stages())) {
+      ParallelSpec one = spec;
+      one.stage_blocks = cut;
+      try_layout(graph, networks, training, one, all);
+      if (spec.recompute != Recompute::none) continue;
+      one.recompute = Recompute::per_stage;
+      for (const std::vector<Recompute>& choices : recompute_choices(spec)) {
+        one.stage_recompute = choices;
+        try_layout(graph, networks, training, one, all);
+      }
+    }
+}
+
 // The best score is among the plans, and the first of them is no worse but for a tie.
 template <class ScoreOf>
 void check_best(const SearchResult& found, const Score& best, const ScoreOf& score_of) {
@@ -71,9 +90,39 @@ void check_best(const SearchResult& found, const Score& best, const ScoreOf& sco
   CHECK(least == best);
 }
 
+// The plans are the best of their degrees, which are the best degrees. Returns how many layouts
+// that were left out beat the worst of the plans.
+template <class ScoreOf>
+std::int64_t check_best_of_each_degrees(const SearchResult& found, int top, const std::vector<Tried>& all, Bytes limit,
+                                        const ScoreOf& score_of) {
+  std::map<Degrees, Score> best;
+  for (const auto& [spec, result] : all)
+    if (result.memory.peak() <= limit) {
+      const auto [of, inserted] = best.try_emplace(spec.mesh.degree, score_of(spec, result));
+      if (!inserted) of->second = std::min(of->second, score_of(spec, result));
+    }
+  std::vector<Score> ranked;
+  for (const auto& [degrees, score] : best) ranked.push_back(score);
+  std::ranges::sort(ranked);
+  ranked.resize(std::min<std::size_t>(ranked.size(), static_cast<std::size_t>(top)));
+  REQUIRE(found.plans.size() == ranked.size());
+  std::set<Degrees> seen;
+  Score worst{};
+  for (const RankedPlan& plan : found.plans) {
+    CHECK(seen.insert(plan.spec.mesh.degree).second);
+    const Score own = score_of(plan.spec, plan.result);
+    worst = std::max(worst, own);
+    // A plainer one may stand for that which is as good but for a tie.
+    CHECK(own.first <= best.at(plan.spec.mesh.degree).first * (1.0 + tied_plans));
+    CHECK(own.first <= ranked.back().first * (1.0 + tied_plans));
+  }
+  std::int64_t beating = 0;
+  for (const auto& [spec, result] : all) beating += result.memory.peak() <= limit && score_of(spec, result) < worst;
+  return beating - static_cast<std::int64_t>(found.plans.size()) + 1;
+}
+
 TEST_CASE("the search finds what simulating every candidate with every cut finds") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
-  const int blocks = static_cast<int>(graph.blocks.size());
   int interleaved = 0;
   for (const auto& [gpu, tight, pipeline] :
        {std::array{false, false, false}, std::array{false, true, false}, std::array{true, false, false},
@@ -100,19 +149,7 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
     // are simulated.
     NetworkCache networks(cluster);
     std::vector<Tried> all;
-    for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request)) {
-      for (const std::vector<int>& cut : all_cuts(blocks, spec.stages())) {
-        ParallelSpec one = spec;
-        one.stage_blocks = cut;
-        try_layout(graph, networks, training, one, all);
-        if (spec.recompute != Recompute::none) continue;
-        one.recompute = Recompute::per_stage;
-        for (const std::vector<Recompute>& choices : recompute_choices(spec)) {
-          one.stage_recompute = choices;
-          try_layout(graph, networks, training, one, all);
-        }
-      }
-    }
+    try_every_layout(graph, networks, training, devices, request, all);
     // Tight: the largest memory for which no plan fits without recompute, and less than a tenth
     // of all plans fit.
     std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
@@ -148,6 +185,7 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
   const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
   std::int64_t simulated = 0;
   int odd = 0, with_input_slot = 0;
+  std::int64_t variants = 0;
   for (int setting = 0; setting < 8; ++setting) {
     const bool gpu = setting % 4 != 3;
     ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
@@ -156,7 +194,6 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
     model.feature = 4 * model.hidden;
     model.vocabulary = pick({61, 5000});
     const OpGraph graph = build_graph(model, 16);
-    const int blocks = static_cast<int>(graph.blocks.size());
     TrainingSpec training = training_of(pick({9, 10, 15, 21}), gpu ? DataType::bf16 : DataType::fp32);
     training.clip_norm = setting % 2;
     Cluster cluster = testing::random_cluster(random, gpu, false);
@@ -180,20 +217,7 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
 
     NetworkCache networks(cluster);
     std::vector<Tried> all;
-    for (int n = 1; n <= cluster.devices(); ++n)
-      for (const ParallelSpec& spec : enumerate_specs(graph, training, n, request)) {
-        for (const std::vector<int>& cut : all_cuts(blocks, spec.stages())) {
-          ParallelSpec one = spec;
-          one.stage_blocks = cut;
-          try_layout(graph, networks, training, one, all);
-          if (spec.recompute != Recompute::none) continue;
-          one.recompute = Recompute::per_stage;
-          for (const std::vector<Recompute>& choices : recompute_choices(spec)) {
-            one.stage_recompute = choices;
-            try_layout(graph, networks, training, one, all);
-          }
-        }
-      }
+    for (int n = 1; n <= cluster.devices(); ++n) try_every_layout(graph, networks, training, n, request, all);
     REQUIRE(!all.empty());
     simulated += static_cast<std::int64_t>(all.size());
     std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
@@ -227,11 +251,18 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
         CHECK(winner.result.memory.peak() <= limit);
         with_input_slot += winner.spec.input_slots == InputSlots::one_more;
         odd += winner.spec.mesh.size() != cluster.devices() && winner.spec.mesh.size() > 16;
+        SearchOptions of_each = options;
+        of_each.top = 4;
+        of_each.top_each = 1;
+        variants += check_best_of_each_degrees(search(graph, cluster, training, request, of_each), of_each.top, all,
+                                               limit, score_of);
       }
     }
   }
   MESSAGE(simulated << " layouts simulated; " << odd << " winners leave out devices of more than 16, "
-                    << with_input_slot << " have one more buffer for arriving activations");
+                    << with_input_slot << " have one more buffer for arriving activations; " << variants
+                    << " variants of ranked plans beat the worst of their ranking");
+  CHECK(variants > 0);
   CHECK(odd > 0);
   CHECK(with_input_slot > 0);
 }
