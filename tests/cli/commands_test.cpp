@@ -110,9 +110,11 @@ TEST_CASE("the ranking has one plan of each degrees, unless variants are asked f
                                        "6",       "--json",  "-",         "--quiet"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     std::map<std::string, int> plans;
-    for (const Json& row : json_of(arguments).at("plans"))
+    const Json json = json_of(arguments);
+    for (const Json& row : json.at("plans"))
       ++plans[fmt::format("{} {} {} {}", row.at("dp").dump(), row.at("tp").dump(), row.at("pp").dump(),
                           row.at("cp").dump())];
+    REQUIRE(!plans.empty());
     return std::ranges::max(plans | std::views::values);
   };
   CHECK(most_of_one({}) == 1);
