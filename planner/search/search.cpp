@@ -46,14 +46,22 @@ std::vector<SpacePart> parts_of(const OpGraph& graph, const Cluster& cluster, co
   return list_parts(graph, training, cluster.devices(), fewer ? Devices::at_most : Devices::exactly, request);
 }
 
-// What the space leaves out of the layouts of its degrees.
+// What the space leaves out of the layouts of its degrees, each after a comma.
 std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& request) {
+  std::string words;
+  if (cluster.devices() == 1) return words;
   const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
-  if (schedule && runs_backward_in_parts(*schedule)) return ", in the fastest cut of each layout, with ZeRO-0 or 1";
-  if (schedule || cluster.devices() == 1 || given<std::int64_t>(request, Choice::pp).value_or(2) == 1) return "";
-  const bool interleaves =
-      given<std::int64_t>(request, Choice::zero_stage).value_or(0) <= 1 && !request[Choice::stage_blocks];
-  return interleaves ? ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1" : "";
+  const std::int64_t zero_stage = given<std::int64_t>(request, Choice::zero_stage).value_or(0);
+  const bool has_pipelines = given<std::int64_t>(request, Choice::pp).value_or(2) > 1;
+  if (schedule && runs_backward_in_parts(*schedule))
+    words += ", in the fastest cut of each layout, with ZeRO-0 or 1";
+  else if (!schedule && has_pipelines && zero_stage <= 1)
+    words += request[Choice::stage_blocks] ? ", no zero_bubble_h1"
+                                           : ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1";
+  const bool shards =
+      given<std::int64_t>(request, Choice::dp).value_or(2) > 1 && (zero_stage > 0 || !request[Choice::zero_stage]);
+  if (shards && !request[Choice::dp_shard]) words += ", no hybrid sharding";
+  return words;
 }
 
 std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
