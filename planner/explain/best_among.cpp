@@ -2,47 +2,116 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <utility>
 #include <vector>
 
 #include "planner/search/best_first.h"
+#include "planner/search/input_slots.h"
+#include "planner/search/layout_floors.h"
 
 namespace parplan {
 
-std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMaker& maker,
-                                    std::span<const ParallelSpec> specs) {
-  NetworkCache& networks = maker.estimator().networks();
-  const Cluster& cluster = networks.cluster();
-  const MadeCandidates made = make_candidates(std::array{&maker}, specs, true);
-  if (made.fitting.empty()) {
-    if (!made.smallest) return std::nullopt;
-    return BestAmong{.rival = rival(cluster, maker.with_times(*made.smallest))};
+namespace {
+
+// As the search of the whole space: layouts are opened with their floors, and their candidates are
+// made once their turn comes.
+class AmongSpecs {
+ public:
+  AmongSpecs(const ExplainedPlan& explained, CandidateMaker& maker, std::span<const ParallelSpec> specs)
+      : explained_(explained),
+        maker_(maker),
+        specs_(specs),
+        floors_(explained.graph, cluster(), explained.plan.training, request_, maker) {
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const ParallelSpec& spec = specs[i];
+      const std::span<const Recompute> choices =
+          spec.recompute == Recompute::none ? searched_recomputes() : std::span(&spec.recompute, 1);
+      if (!floors_.can_hold(spec, choices)) continue;
+      const Open open{.bound = counted(spec, floors_.time_of(spec, choices), {}),
+                      .place = static_cast<std::uint64_t>(i) << candidate_bits,
+                      .part = i,
+                      .mesh = &spec.mesh};
+      add(search_, {&open, 1});
+    }
   }
-  const auto counted = [&](const ParallelSpec& spec, Seconds time, const MemoryUse& memory) {
-    return score(explained.objective(), cluster, spec, time, memory);
-  };
-  std::vector<Open> open;
-  for (const Candidate& candidate : made.fitting)
-    open.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
-                    .candidate = &candidate,
-                    .mesh = &candidate.spec.mesh});
-  // The least bound is the best among equal scores.
-  std::ranges::stable_sort(open, {}, &Open::bound);
-  for (std::size_t place = 0; place < open.size(); ++place) open[place].place = place;
-  BestFirst search;
-  add(search, open);
-  const auto simulate = [&](std::span<const Open> turns) {
+
+  std::optional<BestAmong> run() {
+    const auto room = [this] {
+      return std::min<std::int64_t>(explained_.options.most_simulated - search_.simulated, 1);
+    };
+    parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part); },
+                           .room = room,
+                           .is_new = {},
+                           .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
+    if (search_.best.empty()) return smallest();
+    RankedPlan& best = search_.best.front().plan;
+    if (best.spec.input_slots == InputSlots::one_more) {
+      ParallelSpec without = best.spec;
+      without.input_slots = InputSlots::in_flight;
+      RankedPlan plan = simulated(without);
+      if (!needs_input_slot(best.result.time.total(), plan.result.time.total())) best = std::move(plan);
+    }
+    return BestAmong{.rival = rival(cluster(), std::move(best)), .certified = is_certified(search_)};
+  }
+
+ private:
+  static constexpr int candidate_bits = 14;
+
+  NetworkCache& networks() const { return maker_.estimator().networks(); }
+  const Cluster& cluster() const { return networks().cluster(); }
+  RankedPlan simulated(const ParallelSpec& spec) const {
+    return explained_.simulated(networks(), explained_.plan.training, spec);
+  }
+  Score counted(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
+    return score(explained_.objective(), cluster(), spec, time, memory);
+  }
+
+  std::vector<Open> look_into(const Open& part) {
+    std::vector<Open> opened;
+    for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(part.part, 1), true).fitting) {
+      const Candidate& candidate = candidates_.emplace_back(std::move(one));
+      opened.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
+                        .place = part.place + opened.size(),
+                        .candidate = &candidate,
+                        .mesh = &candidate.spec.mesh});
+    }
+    return opened;
+  }
+
+  std::vector<Ranked> simulate(std::span<const Open> turns) {
     std::vector<Ranked> ranked;
     for (const Open& turn : turns) {
-      RankedPlan plan = explained.simulated(networks, explained.plan.training, turn.candidate->spec);
+      const std::vector<CostModel> models = cost_models(networks(), turn.candidate->spec.mesh);
+      RankedPlan plan =
+          simulated(with_input_slot(maker_, *turn.candidate, models, explained_.plan.training, explained_.objective()));
       const Score score = counted(plan.spec, plan.result.time.total(), plan.result.memory);
       ranked.push_back({.score = score, .place = turn.place, .plan = std::move(plan)});
     }
     return ranked;
-  };
-  const auto room = [&] { return std::min<std::int64_t>(explained.options.most_simulated - search.simulated, 1); };
-  run(search, {.look_into = {}, .room = room, .is_new = {}, .simulate = simulate});
-  return BestAmong{.rival = rival(cluster, std::move(search.best.front().plan)), .certified = is_certified(search)};
+  }
+
+  // Where none fits.
+  std::optional<BestAmong> smallest() {
+    const MadeCandidates made = make_candidates(std::array{&maker_}, specs_, true);
+    if (!made.smallest) return std::nullopt;
+    return BestAmong{.rival = rival(cluster(), maker_.with_times(*made.smallest))};
+  }
+
+  const ExplainedPlan& explained_;
+  CandidateMaker& maker_;
+  std::span<const ParallelSpec> specs_;
+  const LayoutRequest request_ = {};
+  LayoutFloors floors_;
+  std::deque<Candidate> candidates_;
+  BestFirst search_;
+};
+
+}  // namespace
+
+std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMaker& maker,
+                                    std::span<const ParallelSpec> specs) {
+  return AmongSpecs(explained, maker, specs).run();
 }
 
 }  // namespace parplan

@@ -9,7 +9,9 @@
 namespace parplan {
 
 void ExplainedPlan::say(const std::string& doing) const {
-  if (options.progress) options.progress(doing);
+  if (!options.progress) return;
+  const std::scoped_lock lock(*speaks);
+  options.progress(doing);
 }
 
 RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& training,
@@ -27,11 +29,15 @@ RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& 
           .result = steps->simulate(graph, networks.cluster(), training, spec, placements, models).result};
 }
 
-SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec& training, int top) const {
+SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec& training, int top,
+                                     std::optional<Score> to_beat) const {
   SearchOptions search_options;
   search_options.top = top;
   search_options.objective = objective();
   search_options.most_simulated = options.most_simulated;
+  search_options.threads = 1;
+  search_options.together = 1;
+  search_options.to_beat = to_beat;
   search_options.steps = steps.get();
   search_options.shapes = shapes;
   return search(graph, cluster, training, {}, search_options);

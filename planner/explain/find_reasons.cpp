@@ -90,7 +90,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
     reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
   reasons.error = model_error(plan.cluster);
   reasons.elsewhere = model_error_elsewhere(plan.cluster);
-  reasons.neighbours = find_neighbours(explained, networks);
+  reasons.neighbours = find_neighbours(explained);
   CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective, explained.shapes);
   reasons.guide = find_guide(explained, maker, reasons.neighbours);
   const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
@@ -98,7 +98,7 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   if (!options.searches) {
     reasons.binding = binding_constraint(plan, double_without_searches(explained), own);
   } else {
-    reasons.families = find_families(explained, maker);
+    reasons.families = find_families(explained);
     explained.say("the whole space");
     now = explained.searched(plan.cluster, plan.training, 2);
     Variation today = as_things_are(explained, now);

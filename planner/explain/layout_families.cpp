@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "planner/explain/best_among.h"
+#include "planner/search/parallel_for.h"
 #include "planner/search/space.h"
 
 namespace parplan {
@@ -77,38 +79,54 @@ bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks) {
   return networks.group(mesh, Axis::tp).nodes == 1;
 }
 
-std::vector<FamilyBest> find_families(const ExplainedPlan& explained, CandidateMaker& maker) {
+namespace {
+
+FamilyBest best_of(const LayoutFamily& family, const ExplainedPlan& explained, CandidateMaker& maker,
+                   std::span<const ParallelSpec> specs) {
   const Plan& plan = explained.plan;
   NetworkCache& networks = maker.estimator().networks();
+  explained.say(fmt::format("best plan of: {}", family.name));
+  std::vector<ParallelSpec> own;
+  std::ranges::copy_if(specs, std::back_inserter(own),
+                       [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
+  FamilyBest best{.family = family.name, .best = {}, .of_the_plan = belongs(family, plan.spec, networks)};
+  if (std::optional<BestAmong> found = best_among(explained, maker, own)) {
+    best.best = std::move(found->rival);
+    best.certified = found->certified;
+  }
+  // The results of the plan's own search count too, on any number of devices: that search simulated
+  // more.
+  const auto offer = [&](const RankedPlan& one) {
+    if (!belongs(family, one.spec, networks)) return;
+    Rival known = rival(plan.cluster, one);
+    if (known.fits() && (!best.best || !best.best->fits() ||
+                         !better(explained.score_of(best.best->plan), explained.score_of(one), noise)))
+      best.best = std::move(known);
+  };
+  for (const RankedPlan& alternative : plan.alternatives) offer(alternative);
+  offer({.spec = plan.spec, .result = plan.prediction});  // last: it wins ties
+  return best;
+}
+
+}  // namespace
+
+std::vector<FamilyBest> find_families(const ExplainedPlan& explained) {
+  const Plan& plan = explained.plan;
+  std::vector<std::unique_ptr<CandidateMaker>> makers;  // by thread
+  for (int thread = 0; thread < explained.threads(); ++thread)
+    makers.push_back(std::make_unique<CandidateMaker>(explained.graph, plan.cluster, plan.training,
+                                                      plan.search.objective, explained.shapes));
   // One device has no families: the families are then those of all devices, which the plan leaves
   // idle.
   const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
   const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, plan.training, devices, {});
-  std::vector<FamilyBest> families;
-  for (const LayoutFamily& family : layout_families()) {
-    if (!is_possible(family, devices, networks)) continue;
-    explained.say(fmt::format("best plan of: {}", family.name));
-    std::vector<ParallelSpec> own;
-    std::ranges::copy_if(specs, std::back_inserter(own),
-                         [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
-    FamilyBest best{.family = family.name, .best = {}, .of_the_plan = belongs(family, plan.spec, networks)};
-    if (std::optional<BestAmong> found = best_among(explained, maker, own)) {
-      best.best = std::move(found->rival);
-      best.certified = found->certified;
-    }
-    // The results of the plan's own search count too, on any number of devices: that search
-    // simulated more.
-    const auto offer = [&](const RankedPlan& one) {
-      if (!belongs(family, one.spec, networks)) return;
-      Rival known = rival(plan.cluster, one);
-      if (known.fits() && (!best.best || !best.best->fits() ||
-                           !better(explained.score_of(best.best->plan), explained.score_of(one), noise)))
-        best.best = std::move(known);
-    };
-    for (const RankedPlan& alternative : plan.alternatives) offer(alternative);
-    offer({.spec = plan.spec, .result = plan.prediction});  // last: it wins ties
-    families.push_back(std::move(best));
-  }
+  std::vector<const LayoutFamily*> possible;
+  for (const LayoutFamily& family : layout_families())
+    if (is_possible(family, devices, makers.front()->estimator().networks())) possible.push_back(&family);
+  std::vector<FamilyBest> families(possible.size());
+  parallel_for(explained.threads(), possible.size(), [&](int thread, std::size_t i) {
+    families[i] = best_of(*possible[i], explained, *makers[static_cast<std::size_t>(thread)], specs);
+  });
   return families;
 }
 

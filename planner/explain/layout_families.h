@@ -24,7 +24,7 @@ std::span<const LayoutFamily> layout_families();
 bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
 
 // The best of each family that these devices allow.
-std::vector<FamilyBest> find_families(const ExplainedPlan& explained, CandidateMaker& maker);
+std::vector<FamilyBest> find_families(const ExplainedPlan& explained);
 
 // Tensor groups of adjacent devices, on the largest number of devices that `tp` divides.
 DeviceMesh adjacent_tensor_groups(int devices, int tp);

@@ -1,10 +1,12 @@
 #include "planner/explain/neighbours.h"
 
 #include <array>
+#include <deque>
 #include <string>
 #include <utility>
 
 #include "planner/parallel/techniques.h"
+#include "planner/search/parallel_for.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -33,14 +35,18 @@ std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const Op
 
 }  // namespace
 
-std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained, NetworkCache& networks) {
-  std::vector<Neighbour> neighbours;
-  for (auto& [change, spec] : specs_one_choice_away(explained.graph, explained.plan)) {
+std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained) {
+  const Plan& plan = explained.plan;
+  const std::vector<std::pair<std::string, ParallelSpec>> specs = specs_one_choice_away(explained.graph, plan);
+  std::deque<NetworkCache> networks;  // by thread
+  for (int thread = 0; thread < explained.threads(); ++thread) networks.emplace_back(plan.cluster);
+  std::vector<Neighbour> neighbours(specs.size());
+  parallel_for(explained.threads(), specs.size(), [&](int thread, std::size_t i) {
+    const auto& [change, spec] = specs[i];
     explained.say("one choice away: " + change);
-    neighbours.push_back(
-        {.change = change,
-         .rival = rival(networks.cluster(), explained.simulated(networks, explained.plan.training, spec))});
-  }
+    const RankedPlan simulated = explained.simulated(networks[static_cast<std::size_t>(thread)], plan.training, spec);
+    neighbours[i] = {.change = change, .rival = rival(plan.cluster, simulated)};
+  });
   return neighbours;
 }
 

@@ -8,6 +8,6 @@
 namespace parplan {
 
 // The legal layouts one choice away, simulated.
-std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained, NetworkCache& networks);
+std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained);
 
 }  // namespace parplan

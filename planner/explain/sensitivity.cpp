@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/routes.h"
+#include "planner/search/parallel_for.h"
 
 namespace parplan {
 namespace {
@@ -82,13 +83,23 @@ void choose(const ExplainedPlan& explained, const SearchResult& found, Variation
   }
   if (!variation.changes && fits) variation.best = own;
   // A search that finds no fitting plan needs no simulation to be certain.
-  variation.certified = found.plans.empty() || found.counts.certified;
+  variation.certified = (found.plans.empty() && !fits) || found.counts.certified;
+}
+
+// The best of the whole space, where that is better than the plan.
+SearchResult found_better(const ExplainedPlan& explained, const Circumstances& then) {
+  std::optional<Score> to_beat;
+  if (then.variation.plan.fits()) {
+    to_beat = explained.score_of(then.variation.plan.plan);
+    if (explained.objective() != Objective::memory) to_beat->first *= 1.0 - tied_plans;
+  }
+  return explained.searched(then.variation.cluster, then.training, 1, to_beat);
 }
 
 std::optional<Variation> vary(const ExplainedPlan& explained, Resource resource, double factor) {
   std::optional<Circumstances> then = changed(explained, resource, factor);
   if (!then) return std::nullopt;
-  choose(explained, explained.searched(then->variation.cluster, then->training, 1), then->variation);
+  choose(explained, found_better(explained, *then), then->variation);
   return std::move(then->variation);
 }
 
@@ -97,9 +108,9 @@ std::optional<Variation> vary(const ExplainedPlan& explained, Resource resource,
 std::optional<Variation> vary_best_of_all(const ExplainedPlan& explained, Resource resource, double factor) {
   if (resource != Resource::memory || factor > 1.0) return vary(explained, resource, factor);
   std::optional<Circumstances> then = changed(explained, resource, factor);
-  choose(explained,
-         then->variation.plan.fits() ? SearchResult{} : explained.searched(then->variation.cluster, then->training, 1),
-         then->variation);
+  const bool fits = then->variation.plan.fits();
+  choose(explained, fits ? SearchResult{} : found_better(explained, *then), then->variation);
+  if (fits) then->variation.certified = true;
   return std::move(then->variation);
 }
 
@@ -172,17 +183,24 @@ Variation as_things_are(const ExplainedPlan& explained, const SearchResult& foun
 }
 
 Variations vary_resources(const ExplainedPlan& explained, bool is_best_of_all) {
-  const auto change = is_best_of_all ? vary_best_of_all : vary;
-  Variations variations;
+  constexpr double twice = 2.0;
+  std::vector<std::pair<Resource, double>> changes;
   for (int i = 0; i < static_cast<int>(Resource::count_); ++i) {
     const Resource resource = static_cast<Resource>(i);
     if (!has(explained.plan, resource)) continue;
-    variations.twice.push_back(*change(explained, resource, 2.0));
+    changes.emplace_back(resource, twice);
     if (resource == Resource::links) continue;  // A fifth more of each kind of link says as much.
-    for (const double factor : {0.8, 1.2})
-      if (std::optional<Variation> variation = change(explained, resource, factor))
-        variations.sensitivity.push_back(std::move(*variation));
+    for (const double factor : {0.8, 1.2}) changes.emplace_back(resource, factor);
   }
+  std::vector<std::optional<Variation>> changed(changes.size());
+  parallel_for(explained.threads(), changes.size(), [&](int /*thread*/, std::size_t i) {
+    const auto [resource, factor] = changes[i];
+    changed[i] = (is_best_of_all ? vary_best_of_all : vary)(explained, resource, factor);
+  });
+  Variations variations;
+  for (std::size_t i = 0; i < changes.size(); ++i)
+    if (changed[i])
+      (changes[i].second == twice ? variations.twice : variations.sensitivity).push_back(std::move(*changed[i]));
   return variations;
 }
 

@@ -331,12 +331,15 @@ void finish(OpGraph& graph) {
   check_blocks(graph);
 
   graph.tied = tied_parameters(graph);
+  graph.kinds.clear();
   std::vector<BlockPattern> kinds;
   for (Block& block : graph.blocks) {
     BlockPattern mine = pattern(graph, block);
     const auto found = std::find(kinds.begin(), kinds.end(), mine);
     block.kind = static_cast<int>(found - kinds.begin());
-    if (found == kinds.end()) kinds.push_back(std::move(mine));
+    if (found != kinds.end()) continue;
+    kinds.push_back(std::move(mine));
+    graph.kinds.push_back(static_cast<int>(&block - graph.blocks.data()));
   }
 }
 

@@ -47,6 +47,7 @@ struct OpGraph {
   std::vector<Tensor> tensors;
   std::vector<Op> ops;
   std::vector<Block> blocks;
+  std::vector<int> kinds;       // the first block of each Block::kind
   std::vector<TensorId> tied;   // parameters that several blocks use (tied embeddings), in order of first use
 };
 
@@ -62,7 +63,7 @@ ModelProducts model_products(const OpGraph& graph, const Op& op);
 // causal, nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 
-// Fills in `tied` and the `kind` of every block (equal work gets an equal kind) and checks what the
+// Fills in `tied`, `kinds` and the `kind` of every block (equal work gets an equal kind) and checks what the
 // declarations above promise: topological order (Boost.Graph), one activation across each block
 // boundary, operands that fit their op's row. Throws InternalError with the op's name. Families
 // call it last.

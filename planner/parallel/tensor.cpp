@@ -30,18 +30,13 @@ struct Limit {
 
 std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
   std::vector<Limit> all;
-  std::vector<bool> seen;  // kinds of blocks: those of one kind have equal parameters
-  for (const Block& block : graph.blocks) {
-    seen.resize(std::max(seen.size(), static_cast<std::size_t>(block.kind) + 1));
-    if (seen[block.kind]) continue;
-    seen[block.kind] = true;
-    for (int i = block.first_op; i < block.last_op; ++i)
+  for (const int first : graph.kinds)
+    for (int i = graph.blocks[first].first_op; i < graph.blocks[first].last_op; ++i)
       for (const TensorId id : graph.ops[i].parameters)
         if (const auto dim = cut_dim(graph.tensors[id])) {
           const Limit limit{dim->dim, dim->size / dim->granule, dim->dim == Dim::vocabulary};
           if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
         }
-  }
   // Heads first, then the feed-forward width: the order in which people think of them.
   std::ranges::stable_sort(all, {}, [](const Limit& limit) { return limit.dim; });
   if (sequence_parallel) all.push_back({Dim::sequence, graph.sequence, false});

@@ -37,27 +37,6 @@ Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPe
   return passes * (communicated_bytes(instruction) / links) * (1 - 1e-9);
 }
 
-// What blocks of all kinds take: together, and the slowest rank at least.
-struct LeastWork {
-  Seconds all = {};
-  Seconds slowest = {};
-};
-
-Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer, const PipelineShape& shape) {
-  return least_pipeline_time(forms_of(row), work.all + 2 * (shape.stages - 1) * transfer, work.all, work.slowest,
-                             shape);
-}
-
-// `blocks`: by Block::kind. Some rank of the pipeline holds its share of them, rounded up.
-LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int ranks) {
-  LeastWork work;
-  for (std::size_t kind = 0; kind < by_kind.size(); ++kind) {
-    work.all += static_cast<double>(blocks[kind]) * by_kind[kind];
-    work.slowest = std::max(work.slowest, static_cast<double>(ceil_div(blocks[kind], ranks)) * by_kind[kind]);
-  }
-  return work;
-}
-
 void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least) {
   for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind]);
 }
@@ -98,12 +77,10 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
     micro_batches_.push_back(*size);
   else
     micro_batches_ = divisors(training.global_batch);
+  blocks_.resize(graph.kinds.size());
+  flops_.resize(graph.kinds.size(), std::numeric_limits<double>::infinity());
   for (const Block& block : graph.blocks) {
     const std::size_t kind = static_cast<std::size_t>(block.kind);
-    if (kind >= blocks_.size()) {
-      blocks_.resize(kind + 1);
-      flops_.resize(kind + 1, std::numeric_limits<double>::infinity());
-    }
     ++blocks_[kind];
     flops_[kind] = std::min(flops_[kind], product_flops(graph, block));
   }
@@ -112,6 +89,23 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
 }
 
 // ---- time ----
+
+Seconds LayoutFloors::least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer,
+                                       const PipelineShape& shape) {
+  return least_pipeline_time(forms_of(row), work.all + 2 * (shape.stages - 1) * transfer, work.all, work.slowest,
+                             shape);
+}
+
+// `blocks`: by Block::kind. Some rank of the pipeline holds its share of them, rounded up.
+LayoutFloors::LeastWork LayoutFloors::work_of(std::span<const int> blocks, std::span<const Seconds> by_kind,
+                                              int ranks) {
+  LeastWork work;
+  for (std::size_t kind = 0; kind < by_kind.size(); ++kind) {
+    work.all += static_cast<double>(blocks[kind]) * by_kind[kind];
+    work.slowest = std::max(work.slowest, static_cast<double>(ceil_div(blocks[kind], ranks)) * by_kind[kind]);
+  }
+  return work;
+}
 
 // The row's least time grows with transfers, and in proportion to all times: it is kept for work of
 // a second, and transfers rounded down to seven binary digits of that.
@@ -140,11 +134,17 @@ Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const Pipelin
       of_row.stages = static_cast<int>(graph_.blocks.size()) / shape.ranks * shape.ranks;
       if (group_ != 0) of_row.group = group_;
     }
-    const Seconds of_slowest = least_of_slowest(*row, work, Seconds(0.0), of_row);
-    if (of_slowest >= std::min(least, below)) continue;
-    least = std::min(least, std::max(least_of_any_cut(*row, work.all, Seconds(0.0), of_row), of_slowest));
+    least = std::min(least, least_time(*row, work, of_row, std::min(least, below)));
   }
   return least;
+}
+
+// Infinite where it is not below `below`.
+Seconds LayoutFloors::least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape,
+                                 Seconds below) {
+  const Seconds of_slowest = least_of_slowest(row, work, Seconds(0.0), shape);
+  if (of_slowest >= below) return infinite;
+  return std::max(least_of_any_cut(row, work.all, Seconds(0.0), shape), of_slowest);
 }
 
 Floor LayoutFloors::of_devices(int devices) const {
@@ -280,6 +280,15 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
   return floor;
 }
 
+Seconds LayoutFloors::time_of_any_order(const ParallelSpec& spec) {
+  const PipelineShape shape = shape_of(spec, training_);
+  const LeastWork work =
+      work_of(blocks_, least_seconds(spec, maker_.estimator().networks().device(spec.mesh, 0)), shape.ranks);
+  const Seconds time =
+      shape.ranks == 1 ? shape.micro_batches * work.all : least_time(row_of(spec.schedule), work, shape, infinite);
+  return time * (1 - 1e-9);
+}
+
 LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
@@ -336,9 +345,14 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
 }
 
 LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds) {
+  const ParallelSpec plain;
   ParallelSpec key = spec;
   key.recompute = choice;
-  if (!with_seconds) key.mesh.order = {};
+  key.schedule = plain.schedule;
+  key.virtual_stages = plain.virtual_stages;
+  key.micro_batch_group = plain.micro_batch_group;
+  key.input_slots = plain.input_slots;
+  if (!with_seconds) key.mesh.order = plain.mesh.order;
   const auto [entry, inserted] = holdings_.try_emplace({std::move(key), with_seconds});
   Holdings& holdings = entry->second;
   if (!inserted) return holdings;
@@ -377,10 +391,11 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   // the last rank, are alike. Slots of saved activations are as large as the largest stage needs.
   const int stages = spec.virtual_stages;  // of a rank
   std::size_t held = 0;
+  const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
   for (int s = 0; s < shape.ranks; ++s) {
     const bool is_last = s + 1 == shape.ranks;
     const std::size_t last = blocks - static_cast<std::size_t>((shape.ranks - 1 - s) * stages);
-    const std::int64_t capacity = memory.value_or(estimator.capacity(spec.mesh, s)).count;
+    const std::int64_t capacity = memory.value_or(capacities[static_cast<std::size_t>(s)]).count;
     const int in_flight = schedule.in_flight(s, shape);
     std::size_t farthest = held;
     for (std::size_t choice = 0; choice < choices.size(); ++choice) {
@@ -398,8 +413,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
         const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
         if (spec.input_slots == InputSlots::one_more)
           return estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;
-        const std::uint64_t kinds = estimator.kinds_in(range) << 1 | static_cast<std::uint64_t>(end == blocks);
-        auto known = std::ranges::find(fixed, kinds, &std::pair<std::uint64_t, std::int64_t>::first);
+        const std::pair kinds(spec.schedule,
+                              estimator.kinds_in(range) << 1 | static_cast<std::uint64_t>(end == blocks));
+        auto known = std::ranges::find_if(fixed, [&](const auto& one) { return one.first == kinds; });
         if (known == fixed.end())
           known = fixed.insert(
               known, {kinds, estimator.peak(spec, placements, schedule, s, range, choices[choice]).count - growing});
@@ -416,6 +432,7 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
         farthest += step;
       }
     }
+    if (farthest < held + static_cast<std::size_t>(stages)) return false;
     held = farthest;
   }
   return false;

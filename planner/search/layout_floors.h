@@ -47,6 +47,9 @@ class LayoutFloors {
   // With a micro-batch and sequence parallelism: the kernels of the blocks, and communication in
   // them with no latency over all of a device's links.
   Floor of_micro_batch(const ParallelSpec& spec);
+  // The same with a schedule and a number of stages, for any order of the axes; the devices are
+  // alike.
+  Seconds time_of_any_order(const ParallelSpec& spec);
   // Whether the devices together lack the memory for any layout of these.
   bool lacks_room(const ParallelSpec& spec);
 
@@ -73,6 +76,14 @@ class LayoutFloors {
     // What a micro-batch's forward and backward take, by device.
     std::map<const DeviceKind*, std::vector<Seconds>> seconds;
   };
+  // What all blocks take at least: together, and those of the slowest rank.
+  struct LeastWork {
+    Seconds all = {};
+    Seconds slowest = {};
+  };
+  static LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int ranks);
+  static Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer,
+                                  const PipelineShape& shape);
   // What the blocks of a layout take at least for a micro-batch: together, and those of its slowest
   // stage; a transfer between stages; and the step.
   struct LeastLayout {
@@ -82,7 +93,8 @@ class LayoutFloors {
   // What a stage with some choice holds.
   struct Holding {
     BlockTable table;
-    std::vector<std::pair<std::uint64_t, std::int64_t>> fixed;  // bytes by the kinds of blocks held
+    // Bytes beside those that grow with blocks, by schedule and the kinds of blocks held.
+    std::vector<std::pair<std::pair<ScheduleKind, std::uint64_t>, std::int64_t>> fixed;
   };
   struct Holdings {
     std::vector<std::size_t> of_stage;  // in `each`; a single one where all stages are equal
@@ -96,6 +108,7 @@ class LayoutFloors {
   LeastBlocks& least_blocks(const ParallelSpec& spec);
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
+  Seconds least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape, Seconds below);
   Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape);
   double bytes_beside_state(const ParallelSpec& spec);
 
@@ -118,7 +131,7 @@ class LayoutFloors {
   // micro-batches, groups of these and seconds of a transfer.
   std::map<std::tuple<const ScheduleRow*, int, int, int, int, double>, Seconds> fills_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
-  // blocks hold does not depend on the order of the axes.
+  // blocks hold depends neither on the schedule nor on the order of the axes.
   std::map<std::pair<ParallelSpec, bool>, Holdings> holdings_;
   std::map<std::pair<ParallelSpec, std::size_t>, Bytes> memories_;
 };

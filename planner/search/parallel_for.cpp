@@ -9,6 +9,10 @@
 
 namespace parplan {
 
+int threads_of_this_machine() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+}
+
 void parallel_for(int threads, std::size_t items, const std::function<void(int thread, std::size_t item)>& work) {
   if (threads <= 1 || items <= 1) {
     for (std::size_t item = 0; item < items; ++item) work(0, item);

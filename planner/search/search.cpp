@@ -18,6 +18,7 @@
 #include "planner/schedule/schedules.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
+#include "planner/search/input_slots.h"
 #include "planner/search/layout_floors.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/simulate_spec.h"
@@ -77,8 +78,9 @@ std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const L
 
 // One search, from the degrees to the plans. Its space is looked into step by step: a part has all
 // layouts of some degrees, then those with one micro-batch and one kind of tensor parallelism, then
-// a single layout without its cut, whose candidates are made last. The place of a candidate counts
-// parts, layouts in their part, and candidates of a layout.
+// those that differ in the order of their axes alone, then a single layout without its cut, whose
+// candidates are made last. The place of a candidate counts parts, layouts in their part, and
+// candidates of a layout.
 class SpaceSearch {
  public:
   SpaceSearch(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
@@ -92,9 +94,7 @@ class SpaceSearch {
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
                 .to_beat = options.to_beat} {
-    const int threads = options.threads > 0
-                            ? options.threads
-                            : static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+    const int threads = options.threads > 0 ? options.threads : threads_of_this_machine();
     const std::shared_ptr<KnownBlockShapes> shapes =
         options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
     for (int thread = 0; thread < threads; ++thread) {
@@ -138,15 +138,28 @@ class SpaceSearch {
     degrees,
     micro_batch_at_peak,  // and tensor parallelism; with the floor of their degrees' devices
     micro_batch,          // with the floor of its kernels
+    any_order,            // with the floor of its schedule
     layout,
-    mixed_layout,         // which fits only if some stages recompute
-    refined_layout,       // with the best floor that there is
+    refined_layout,  // with the best floor that there is
+  };
+  // Groups of a part that differ in their micro-batches, by their floors: while the first is open
+  // it stands for all.
+  struct Groups {
+    ParallelSpec spec;
+    struct Size : SpaceGroups::Size {
+      Seconds floor;
+    };
+    std::vector<Size> sizes;
   };
   struct Part {
     Step step{};
     SpacePart space;
     Floor floor;
     std::uint64_t place = 0;
+    bool has_to_mix = false;  // layouts: fit only if some stages recompute
+    // With the floor of the peak: the place in its groups.
+    const Groups* groups = nullptr;
+    std::size_t size = 0;
   };
 
   // Whether stages may differ in what they recompute.
@@ -180,11 +193,12 @@ class SpaceSearch {
         return {open_again(number, Step::degrees, floors_->of_degrees(parts_[number].space.spec))};
       case Step::degrees: return look_into_degrees(number);
       case Step::micro_batch_at_peak:
-        if (floors_->lacks_room(parts_[number].space.spec)) return leave_out(number);
-        return {open_again(number, Step::micro_batch, floors_->of_micro_batch(parts_[number].space.spec))};
+        return look_into_groups(number);
       case Step::micro_batch: return look_into_micro_batch(number);
+      case Step::any_order:
+        return open_orders(number);
       case Step::layout:
-      case Step::mixed_layout: return refine(number);
+        return refine(number);
       case Step::refined_layout: return make_candidates_of(number);
     }
     return {};
@@ -199,14 +213,48 @@ class SpaceSearch {
 
   std::vector<Open> look_into_degrees(std::size_t number) {
     std::vector<Open> opened;
-    for (SpacePart& group : list_groups(graph_, training_, parts_[number].space, request_)) {
-      Part part{.step = Step::micro_batch_at_peak,
-                .space = std::move(group),
-                .floor = {},
-                .place = parts_[number].place};
-      part.floor = floors_->of_micro_batch_at_peak(part.space.spec);
-      opened.push_back(open_part(std::move(part)));
+    std::vector<std::pair<std::int64_t, Seconds>> floors;  // by micro-batch
+    const auto floor_of = [&](ParallelSpec spec, std::int64_t micro_batch) {
+      const auto known = std::ranges::find(floors, micro_batch, &std::pair<std::int64_t, Seconds>::first);
+      if (known != floors.end()) return known->second;
+      spec.micro_batch = micro_batch;
+      return floors.emplace_back(micro_batch, floors_->of_micro_batch_at_peak(spec).time).second;
+    };
+    for (SpaceGroups& listed : list_groups(graph_, training_, parts_[number].space, request_)) {
+      Groups& groups = groups_.emplace_back(Groups{.spec = std::move(listed.spec), .sizes = {}});
+      for (const SpaceGroups::Size& size : listed.sizes)
+        groups.sizes.push_back({size, floor_of(groups.spec, size.micro_batch)});
+      std::ranges::stable_sort(groups.sizes, {}, &Groups::Size::floor);
+      opened.push_back(open_groups(number, groups, 0));
     }
+    return opened;
+  }
+
+  // The groups from this size on. `number`: the part that they are in.
+  Open open_groups(std::size_t number, const Groups& groups, std::size_t size) {
+    Part part{.step = Step::micro_batch_at_peak,
+              .space = {.spec = groups.spec, .layouts = 0},
+              .floor = parts_[number].floor,
+              .place = parts_[number].place,
+              .groups = &groups,
+              .size = size};
+    part.space.spec.micro_batch = groups.sizes[size].micro_batch;
+    part.floor.time = std::max(part.floor.time, groups.sizes[size].floor);
+    for (std::size_t i = size; i < groups.sizes.size(); ++i) part.space.layouts += groups.sizes[i].layouts;
+    return open_part(std::move(part));
+  }
+
+  std::vector<Open> look_into_groups(std::size_t number) {
+    std::vector<Open> opened;
+    const Groups& groups = *parts_[number].groups;
+    const std::size_t size = parts_[number].size;
+    if (size + 1 < groups.sizes.size()) opened.push_back(open_groups(number, groups, size + 1));
+    Part& part = parts_[number];
+    part.space.layouts = groups.sizes[size].layouts;
+    if (floors_->lacks_room(part.space.spec))
+      leave_out(number);
+    else
+      opened.push_back(open_again(number, Step::micro_batch, floors_->of_micro_batch(part.space.spec)));
     return opened;
   }
 
@@ -216,35 +264,76 @@ class SpaceSearch {
     return {searched_recomputes().begin(), searched_recomputes().end()};
   }
 
+  std::uint64_t place_of(std::size_t part, const PlacedSpec& placed) const {
+    return parts_[part].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits);
+  }
+
+  // Layouts of this part. Equal devices hold the same in every order of the axes.
+  std::vector<PlacedSpec> list_layouts(std::size_t number, bool each_order) const {
+    std::vector<PlacedSpec> placed = list_specs(graph_, training_, parts_[number].space, request_);
+    if (!each_order) return placed;
+    std::vector<PlacedSpec> all;
+    for (const PlacedSpec& one : placed)
+      std::ranges::move(list_orders(graph_, training_, one, request_), std::back_inserter(all));
+    return all;
+  }
+
   std::vector<Open> look_into_micro_batch(std::size_t number) {
     std::vector<Open> opened;
-    // Equal devices hold the same in every order of the axes.
-    std::vector<std::pair<ParallelSpec, std::array<bool, 2>>> known;
-    for (PlacedSpec& placed : list_specs(graph_, training_, parts_[number].space, request_)) {
+    // What fits with no choice of recompute of its stages fits with no recompute of all of them.
+    std::optional<ParallelSpec> holds_nothing;
+    const bool are_equal = cluster_.groups.size() == 1;
+    for (PlacedSpec& placed : list_layouts(number, !are_equal)) {
       const ParallelSpec& spec = placed.spec;
       const std::vector<Recompute> choices = choices_of(spec);
       ParallelSpec key = spec;
-      if (cluster_.groups.size() == 1) key.mesh.order = {};
-      auto held = std::ranges::find(known, key, &std::pair<ParallelSpec, std::array<bool, 2>>::first);
-      if (held == known.end()) {
-        const bool alone = floors_->can_hold(spec, {&spec.recompute, 1});
-        held = known.insert(held, {key, {alone, alone || (choices.size() > 1 && floors_->can_hold(spec, choices))}});
-      }
-      const auto [alone, any] = held->second;
-      Part part{.step = alone ? Step::layout : Step::mixed_layout,
-                .space = {.spec = spec, .layouts = 1},
+      key.recompute = Recompute::none;
+      const bool any = holds_nothing != key && floors_->can_hold(spec, choices);
+      if (!any && choices.size() > 1) holds_nothing = key;
+      Part part{.step = Step::any_order,
+                .space = {.spec = spec, .layouts = placed.orders},
                 .floor = parts_[number].floor,
-                .place = parts_[number].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits)};
+                .place = place_of(number, placed),
+                .has_to_mix = any && choices.size() > 1 && !floors_->can_hold(spec, {&spec.recompute, 1})};
       if (!any) {
         parts_.push_back(std::move(part));
         leave_out(parts_.size() - 1);
         continue;
       }
-      if (options_.objective != Objective::memory)
-        part.floor.time = std::max(part.floor.time, floors_->time_of(spec, choices));
-      opened.push_back(open_part(std::move(part)));
+      if (options_.objective != Objective::memory && are_equal)
+        part.floor.time = std::max(part.floor.time, floors_->time_of_any_order(spec));
+      if (are_equal)
+        opened.push_back(open_part(std::move(part)));
+      else
+        opened.push_back(open_layout(std::move(part)));
     }
     return opened;
+  }
+
+  // `part`: of a single layout.
+  Open open_layout(Part part) {
+    const ParallelSpec& spec = part.space.spec;
+    part.step = Step::layout;
+    if (options_.objective != Objective::memory)
+      part.floor.time = std::max(part.floor.time, floors_->time_of(spec, choices_of(spec)));
+    return open_part(std::move(part));
+  }
+
+  std::vector<Open> open_orders(std::size_t number) {
+    std::vector<Open> opened;
+    for (PlacedSpec& placed : orders_of(number)) {
+      Part part = parts_[number];
+      part.space = {.spec = std::move(placed.spec), .layouts = 1};
+      part.place += static_cast<std::uint64_t>(placed.place) << candidate_bits;
+      opened.push_back(open_layout(std::move(part)));
+    }
+    return opened;
+  }
+
+  // The layouts of a part of any order, with places that count from the first.
+  std::vector<PlacedSpec> orders_of(std::size_t number) const {
+    const SpacePart& space = parts_[number].space;
+    return list_orders(graph_, training_, {.place = 0, .spec = space.spec, .orders = space.layouts}, request_);
   }
 
   std::vector<Open> refine(std::size_t number) {
@@ -254,7 +343,7 @@ class SpaceSearch {
     const std::vector<Recompute> choices = choices_of(spec);
     if (options_.objective == Objective::memory)
       floor.memory = floors_->memory_of(spec, choices, floor.memory);
-    else if (part.step == Step::mixed_layout)
+    else if (part.has_to_mix)
       floor.time = std::max(floor.time, floors_->time_within_memory(spec, choices));
     if (floor == part.floor) return make_candidates_of(number);
     return {open_again(number, Step::refined_layout, floor)};
@@ -305,10 +394,9 @@ class SpaceSearch {
   // Several at once: as many as the best `top` still lack, then a few, whatever the number of
   // threads.
   std::int64_t room() const {
-    constexpr std::int64_t batch = 4;
     const bool only_first = search_.to_beat && !is_ahead(search_);
     const std::int64_t missing = only_first ? 1 : options_.top - static_cast<std::int64_t>(search_.best.size());
-    const std::int64_t room = std::max(missing, batch);
+    const std::int64_t room = std::max(missing, options_.together);
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
     return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
   }
@@ -322,24 +410,6 @@ class SpaceSearch {
     }
     known_.push_back(std::move(work));
     return true;
-  }
-
-  // A candidate stands for the same with one more buffer for arriving activations, too: it has the
-  // same lower bound, which counts no wait for a buffer, and is never slower. That one is simulated
-  // where it fits (for the objective memory: where it needs no more). The plans that are ranked in
-  // the end are simulated without it, too (drop_idle_input_slots).
-  ParallelSpec with_input_slot(CandidateMaker& maker, const Candidate& candidate, const CandidateWork& work) const {
-    const bool applies = !request_[Choice::input_slots] && row_of(Choice::input_slots).applies(work.spec) &&
-                         micro_batches(work.spec, training_) > 1;
-    if (!applies ||
-        std::ranges::none_of(work.models, [](const CostModel& of) { return of.device->overlaps_communication; }))
-      return work.spec;
-    ParallelSpec spec = work.spec;
-    spec.input_slots = InputSlots::one_more;
-    const Bound bound = maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule)));
-    const bool takes_more =
-        options_.objective == Objective::memory && bound.memory.peak() > candidate.bound.memory.peak();
-    return bound.spare < Bytes(0) || takes_more ? work.spec : spec;
   }
 
   SimulatedSpec simulate_one(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models) const {
@@ -356,7 +426,12 @@ class SpaceSearch {
     std::vector<SimulatedSpec> simulated(turns.size());
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
       CandidateMaker& maker = *makers_[thread];
-      specs[turn] = with_input_slot(maker, *turns[turn].candidate, works[turn]);
+      const Candidate& candidate = *turns[turn].candidate;
+      // The plans that are ranked in the end are simulated without the buffer, too
+      // (drop_idle_input_slots).
+      specs[turn] = request_[Choice::input_slots]
+                        ? candidate.spec
+                        : with_input_slot(maker, candidate, works[turn].models, training_, options_.objective);
       simulated[turn] = simulate_one(maker, specs[turn], works[turn].models);
     });
     std::vector<Ranked> ranked;
@@ -447,11 +522,11 @@ class SpaceSearch {
     while (true) {
       const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
-      constexpr std::size_t batch = 4;
+      const auto batch = static_cast<std::size_t>(options_.together);
       std::size_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
       if (options_.most_simulated)
         room = static_cast<std::size_t>(
-            std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, batch));
+            std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, options_.together));
       room = std::min(room, turns.size());
       if (room == 0) break;
       std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
@@ -512,8 +587,7 @@ class SpaceSearch {
       spec.input_slots = InputSlots::in_flight;
       const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec.mesh));
       calls += 2 * spec.stages() * without.micro_batches;
-      // Equal steps differ by rounding (planner/search/simulate_spec.h).
-      if (one.plan.result.time.total() < without.result.time.total() * (1 - 1e-9)) continue;
+      if (needs_input_slot(one.plan.result.time.total(), without.result.time.total())) continue;
       one.score = score_of(spec, without.result.time.total(), without.result.memory);
       one.plan = {std::move(spec), without.result};
     }
@@ -539,10 +613,11 @@ class SpaceSearch {
       Part part = parts_[number];
       if (smallest_ && part.floor.memory >= smallest_->bound.memory.peak()) break;
       if (part.step < Step::layout) {
+        const bool are_orders = part.step == Step::any_order;
         part.step = Step::layout;
         part.space.layouts = 1;
-        for (PlacedSpec& placed : list_specs(graph_, training_, parts_[number].space, request_)) {
-          part.place = parts_[number].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits);
+        for (PlacedSpec& placed : are_orders ? orders_of(number) : list_layouts(number, true)) {
+          part.place = place_of(number, placed);
           part.space.spec = std::move(placed.spec);
           add_left(part);
         }
@@ -640,6 +715,7 @@ class SpaceSearch {
   std::vector<CandidateMaker*> makers_;  // by thread
   std::optional<LayoutFloors> floors_;
   std::deque<Part> parts_;
+  std::deque<Groups> groups_;
   std::vector<std::size_t> left_out_;  // parts that hold nothing that fits
   std::deque<Candidate> candidates_;   // those that fit
   BestFirst search_;

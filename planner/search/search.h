@@ -28,6 +28,7 @@ struct SearchOptions {
   std::optional<std::int64_t> most_simulated = {};
   bool fewer_devices = true;  // also plans that leave devices idle
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
+  std::int64_t together = 4;  // candidates that are simulated at once, whatever the number of threads
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
   // Shared with other searches for the same model; may be null.
   SimulatedSteps* steps = nullptr;

@@ -172,8 +172,8 @@ std::optional<SimulatedSpec> play_steady(LayoutSteps& steps, StepDetails* detail
   std::int64_t times = 0;
   for (int some = steady_micro_batches(reach); times == 0; some *= 2) {
     some += ((all - some) % period + period) % period;
-    // It would save too little: up to three plays, and it may be in vain.
-    if (played + std::int64_t{3} * some > all || !steps.fills_pipeline(some - period)) return std::nullopt;
+    // It would save too little: mostly one play, up to three, and it may be in vain.
+    if (played + std::int64_t{2} * some > all || !steps.fills_pipeline(some - period)) return std::nullopt;
     SteadyStep step = play_until_steady(step_of(some), reach, some - reach - 2, reach + 4, period);
     if (!step.steady) continue;
     const SteadyState steady = *step.steady;

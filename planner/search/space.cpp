@@ -39,7 +39,21 @@ class SpaceWalk {
   // Visits every legal layout.
   template <class Visit>
   void enumerate(const Visit& visit) {
-    decide(0, [&] { choose(deciding_, visit); });
+    decide(0, [&] { choose(deciding_, count_, visit); });
+  }
+
+  // Visits every legal layout with the first order of its axes, and the number of orders.
+  template <class Visit>
+  void enumerate_with_orders(const Visit& visit) {
+    const std::size_t order = count_ - 1;
+    decide(0, [&] {
+      choose(deciding_, order, [&](const ParallelSpec& spec) {
+        const std::vector<ChoiceValue>& orders = values(order);
+        if (orders.empty()) return;
+        set(order, orders.front());
+        visit(spec, static_cast<std::int64_t>(orders.size()));
+      });
+    });
   }
 
   // The number of legal layouts, without visiting choices from which nothing follows.
@@ -119,14 +133,14 @@ class SpaceWalk {
   }
 
   template <class Visit>
-  void choose(std::size_t row, const Visit& visit) {
-    if (row == count_) {
+  void choose(std::size_t row, std::size_t end, const Visit& visit) {
+    if (row == end) {
       visit(spec_);
       return;
     }
     for (const ChoiceValue& value : values(row)) {
       set(row, value);
-      choose(row + 1, visit);
+      choose(row + 1, end, visit);
     }
   }
 
@@ -199,29 +213,32 @@ LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
   return request;
 }
 
-bool in_one_group(const ParallelSpec& a, const ParallelSpec& b) {
-  return a.micro_batch == b.micro_batch && a.sequence_parallel == b.sequence_parallel && a.cp_method == b.cp_method;
+// Whether they differ in nothing but their micro-batches.
+bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
+  return a.sequence_parallel == b.sequence_parallel && a.cp_method == b.cp_method;
 }
 
 }  // namespace
 
-std::vector<SpacePart> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
-                                   const LayoutRequest& request) {
-  std::vector<SpacePart> groups;
+std::vector<SpaceGroups> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
+                                     const LayoutRequest& request) {
+  std::vector<SpaceGroups> all;
   const LayoutRequest fixed = with_degrees(request, part.spec);
   SpaceWalk(graph, training, part.spec.mesh.size(), fixed)
       .count_each_micro_batch([&](const ParallelSpec& spec, std::int64_t layouts) {
-        auto group = std::ranges::find_if(groups, [&](const SpacePart& one) { return in_one_group(one.spec, spec); });
-        if (group == groups.end()) {
-          group = groups.insert(groups.end(), part);
-          group->spec.micro_batch = spec.micro_batch;
-          group->spec.sequence_parallel = spec.sequence_parallel;
-          group->spec.cp_method = spec.cp_method;
-          group->layouts = 0;
+        auto groups = std::ranges::find_if(all, [&](const SpaceGroups& one) { return are_alike(one.spec, spec); });
+        if (groups == all.end()) {
+          groups = all.insert(all.end(), {.spec = part.spec, .sizes = {}});
+          groups->spec.sequence_parallel = spec.sequence_parallel;
+          groups->spec.cp_method = spec.cp_method;
         }
-        group->layouts += layouts;
+        auto& sizes = groups->sizes;
+        auto size = std::ranges::lower_bound(sizes, spec.micro_batch, {}, &SpaceGroups::Size::micro_batch);
+        if (size == sizes.end() || size->micro_batch != spec.micro_batch)
+          size = sizes.insert(size, {.micro_batch = spec.micro_batch, .layouts = 0});
+        size->layouts += layouts;
       });
-  return groups;
+  return all;
 }
 
 std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& training, const SpacePart& group,
@@ -229,10 +246,28 @@ std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& tra
   std::vector<PlacedSpec> specs;
   std::int64_t place = 0;
   const LayoutRequest fixed = with_degrees(request, group.spec);
-  SpaceWalk(graph, training, group.spec.mesh.size(), fixed).enumerate([&](const ParallelSpec& spec) {
-    if (in_one_group(group.spec, spec)) specs.push_back({.place = place, .spec = spec});
-    ++place;
-  });
+  SpaceWalk(graph, training, group.spec.mesh.size(), fixed)
+      .enumerate_with_orders([&](const ParallelSpec& spec, std::int64_t orders) {
+        if (are_alike(group.spec, spec) && group.spec.micro_batch == spec.micro_batch)
+          specs.push_back({.place = place, .spec = spec, .orders = orders});
+        place += orders;
+      });
+  return specs;
+}
+
+std::vector<PlacedSpec> list_orders(const OpGraph& graph, const TrainingSpec& training, const PlacedSpec& placed,
+                                    const LayoutRequest& request) {
+  std::vector<ChoiceValue> orders;
+  if (request[Choice::mesh_order])
+    orders.push_back(placed.spec.mesh.order);
+  else
+    space_row_of(Choice::mesh_order).values({graph, training, placed.spec.mesh.size()}, placed.spec, orders);
+  std::vector<PlacedSpec> specs;
+  for (const ChoiceValue& order : orders) {
+    specs.push_back(
+        {.place = placed.place + static_cast<std::int64_t>(specs.size()), .spec = placed.spec, .orders = 1});
+    specs.back().spec.mesh.order = std::get<AxisOrder>(order);
+  }
   return specs;
 }
 

@@ -23,9 +23,9 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request);
 
 // The layouts of one set of degrees, and among these the layouts of one micro-batch and of one kind
-// of tensor parallelism.
+// of tensor and context parallelism.
 struct SpacePart {
-  ParallelSpec spec;         // with the degrees; in a group also with the other two
+  ParallelSpec spec;         // with the degrees; in a group also with the others
   std::int64_t layouts = 0;  // legal ones
 };
 // All parts with layouts that use at most `devices` devices, or exactly these: the most devices
@@ -33,15 +33,28 @@ struct SpacePart {
 enum class Devices { at_most, exactly };
 std::vector<SpacePart> list_parts(const OpGraph& graph, const TrainingSpec& training, int devices, Devices wanted,
                                   const LayoutRequest& request);
-// The groups of a part.
-std::vector<SpacePart> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
-                                   const LayoutRequest& request);
-// The layouts of a group, each with its place in its part.
+// The groups of a part that differ in nothing but their micro-batches.
+struct SpaceGroups {
+  ParallelSpec spec;  // without the micro-batch
+  struct Size {
+    std::int64_t micro_batch = 0;
+    std::int64_t layouts = 0;
+  };
+  std::vector<Size> sizes;  // the smallest first
+};
+std::vector<SpaceGroups> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
+                                     const LayoutRequest& request);
+// The layouts of a group that differ in nothing but the order of their axes: the first, and their
+// number. Their places in their part follow one another.
 struct PlacedSpec {
   std::int64_t place = 0;
   ParallelSpec spec;
+  std::int64_t orders = 0;
 };
 std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& training, const SpacePart& group,
                                    const LayoutRequest& request);
+// Each of these layouts.
+std::vector<PlacedSpec> list_orders(const OpGraph& graph, const TrainingSpec& training, const PlacedSpec& placed,
+                                    const LayoutRequest& request);
 
 }  // namespace parplan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <set>
 
 #include "planner/parallel/cut_stages.h"
@@ -130,13 +131,15 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
   }
   // As Megatron-LM demands: layers, with or without the embedding and the head counted as one each.
   const std::int64_t blocks = static_cast<std::int64_t>(context.graph.blocks.size());
-  const auto divides_evenly = [&](std::int64_t number) {
+  std::set<std::int64_t> numbers;
+  if (context.interleaves_freely)
+    for (std::int64_t number = 2; number * spec.pp() <= blocks; ++number) numbers.insert(number);
+  else
     for (std::int64_t counted = blocks - 2; counted <= blocks; ++counted)
-      if (counted % (number * spec.pp()) == 0) return true;
-    return false;
-  };
-  for (std::int64_t number = 2; accepts_virtual_stages(context, spec, number); ++number)
-    if (context.interleaves_freely || divides_evenly(number)) values.emplace_back(number);
+      if (counted % spec.pp() == 0)
+        std::ranges::copy(divisors(counted / spec.pp()), std::inserter(numbers, numbers.end()));
+  for (const std::int64_t number : numbers)
+    if (accepts_virtual_stages(context, spec, number)) values.emplace_back(number);
 }
 
 void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
@@ -347,9 +350,11 @@ constexpr bool every_choice_once() {
     has[index_of(row.choice)] = true;
     decided = !row.decides_legality;
   }
-  return rows.size() == count_of<Choice>;
+  // The walk over the space counts orders without visiting them.
+  return rows.size() == count_of<Choice> && rows.back().choice == Choice::mesh_order;
 }
-static_assert(every_choice_once(), "every choice has a row, and those that decide legality come first");
+static_assert(every_choice_once(),
+              "every choice has a row; those that decide legality come first, the order of axes comes last");
 
 }  // namespace
 

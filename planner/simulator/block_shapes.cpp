@@ -10,21 +10,13 @@ namespace {
 
 BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
   BlockShapes shapes;
-  std::vector<char> is_known;  // by kind
-  for (std::size_t b = 0; b < graph.blocks.size(); ++b) {
-    const Block& block = graph.blocks[b];
-    const std::size_t kind = static_cast<std::size_t>(block.kind);
-    if (kind >= is_known.size()) {
-      is_known.resize(kind + 1, false);
-      shapes.kinds.resize(kind + 1);
-      shapes.own_elements.resize(kind + 1);
-    }
+  for (const int first : graph.kinds) {
+    const Block& block = graph.blocks[first];
     const BlockParameters parameters = block_parameters(graph, block);
     if (parameters.tied && shapes.tied_elements == 0)
       shapes.tied_elements = bucket_layout(graph, block, {*parameters.tied}, context).elements;
-    if (std::exchange(is_known[kind], true)) continue;
-    shapes.kinds[kind] = lower_block(graph, static_cast<int>(b), context);
-    shapes.own_elements[kind] = bucket_layout(graph, block, parameters.own, context).elements;
+    shapes.kinds.push_back(lower_block(graph, first, context));
+    shapes.own_elements.push_back(bucket_layout(graph, block, parameters.own, context).elements);
   }
   return shapes;
 }

@@ -11,6 +11,7 @@
 #include "planner/base/text.h"
 #include "planner/explain/layout_families.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/report/explain.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
 
@@ -211,6 +212,22 @@ TEST_CASE("a plan whose file promises something else is simulated anew, and its 
     for (const CriticalWork& work : find_reasons(graph, anew, options).details.critical_path) path += work.time.value;
     CHECK(path == doctest::Approx(step(anew.prediction)).epsilon(1e-9));
   }
+}
+
+TEST_CASE("the reasons do not depend on how many threads look for them") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const SuggestResult found = suggest(request_of(graph, cluster_of("dgx-a100"), 64));
+  REQUIRE(found.plan);
+  const auto said = [&](int threads) {
+    ReasonsOptions options;
+    options.threads = threads;
+    Reasons reasons = find_reasons(graph, *found.plan, options);
+    reasons.time = {};
+    return explain(*found.plan, reasons);
+  };
+  const std::string alone = said(1);
+  CHECK(alone.find("the plan stays the best") != std::string::npos);
+  for (const int threads : {2, 5}) CHECK(said(threads) == alone);
 }
 
 TEST_CASE("without searches there are the plan's own numbers and those of its neighbours") {

@@ -24,6 +24,18 @@ using testing::random_cut;
 using testing::random_graph;
 using testing::training_of;
 
+// Each group of a part, with its micro-batch.
+std::vector<SpacePart> groups_of(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
+                                 const LayoutRequest& request) {
+  std::vector<SpacePart> all;
+  for (const SpaceGroups& groups : list_groups(graph, training, part, request))
+    for (const SpaceGroups::Size& size : groups.sizes) {
+      all.push_back({.spec = groups.spec, .layouts = size.layouts});
+      all.back().spec.micro_batch = size.micro_batch;
+    }
+  return all;
+}
+
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
@@ -42,10 +54,11 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     NetworkCache networks(cluster);
     for (int trial = 0; trial < 15; ++trial) {
       const SpacePart& part = parts[random() % parts.size()];
-      const std::vector<SpacePart> groups = list_groups(graph, training, part, request);
+      const std::vector<SpacePart> groups = groups_of(graph, training, part, request);
       const SpacePart& group = groups[random() % groups.size()];
       const std::vector<PlacedSpec> specs = list_specs(graph, training, group, request);
-      const ParallelSpec layout = specs[random() % specs.size()].spec;
+      const std::vector<PlacedSpec> orders = list_orders(graph, training, specs[random() % specs.size()], request);
+      const ParallelSpec layout = orders[random() % orders.size()].spec;
       ParallelSpec spec = layout;
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       std::vector<Recompute> choices{spec.recompute};
@@ -78,6 +91,9 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       CHECK(at_peak.time <= of_micro_batch.time);
       CHECK(floors.time_of(layout, choices) <= time);
       if (cluster.groups.size() > 1) continue;
+      const Seconds of_any_order = floors.time_of_any_order(layout);
+      CHECK(of_micro_batch.time <= of_any_order * (1 + 1e-8));
+      CHECK(of_any_order <= floors.time_of(layout, choices) * (1 + 1e-8));
       CHECK(!floors.lacks_room(group.spec));
       CHECK(floors.can_hold(layout, choices));
       CHECK(floors.time_within_memory(layout, choices) <= time);
@@ -105,9 +121,14 @@ TEST_CASE("parts hold every layout of every number of devices once, the most dev
     for (const SpacePart& part : list_parts(graph, training, devices, Devices::at_most, request)) {
       std::vector<PlacedSpec> of_part;
       std::int64_t layouts = 0;
-      for (const SpacePart& group : list_groups(graph, training, part, request)) {
+      for (const SpacePart& group : groups_of(graph, training, part, request)) {
         layouts += group.layouts;
-        const std::vector<PlacedSpec> of_group = list_specs(graph, training, group, request);
+        std::vector<PlacedSpec> of_group;
+        for (const PlacedSpec& placed : list_specs(graph, training, group, request)) {
+          const std::vector<PlacedSpec> orders = list_orders(graph, training, placed, request);
+          CHECK(placed.orders == static_cast<std::int64_t>(orders.size()));
+          of_group.insert(of_group.end(), orders.begin(), orders.end());
+        }
         CHECK(group.layouts == static_cast<std::int64_t>(of_group.size()));
         of_part.insert(of_part.end(), of_group.begin(), of_group.end());
       }
