@@ -63,10 +63,10 @@ ModelProducts model_products(const OpGraph& graph, const Op& op);
 // causal, nothing recomputed.
 Flops model_flops_per_sample(const OpGraph& graph);
 
-// Fills in `tied`, `kinds` and the `kind` of every block (equal work gets an equal kind) and checks what the
-// declarations above promise: topological order (Boost.Graph), one activation across each block
-// boundary, operands that fit their op's row. Throws InternalError with the op's name. Families
-// call it last.
+// Fills in `tied`, `kinds` and the `kind` of every block (equal work gets an equal kind) and checks
+// what the declarations above promise: topological order (Boost.Graph), one activation across each
+// block boundary, operands that fit their op's row. Throws InternalError with the op's name.
+// Families call it last.
 void finish(OpGraph& graph);
 
 }  // namespace parplan
