@@ -56,6 +56,7 @@ packages=(
   "libpugixml-dev      pugixml (1.13 or later): NCCL's topologies"
   "libfmt-dev          fmt: text"
   "libcli11-dev        CLI11: the command line"
+  "libfccp-dev         Fast C++ CSV Parser: tables of published runs"
   "libxlsxwriter-dev   libxlsxwriter (1.1.4 or later): workbooks of parplan sweep"
   "libopenmpi-dev      Open MPI (4.1): ranks as processes on several machines"
 )

@@ -37,6 +37,7 @@ constexpr std::array command_rows = {
     Command{"measure", "What the kernels of this machine take, as a device and a cluster to plan with",
             declare_measure},
     Command{"topology", "Show a cluster as parplan sees it", declare_topology},
+    Command{"validate", "Published training runs beside what parplan predicts for them", declare_validate},
     Command{"completion", "Let the shell complete commands, options and names", declare_completion},
 };
 

@@ -44,6 +44,7 @@ CommandBody declare_explain(CLI::App& app);
 CommandBody declare_measure(CLI::App& app);
 CommandBody declare_topology(CLI::App& app);
 CommandBody declare_sweep(CLI::App& app);
+CommandBody declare_validate(CLI::App& app);
 CommandBody declare_completion(CLI::App& app);
 
 }  // namespace parplan

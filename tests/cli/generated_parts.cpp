@@ -3,14 +3,19 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "cli/declared_options.h"
+#include "cli/published_model.h"
 #include "planner/base/text.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/sweep.h"
+#include "planner/report/table.h"
+#include "planner/validate/validate.h"
+#include "planner/validate/validation_report.h"
 
 namespace parplan::testing {
 namespace {
@@ -91,6 +96,27 @@ std::string sweep_columns_table() {
   return table;
 }
 
+// By engine: a source is one engine's, and the file names it.
+std::string accuracy(const std::string& file) {
+  const std::string source = PARPLAN_SOURCE_DIR;
+  const std::vector<ValidatedRun> runs =
+      validate(read_published_runs(source + "/tests/data/published/" + file),
+               {source + "/configs/devices", source + "/configs/clusters"}, graph_of_published, 0, {});
+  const auto percent = [](double share) { return fmt::format("{:.1f} %", 100.0 * share); };
+  std::string text =
+      "| | | runs | mean | median | largest | bias | rank correlation |\n|---|---|---|---|---|---|---|---|\n";
+  for (const SummaryRow& row : summary_rows(runs)) {
+    if (row.of != "all" && row.of != "engine") continue;
+    const ErrorSummary& errors = row.errors;
+    text += fmt::format("| {}, {} | {} | {} | {} | {} | {} | {} | {} |\n", row.quantity, row.stated, row.name,
+                        errors.count, percent(errors.mean_absolute), percent(errors.median_absolute),
+                        percent(errors.largest_absolute), percent(errors.bias),
+                        errors.rank_correlation ? fmt::format("{:.2f}", *errors.rank_correlation) : "");
+  }
+  text += "\n```text\n" + fold_lines(summary_in_words(runs), 96) + "```\n";
+  return text;
+}
+
 std::string part(const std::string& name) {
   if (name == "commands") return command_table();
   if (name == "columns") return columns_table();
@@ -99,6 +125,8 @@ std::string part(const std::string& name) {
   if (name.starts_with(of_group)) return options_of_group(name.substr(of_group.size()));
   for (const DeclaredCommand& command : declared_commands())
     if (name == "options of " + command.name) return options_of_command(command);
+  constexpr std::string_view accuracy_of = "accuracy of ";
+  if (name.starts_with(accuracy_of)) return accuracy(name.substr(accuracy_of.size()));
   FAIL("no generated part is named '" << name << "'");
   return {};
 }

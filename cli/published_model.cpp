@@ -1,0 +1,29 @@
+#include "cli/published_model.h"
+
+#include "models/families.h"
+
+namespace parplan {
+
+OpGraph graph_of_published(const StatedModel& stated) {
+  ModelSpec model;
+  model.name = stated.name;
+  model.layers = stated.layers;
+  model.hidden = stated.hidden;
+  model.heads = stated.heads;
+  model.kv_heads = stated.kv_heads;
+  model.head_dim = stated.hidden / stated.heads;
+  model.feature = stated.feature;
+  model.vocabulary = stated.vocabulary;
+  model.context = stated.sequence;
+  if (stated.gated) {
+    model.activation = FeedForwardKind::gated_silu;
+    model.position = PositionKind::rotary;
+    model.norm = NormKind::rms_norm;
+  } else {
+    model.tied_embeddings = true;
+    model.qkv_bias = model.attention_output_bias = model.mlp_bias = true;
+  }
+  return build_graph(model, stated.sequence);
+}
+
+}  // namespace parplan

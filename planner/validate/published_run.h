@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace parplan {
+
+// A training run that somebody measured and published: a line of a CSV file, as it stands there.
+// Absent: not stated.
+struct PublishedRun {
+  std::string id, source, engine, family, device, precision, data_parallel, outcome, intra_node, recompute;
+  std::optional<std::int64_t> layers, hidden, heads, kv_heads, feature, vocabulary, sequence, experts;
+  std::optional<bool> gated;
+  std::optional<std::int64_t> devices, devices_per_node;
+  std::optional<double> gbit_s_per_node;  // all NICs of a node together, one way
+  std::optional<std::int64_t> dp, zero_stage, tp, pp, virtual_stages, cp, ep, micro_batch, global_batch;
+  std::optional<bool> sequence_parallel;
+  std::optional<double> step_seconds;
+  std::optional<double> memory_gib;  // of the fullest device
+};
+
+// Reads a file of runs (docs/accuracy.md), or vTrain's table of one node of eight A100, which its
+// header tells apart. Columns that are not known are ignored. ConfigError with the place.
+std::vector<PublishedRun> read_published_runs(const std::string& path);
+
+}  // namespace parplan

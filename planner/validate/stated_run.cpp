@@ -1,0 +1,153 @@
+#include "planner/validate/stated_run.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/explain/sensitivity.h"
+
+namespace parplan {
+namespace {
+
+// The named cluster whose nodes are a run's, with other devices where `instead` names some, and the
+// line rate of all NICs of a node (the cluster's file).
+struct NodeRow {
+  std::string_view device;
+  std::string_view intra_node;
+  std::int64_t devices_per_node = 8;
+  std::string_view cluster;
+  double gbit_s_per_node = 0.0;
+  std::string_view instead = "";
+};
+constexpr std::array node_rows = {
+    NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600},
+    NodeRow{"a100-sxm4-40gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600, "a100-sxm4-40gb"},
+    NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch", 8, "dgx-h100", 3200},
+    NodeRow{"h200-sxm-141gb", "nvlink4-nvswitch", 8, "hgx-h200", 3200},
+    NodeRow{"b200-sxm-180gb", "nvlink5-nvswitch", 8, "dgx-b200", 3200},
+    NodeRow{"gb200", "nvlink5-nvl72", 4, "gb200-nvl72", 1600},
+    NodeRow{"gb300", "nvlink5-nvl72", 4, "gb300-nvl72", 3200},
+    NodeRow{"titan-rtx-24gb", "nvlink2-bridge-x2", 2, "titan-rtx-2-nvlink", 0},
+    NodeRow{"titan-rtx-24gb", "pcie3", 2, "titan-rtx-2", 0},
+};
+
+// Why a run is skipped.
+struct Skip {
+  std::string why;
+};
+
+// A fact of the run, filled in where it was not published.
+template <class Value>
+Value stated(const std::optional<Value>& value, Value otherwise, std::string_view what,
+             std::vector<std::string>& assumed) {
+  if (!value) assumed.push_back(fmt::format("{} {}", what, otherwise));
+  return value.value_or(otherwise);
+}
+std::int64_t required(const std::optional<std::int64_t>& value, std::string_view what) {
+  if (!value) throw Skip{fmt::format("{} is not stated", what)};
+  return *value;
+}
+
+StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed) {
+  if (run.experts.value_or(0) > 0 || run.family == "moe") throw Skip{"mixtures of experts are not modelled"};
+  if (run.family != "gpt" && run.family != "llama")
+    throw Skip{fmt::format("model family {} is not modelled", run.family)};
+  StatedModel model;
+  model.name = run.id;
+  model.layers = required(run.layers, "the number of layers");
+  model.hidden = required(run.hidden, "the hidden size");
+  model.heads = required(run.heads, "the number of heads");
+  model.kv_heads = run.family == "gpt" && !run.kv_heads
+                       ? model.heads
+                       : stated(run.kv_heads, model.heads, "key/value heads:", assumed);
+  if (model.heads == 0 || model.hidden % model.heads != 0)
+    throw Skip{fmt::format("a hidden size of {} is no multiple of {} heads", model.hidden, model.heads)};
+  model.feature = required(run.feature, "the feed-forward width");
+  constexpr std::int64_t gpt2_padded = 51200;  // GPT-2's, padded as Megatron-LM does
+  model.vocabulary = stated(run.vocabulary, gpt2_padded, "vocabulary", assumed);
+  model.sequence = required(run.sequence, "the sequence length");
+  model.gated = run.gated.value_or(false);
+  return model;
+}
+
+DataType precision_of(const PublishedRun& run) {
+  if (run.precision == "fp32") return DataType::fp32;
+  if (run.precision == "fp16") return DataType::fp16;
+  // Half precision of either kind takes as long.
+  if (run.precision == "bf16" || run.precision.empty()) return DataType::bf16;
+  throw Skip{fmt::format("precision {} is not modelled", run.precision)};
+}
+
+Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::vector<std::string>& assumed) {
+  const std::int64_t devices = required(run.devices, "the number of devices");
+  const auto row = std::ranges::find_if(node_rows, [&](const NodeRow& one) {
+    return run.device == one.device && run.intra_node == one.intra_node &&
+           run.devices_per_node.value_or(one.devices_per_node) == one.devices_per_node;
+  });
+  if (row == node_rows.end())
+    throw Skip{fmt::format("nodes of {} {} with {} are in no file of configs/clusters",
+                           run.devices_per_node ? std::to_string(*run.devices_per_node) : "", run.device,
+                           run.intra_node)};
+  ClusterOptions options;
+  options.devices = static_cast<int>(devices);
+  Cluster cluster = find_cluster(std::string(row->cluster), catalog, options);
+  if (!row->instead.empty())
+    for (NodeGroup& group : cluster.groups) group.device = find_device(std::string(row->instead), catalog);
+  if (cluster.nodes() == 1) return cluster;
+  const double network = stated(run.gbit_s_per_node, row->gbit_s_per_node, "Gbit/s of a node's network:", assumed);
+  return varied(cluster, Resource::network, network / row->gbit_s_per_node);
+}
+
+LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assumed) {
+  if (run.data_parallel == "dp") throw Skip{"one process for all devices (DataParallel) is not modelled"};
+  const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
+  const std::int64_t cp = run.cp.value_or(1);
+  if (dp * tp * pp * cp != run.devices)
+    throw Skip{fmt::format("dp {} x tp {} x pp {} x cp {} are not {} devices", dp, tp, pp, cp, *run.devices)};
+  LayoutRequest layout{{Choice::dp, dp}, {Choice::tp, tp}, {Choice::pp, pp}};
+  if (cp > 1) {
+    layout[Choice::cp] = cp;
+    layout[Choice::cp_method] = ContextMethod::all_gather;
+    assumed.emplace_back("context parallelism by gathering keys and values");
+  }
+  if (dp * cp > 1) layout[Choice::zero_stage] = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
+  layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
+  if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed))
+    layout[Choice::sequence_parallel] = true;
+  if (run.recompute == "full")
+    layout[Choice::recompute] = Recompute::full;
+  else if (run.recompute == "selective")
+    layout[Choice::recompute] = Recompute::core_attn;
+  else if (run.recompute.empty())
+    assumed.emplace_back("no recompute");
+  if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {
+    layout[Choice::schedule] = ScheduleKind::interleaved;
+    layout[Choice::virtual_stages] = *run.virtual_stages;
+  }
+  return layout;
+}
+
+}  // namespace
+
+StatedRun state(const PublishedRun& run, const ClusterCatalog& catalog) {
+  StatedRun result;
+  try {
+    result.training.precision = precision_of(run);
+    result.model = model_of(run, result.assumed);
+    result.layout = layout_of(run, result.assumed);
+    result.cluster = cluster_of(run, catalog, result.assumed);
+    result.training.global_batch = required(run.global_batch, "the global batch");
+    result.training.sequence_length = result.model.sequence;
+  } catch (const Skip& skip) {
+    result.skipped = skip.why;
+  } catch (const ConfigError& error) {
+    result.skipped = error.what();
+  }
+  return result;
+}
+
+}  // namespace parplan

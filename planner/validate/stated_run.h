@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/cluster/find_cluster.h"
+#include "planner/graph/training_spec.h"
+#include "planner/plan/layout_choices.h"
+#include "planner/validate/published_run.h"
+
+namespace parplan {
+
+// A decoder as published runs state it.
+struct StatedModel {
+  std::string name;
+  std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, feature = 0, vocabulary = 0, sequence = 0;
+  // The feed-forward layers are gated, as in Llama, and with them come its rotary positions, RMS
+  // norms and the lack of biases; else all is as in GPT-2.
+  bool gated = false;
+};
+
+// A published run as parplan simulates it.
+struct StatedRun {
+  std::string skipped;               // why it cannot be simulated; empty: it can
+  std::vector<std::string> assumed;  // facts that were not published, as they are filled in
+  StatedModel model;
+  Cluster cluster;
+  TrainingSpec training;
+  LayoutRequest layout;
+};
+
+// Never throws: what the model, the cluster or the layout refuses is in `skipped`.
+StatedRun state(const PublishedRun& run, const ClusterCatalog& catalog);
+
+}  // namespace parplan

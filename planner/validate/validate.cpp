@@ -1,0 +1,150 @@
+#include "planner/validate/validate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+
+#include "planner/base/error.h"
+#include "planner/search/parallel_for.h"
+#include "planner/suggest.h"
+
+namespace parplan {
+
+std::optional<double> ValidatedRun::step_error() const {
+  if (!skipped.empty() || run.step_seconds.value_or(0.0) <= 0.0) return std::nullopt;
+  return step.value / *run.step_seconds - 1.0;
+}
+
+std::optional<double> ValidatedRun::memory_error() const {
+  if (!skipped.empty() || run.memory_gib.value_or(0.0) <= 0.0) return std::nullopt;
+  return static_cast<double>(memory.count) / (*run.memory_gib * 1024.0 * 1024.0 * 1024.0) - 1.0;
+}
+
+ValidatedRun validate(const PublishedRun& run, const ClusterCatalog& catalog, const GraphOfModel& graph_of) {
+  StatedRun stated = state(run, catalog);
+  ValidatedRun result;
+  result.run = run;
+  result.skipped = std::move(stated.skipped);
+  result.assumed = std::move(stated.assumed);
+  if (!result.skipped.empty()) return result;
+  try {
+    const OpGraph graph = graph_of(stated.model);
+    SuggestRequest request;
+    request.graph = &graph;
+    request.model_name = stated.model.name;
+    request.cluster = stated.cluster;
+    request.training = stated.training;
+    request.layout = stated.layout;
+    const Plan plan = simulate_layout(request);
+    result.step = plan.prediction.time.total();
+    result.memory = plan.prediction.memory.peak();
+    result.capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  } catch (const ConfigError& error) {
+    result.skipped = error.what();
+  }
+  return result;
+}
+
+std::vector<ValidatedRun> validate(std::span<const PublishedRun> runs, const ClusterCatalog& catalog,
+                                   const GraphOfModel& graph_of, int threads,
+                                   const std::function<void(std::size_t done, std::size_t all)>& progress) {
+  std::vector<ValidatedRun> results(runs.size());
+  std::mutex speaks;
+  std::size_t done = 0;
+  parallel_for(threads > 0 ? threads : threads_of_this_machine(), runs.size(), [&](int /*thread*/, std::size_t i) {
+    results[i] = validate(runs[i], catalog, graph_of);
+    const std::scoped_lock lock(speaks);
+    if (progress) progress(++done, runs.size());
+  });
+  return results;
+}
+
+namespace {
+
+// From 1; equal values share the mean of their ranks.
+std::vector<double> ranks_of(std::span<const double> values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t i) { return values[i]; });
+  std::vector<double> ranks(values.size());
+  for (std::size_t first = 0, end = 0; first < order.size(); first = end) {
+    while (end < order.size() && values[order[end]] == values[order[first]]) ++end;
+    for (std::size_t i = first; i < end; ++i)
+      ranks[order[i]] = (static_cast<double>(first) + 1.0 + static_cast<double>(end)) / 2.0;
+  }
+  return ranks;
+}
+
+std::optional<double> correlation(std::span<const double> a, std::span<const double> b) {
+  const double count = static_cast<double>(a.size());
+  const double mean_a = std::accumulate(a.begin(), a.end(), 0.0) / count;
+  const double mean_b = std::accumulate(b.begin(), b.end(), 0.0) / count;
+  double together = 0.0, of_a = 0.0, of_b = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    together += (a[i] - mean_a) * (b[i] - mean_b);
+    of_a += (a[i] - mean_a) * (a[i] - mean_a);
+    of_b += (b[i] - mean_b) * (b[i] - mean_b);
+  }
+  if (of_a <= 0.0 || of_b <= 0.0) return std::nullopt;
+  return together / std::sqrt(of_a * of_b);
+}
+
+}  // namespace
+
+std::optional<ErrorSummary> summarise(std::span<const std::pair<double, double>> predicted_and_measured) {
+  if (predicted_and_measured.empty()) return std::nullopt;
+  std::vector<double> predicted, measured, absolute;
+  ErrorSummary summary{.count = static_cast<int>(predicted_and_measured.size()), .rank_correlation = std::nullopt};
+  for (const auto& [of_prediction, of_measurement] : predicted_and_measured) {
+    predicted.push_back(of_prediction);
+    measured.push_back(of_measurement);
+    const double error = of_prediction / of_measurement - 1.0;
+    absolute.push_back(std::abs(error));
+    summary.bias += error / summary.count;
+    summary.mean_absolute += std::abs(error) / summary.count;
+  }
+  std::ranges::sort(absolute);
+  const std::size_t half = absolute.size() / 2;
+  summary.median_absolute = absolute.size() % 2 == 1 ? absolute[half] : (absolute[half - 1] + absolute[half]) / 2.0;
+  summary.largest_absolute = absolute.back();
+  summary.rank_correlation = correlation(ranks_of(predicted), ranks_of(measured));
+  return summary;
+}
+
+OrderSummary summarise_order(std::span<const ValidatedRun> runs, double apart) {
+  const auto same_job = [](const PublishedRun& run) {
+    return std::tie(run.source, run.engine, run.device, run.devices, run.layers, run.hidden, run.sequence,
+                    run.global_batch, run.precision);
+  };
+  std::vector<std::vector<const ValidatedRun*>> groups;
+  for (const ValidatedRun& one : runs) {
+    if (!one.step_error()) continue;
+    auto group = std::ranges::find_if(
+        groups, [&](const auto& other) { return same_job(other.front()->run) == same_job(one.run); });
+    if (group == groups.end()) group = groups.insert(groups.end(), std::vector<const ValidatedRun*>());
+    group->push_back(&one);
+  }
+  OrderSummary summary;
+  for (const std::vector<const ValidatedRun*>& group : groups) {
+    if (group.size() < 2) continue;
+    ++summary.groups;
+    for (std::size_t a = 0; a < group.size(); ++a)
+      for (std::size_t b = a + 1; b < group.size(); ++b) {
+        const double of_a = *group[a]->run.step_seconds, of_b = *group[b]->run.step_seconds;
+        if (std::abs(of_a - of_b) <= apart * std::min(of_a, of_b)) continue;
+        ++summary.pairs;
+        summary.pairs_right += (group[a]->step < group[b]->step) == (of_a < of_b);
+      }
+    const auto measured = [](const ValidatedRun* one) { return *one->run.step_seconds; };
+    const ValidatedRun* picked =
+        *std::ranges::min_element(group, {}, [](const ValidatedRun* one) { return one->step; });
+    summary.regret += measured(picked) / measured(*std::ranges::min_element(group, {}, measured)) - 1.0;
+  }
+  if (summary.groups > 0) summary.regret /= summary.groups;
+  return summary;
+}
+
+}  // namespace parplan

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "planner/base/json.h"
+#include "planner/validate/validate.h"
+
+namespace parplan {
+
+// The errors of some runs of one quantity.
+struct SummaryRow {
+  std::string stated;    // "exact" or "assumed"
+  std::string quantity;  // "step time" or "memory"
+  std::string of;        // "all", "source", "engine" or "device"
+  std::string name;      // of that
+  ErrorSummary errors;
+};
+std::vector<SummaryRow> summary_rows(std::span<const ValidatedRun> runs);
+// A sentence each on order and on memory that runs out, and a line
+// for each reason why runs were skipped.
+std::string summary_in_words(std::span<const ValidatedRun> runs);
+
+// A line for each run, then summaries by source, engine and device, the order of layouts, and why
+// runs were skipped.
+std::string validation_table(std::span<const ValidatedRun> runs);
+
+// parplan.validate/1 (docs/json.md).
+Json validation_json(std::span<const ValidatedRun> runs, const std::string& version);
+// Its rows as CSV.
+std::string validation_csv(std::span<const ValidatedRun> runs);
+
+}  // namespace parplan

@@ -1,0 +1,261 @@
+#include "planner/validate/validate.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <regex>
+
+#include "cli/published_model.h"
+#include "planner/base/error.h"
+#include "planner/base/file.h"
+#include "planner/cost/cost_model.h"
+#include "planner/suggest.h"
+#include "planner/validate/validation_report.h"
+#include "tests/planner/base/error_of.h"
+#include "tests/temporary_folder.h"
+
+namespace parplan {
+namespace {
+
+const std::string source = PARPLAN_SOURCE_DIR;
+const std::string published = source + "/tests/data/published/";
+const ClusterCatalog catalog{source + "/configs/devices", source + "/configs/clusters"};
+
+// A GPT of 1.7 billion parameters on 32 A100, of which all is stated.
+PublishedRun stated_run() {
+  PublishedRun run;
+  run.id = "one";
+  run.source = "a paper";
+  run.engine = "megatron";
+  run.family = "gpt";
+  run.device = "a100-sxm4-80gb";
+  run.precision = "bf16";
+  run.outcome = "ok";
+  run.intra_node = "nvlink3-nvswitch";
+  run.recompute = "none";
+  run.layers = 24;
+  run.hidden = 2304;
+  run.heads = run.kv_heads = 24;
+  run.feature = 9216;
+  run.vocabulary = 51200;
+  run.sequence = 2048;
+  run.gated = false;
+  run.sequence_parallel = false;
+  run.devices = 32;
+  run.devices_per_node = 8;
+  run.gbit_s_per_node = 1600;
+  run.dp = 4;
+  run.zero_stage = 1;
+  run.tp = 4;
+  run.pp = 2;
+  run.virtual_stages = run.cp = 1;
+  run.micro_batch = 2;
+  run.global_batch = 128;
+  run.step_seconds = 2.0;
+  run.memory_gib = 10.0;
+  return run;
+}
+
+TEST_CASE("a run of which all is stated is simulated as it stands") {
+  const ValidatedRun validated = validate(stated_run(), catalog, graph_of_published);
+  CHECK(validated.skipped == "");
+  CHECK(validated.assumed.empty());
+  const StatedRun stated = state(stated_run(), catalog);
+  const OpGraph graph = graph_of_published(stated.model);
+  CHECK(static_cast<double>(parameter_count(graph)) == doctest::Approx(1.66e9).epsilon(0.01));
+  ClusterOptions options;
+  options.devices = 32;
+  CHECK(stated.cluster == find_cluster("dgx-a100", catalog, options));
+  SuggestRequest request;
+  request.graph = &graph;
+  request.cluster = find_cluster("dgx-a100", catalog, options);
+  request.training.precision = DataType::bf16;
+  request.training.global_batch = 128;
+  request.training.sequence_length = 2048;
+  request.layout = LayoutRequest{
+      {Choice::dp, 4}, {Choice::tp, 4}, {Choice::pp, 2}, {Choice::zero_stage, 1}, {Choice::micro_batch, 2}};
+  const Plan plan = simulate_layout(request);
+  CHECK(validated.step == plan.prediction.time.total());
+  CHECK(validated.memory == plan.prediction.memory.peak());
+  CHECK(validated.fits());
+  CHECK(*validated.step_error() == doctest::Approx(validated.step.value / 2.0 - 1.0));
+  CHECK(*validated.memory_error() ==
+        doctest::Approx(static_cast<double>(validated.memory.count) / 10.0 / 1073741824.0 - 1.0));
+}
+
+TEST_CASE("facts that were not published are filled in and named") {
+  PublishedRun run = stated_run();
+  run.kv_heads.reset();  // as many as heads, in a GPT
+  CHECK(state(run, catalog).assumed.empty());
+  run.vocabulary.reset();
+  run.gbit_s_per_node.reset();
+  run.zero_stage.reset();
+  run.micro_batch.reset();
+  run.sequence_parallel.reset();
+  run.virtual_stages.reset();
+  run.recompute = "";
+  const StatedRun stated = state(run, catalog);
+  CHECK(stated.skipped == "");
+  CHECK(stated.assumed.size() == 7);
+  CHECK(stated.model.vocabulary == 51200);
+  // What one rank or one node has no use for is no assumption.
+  run = stated_run();
+  run.devices = 4;
+  run.dp = run.pp = 1;
+  run.zero_stage.reset();
+  run.gbit_s_per_node.reset();
+  run.virtual_stages.reset();
+  CHECK(state(run, catalog).assumed.empty());
+}
+
+TEST_CASE("half of the network is half of the bandwidth between nodes, and changes nothing within") {
+  PublishedRun run = stated_run();
+  const Cluster whole = state(run, catalog).cluster;
+  run.gbit_s_per_node = 800;
+  const Cluster half = state(run, catalog).cluster;
+  NetworkCache of_whole(whole), of_half(half);
+  const DeviceMesh mesh{.degree = {.dp = 4, .tp = 8}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+  CHECK(of_half.group(mesh, Axis::tp) == of_whole.group(mesh, Axis::tp));
+  CHECK(!(of_half.group(mesh, Axis::dp) == of_whole.group(mesh, Axis::dp)));
+  const ValidatedRun slower = validate(run, catalog, graph_of_published),
+                     faster = validate(stated_run(), catalog, graph_of_published);
+  CHECK(slower.step > faster.step);
+  CHECK(slower.memory == faster.memory);
+}
+
+TEST_CASE("what cannot be simulated is skipped, with the reason") {
+  const auto skipped = [](auto change) {
+    PublishedRun run = stated_run();
+    change(run);
+    const ValidatedRun validated = validate(run, catalog, graph_of_published);
+    CHECK(!validated.step_error());
+    return validated.skipped;
+  };
+  CHECK(skipped([](PublishedRun& run) { run.precision = "fp8"; }) == "precision fp8 is not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.experts = 8; }) == "mixtures of experts are not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.family = "t5"; }) == "model family t5 is not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.layers.reset(); }) == "the number of layers is not stated");
+  CHECK(skipped([](PublishedRun& run) { run.dp = 8; }) == "dp 8 x tp 4 x pp 2 x cp 1 are not 32 devices");
+  CHECK(skipped([](PublishedRun& run) { run.device = "abacus"; }).find("8 abacus") != std::string::npos);
+  CHECK(skipped([](PublishedRun& run) { run.global_batch = 7; }).find("batch") != std::string::npos);
+  CHECK(skipped([](PublishedRun& run) { run.heads = 7; }).find("no multiple of 7 heads") != std::string::npos);
+}
+
+TEST_CASE("errors are summed up by their definitions") {
+  CHECK(!summarise({}));
+  const ErrorSummary alone = *summarise(std::vector<std::pair<double, double>>{{3, 4}});
+  CHECK(alone.count == 1);
+  CHECK(alone.mean_absolute == doctest::Approx(0.25));
+  CHECK(alone.median_absolute == doctest::Approx(0.25));
+  CHECK(alone.bias == doctest::Approx(-0.25));
+  CHECK(!alone.rank_correlation);
+  // Errors of +10, -20, +50 and 0 %.
+  const ErrorSummary four = *summarise(std::vector<std::pair<double, double>>{{11, 10}, {16, 20}, {45, 30}, {40, 40}});
+  CHECK(four.mean_absolute == doctest::Approx(0.2));
+  CHECK(four.median_absolute == doctest::Approx(0.15));
+  CHECK(four.largest_absolute == doctest::Approx(0.5));
+  CHECK(four.bias == doctest::Approx(0.1));
+  // Ranks 1 2 4 3 beside 1 2 3 4: 1 - 6 * 2 / (4 * 15).
+  CHECK(*four.rank_correlation == doctest::Approx(0.8));
+  const ErrorSummary reversed = *summarise(std::vector<std::pair<double, double>>{{1, 9}, {2, 5}, {7, 1}});
+  CHECK(*reversed.rank_correlation == doctest::Approx(-1.0));
+}
+
+TEST_CASE("the order of layouts is judged within one job alone, and so is what a wrong pick costs") {
+  std::vector<ValidatedRun> runs(5);
+  const double predicted[] = {1.0, 2.0, 3.0, 10.0, 0.5}, measured[] = {2.0, 1.0, 1.04, 5.0, 50.0};
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].run = stated_run();
+    runs[i].step = Seconds(predicted[i]);
+    runs[i].run.step_seconds = measured[i];
+  }
+  runs[4].run.global_batch = 256;  // another job
+  const OrderSummary all = summarise_order(runs, 0.0);
+  CHECK(all.groups == 1);
+  CHECK(all.pairs == 6);
+  CHECK(all.pairs_right == 4);  // the first run is predicted before the second and the third
+  CHECK(all.regret == doctest::Approx(1.0));
+  CHECK(summarise_order(runs, 0.05).pairs == 5);
+  runs[0].skipped = "left out";
+  CHECK(summarise_order(runs, 0.0).pairs_right == 3);
+  CHECK(summarise_order(runs, 0.0).regret == 0.0);
+}
+
+TEST_CASE("files of runs are told apart by their headers, and faults have places") {
+  const std::vector<PublishedRun> runs = read_published_runs(published + "runs.csv");
+  CHECK(runs.size() == 292);
+  CHECK(runs.front().id == "sc21-t1-1.7b");
+  CHECK(runs.front().source.find("(arXiv 2104.04473); numbers read") != std::string::npos);  // has commas
+  CHECK(runs.front().layers == 24);
+  CHECK(!runs.front().micro_batch);
+  CHECK(*runs.front().step_seconds == doctest::Approx(3.52802));
+  const std::vector<PublishedRun> of_node = read_published_runs(published + "vtrain-one-node.csv");
+  CHECK(of_node.size() == 475);
+  CHECK(of_node.front().feature == 4 * 2048);
+  CHECK(*of_node.front().step_seconds == doctest::Approx(0.410490577));
+
+  const std::string text = read_file(published + "runs.csv");
+  const std::string header = text.substr(0, text.find('\n'));
+  const std::string row = text.substr(header.size() + 1, text.find('\n', header.size() + 1) - header.size() - 1);
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path("runs.csv");
+  const auto fault = [&](const std::string& csv) {
+    folder.write("runs.csv", csv);
+    return error_of<ConfigError>([&] { read_published_runs(path); });
+  };
+  const auto has = [](const std::string& message, const std::string& words) {
+    INFO(message);
+    CHECK(message.find(words) != std::string::npos);
+  };
+  has(fault("a,b\n1,2\n"), path + ":1: error: the header has neither step_time_s");
+  has(fault(std::regex_replace(header, std::regex("layers"), "floors") + "\n"), "no column 'layers'");
+  has(fault(header + "\n" + row + "\n" + std::regex_replace(row, std::regex(",24,2304,"), ",many,2304,") + "\n"),
+      path + ":3: error: layers is 'many'; expected a number");
+  has(fault(header + "\n1,2,3\n"), path);
+  has(error_of<ConfigError>([] { read_published_runs("/no/such/file.csv"); }), "/no/such/file.csv");
+}
+
+TEST_CASE("the named clusters have the line rates that runs are scaled from") {
+  int clusters = 0;
+  for (const char* const device : {"a100-sxm4-80gb nvlink3", "a100-sxm4-40gb nvlink3", "h100-sxm-80gb nvlink4",
+                                   "h200-sxm-141gb nvlink4", "b200-sxm-180gb nvlink5"}) {
+    const std::string words = device;
+    PublishedRun run = stated_run();
+    run.device = words.substr(0, words.find(' '));
+    run.intra_node = words.substr(words.find(' ') + 1) + "-nvswitch";
+    run.gbit_s_per_node.reset();
+    const StatedRun stated = state(run, catalog);
+    INFO(words << " " << stated.skipped);
+    REQUIRE(stated.assumed.size() == 1);
+    const std::string text = read_file(catalog.clusters_folder + "/" + stated.cluster.name + ".yaml");
+    std::smatch found;
+    REQUIRE(std::regex_search(text, found, std::regex("nics: \\{count: ([0-9]+), line_rate: ([0-9]+) Gbit/s\\}")));
+    CHECK(stated.assumed.front().ends_with(fmt::format(": {}", std::stoi(found[1]) * std::stoi(found[2]))));
+    ++clusters;
+  }
+  CHECK(clusters == 5);
+}
+
+TEST_CASE("every published run is stated or skipped with a reason, and the JSON has all of them") {
+  const std::vector<PublishedRun> all = read_published_runs(published + "runs.csv");
+  std::vector<PublishedRun> some;
+  for (std::size_t i = 0; i < all.size(); i += 7) some.push_back(all[i]);
+  const std::vector<ValidatedRun> runs = validate(some, catalog, graph_of_published, 2, {});
+  const Json json = validation_json(runs, "test");
+  CHECK(json["schema"] == "parplan.validate/1");
+  CHECK(json["rows"].size() == some.size());
+  int exact = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Json& row = json["rows"][i];
+    CHECK(row["id"] == some[i].id);
+    CHECK((row["stated"] == "skipped") == row["skipped"].is_string());
+    CHECK((row["stated"] == "skipped") == row["predicted_step_time_s"].is_null());
+    CHECK((row["stated"] == "assumed") == row["assumed"].is_string());
+    exact += row["stated"] == "exact" && row["error"].is_number();
+  }
+  CHECK(exact > 5);
+  CHECK(json["summary"]["exact"]["all"][0]["step_time"]["runs"] == exact);
+}
+
+}  // namespace
+}  // namespace parplan
