@@ -47,10 +47,10 @@ const std::string clusters =
 TEST_CASE("commands that do not exist are refused with those that do") {
   check(
       {{{"sugest"},
-        "unknown command 'sugest'; allowed: suggest, simulate, run, explain, sweep, measure, topology, completion; did "
+        "unknown command 'sugest'; allowed: suggest, simulate, run, explain, sweep, measure, topology, validate, completion; did "
         "you mean 'suggest'?"},
        {{"frobnicate"},
-        "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, sweep, measure, topology, completion"},
+        "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, sweep, measure, topology, validate, completion"},
        {{"--cluster", "dgx-a100"},
         "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, sweep, measure, topology, "
         "completion"}});
