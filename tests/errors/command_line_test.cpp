@@ -45,15 +45,15 @@ const std::string clusters =
     "rtx-4090-4, rtx-4090-8, rtx-a6000-2-nvlink, titan-rtx-2, titan-rtx-2-nvlink";
 
 TEST_CASE("commands that do not exist are refused with those that do") {
-  check(
-      {{{"sugest"},
-        "unknown command 'sugest'; allowed: suggest, simulate, run, explain, sweep, measure, topology, validate, completion; did "
-        "you mean 'suggest'?"},
-       {{"frobnicate"},
-        "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, sweep, measure, topology, validate, completion"},
-       {{"--cluster", "dgx-a100"},
-        "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, sweep, measure, topology, "
-        "completion"}});
+  check({{{"sugest"},
+          "unknown command 'sugest'; allowed: suggest, simulate, run, explain, sweep, measure, topology, validate, "
+          "completion; did you mean 'suggest'?"},
+         {{"frobnicate"},
+          "unknown command 'frobnicate'; allowed: suggest, simulate, run, explain, sweep, measure, topology, validate, "
+          "completion"},
+         {{"--cluster", "dgx-a100"},
+          "unknown option '--cluster'; expected a command: suggest, simulate, run, explain, sweep, measure, topology, "
+          "validate, completion"}});
 }
 
 TEST_CASE("without a command the help goes to standard error") {
