@@ -150,13 +150,14 @@ void all_do(Rendezvous& rendezvous, const std::function<void()>& work) {
 
 std::shared_ptr<const WeightFiles> open_weights(const WeightOptions& options, Rendezvous& rendezvous) {
   std::shared_ptr<const WeightFiles> files;
+  std::uint64_t sampled = 0;
   agree(rendezvous, [&] {
     files = std::make_shared<WeightFiles>(options.folder);
     files->find(options.stored.tensors);
+    if (rendezvous.processes() > 1) sampled = files->sampled_fingerprint();
   });
   agree_on(rendezvous,
-           std::vector<Fact>{{"--weights", fmt::format("of the fingerprint {}",
-                                                       write_fingerprint(files->fingerprint_of_headers()))}});
+           std::vector<Fact>{{"--weights", fmt::format("of the fingerprint {}", write_fingerprint(sampled))}});
   return files;
 }
 

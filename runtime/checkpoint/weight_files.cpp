@@ -30,6 +30,13 @@ struct NumberRow {
 };
 constexpr NumberRow numbers[] = {{"F32", DataType::fp32}, {"F16", DataType::fp16}, {"BF16", DataType::bf16}};
 
+std::uint64_t joined(std::uint64_t first, std::uint64_t second) {
+  const std::uint64_t parts[] = {first, second};
+  return fingerprint(std::as_bytes(std::span(parts)));
+}
+
+constexpr std::size_t sampled_bytes = 4096;  // of each place: a page or two of the mapping
+
 std::vector<std::string> files_of(const std::string& folder) {
   const std::string index = folder + '/' + index_of_files;
   if (!std::filesystem::exists(index)) return {one_file};
@@ -54,19 +61,30 @@ void WeightFiles::add_file(const std::string& path) {
   if (mapped.empty()) throw ConfigError(fmt::format("cannot read '{}': it is empty", path));
   const std::string_view bytes(reinterpret_cast<const char*>(mapped.data()), mapped.size());
   const SafetensorsHeader header = parse_safetensors_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
-  const std::uint64_t parts[] = {fingerprint_,
-                                 fingerprint(bytes.substr(0, static_cast<std::size_t>(header.data_begin)))};
-  fingerprint_ = fingerprint(std::as_bytes(std::span(parts)));
+  headers_ = joined(headers_, fingerprint(bytes.substr(0, static_cast<std::size_t>(header.data_begin))));
   for (const SafetensorsEntry& entry : header.entries) {
     const auto* const number = std::ranges::find(numbers, entry.dtype, &NumberRow::dtype);
     const Weights weights{.shape = entry.shape,
                           .dtype = entry.dtype,
                           .type = number == std::end(numbers) ? DataType::int32 : number->type,
                           .data = reinterpret_cast<const std::byte*>(bytes.data()) + header.data_begin + entry.begin,
+                          .bytes = static_cast<std::size_t>(entry.end - entry.begin),
                           .file = path};
     if (!weights_.emplace(entry.name, weights).second)
       throw ConfigError({path}, fmt::format("{} lies in another file, too", Json(entry.name).dump()));
   }
+}
+
+std::uint64_t WeightFiles::sampled_fingerprint() const {
+  std::uint64_t all = headers_;
+  for (const auto& [name, weights] : weights_) {
+    const std::span<const std::byte> bytes(weights.data, weights.bytes);
+    const std::size_t size = std::min(sampled_bytes, bytes.size());
+    for (const std::size_t begin : {std::size_t{0}, (bytes.size() - size) / 2, bytes.size() - size})
+      all = joined(all, fingerprint(bytes.subspan(begin, size)));
+  }
+  check_are_whole();
+  return all;
 }
 
 std::vector<WeightFiles::Weights> WeightFiles::find(const std::vector<StoredTensor>& tensors) const {

@@ -29,6 +29,7 @@ class WeightFiles {
     std::string dtype;
     DataType type{};
     const std::byte* data = nullptr;
+    std::size_t bytes = 0;
     std::string file;
   };
   // Those of every tensor of the list, in its order. ConfigError where one is missing, has another
@@ -38,8 +39,10 @@ class WeightFiles {
   std::vector<std::string> beyond(const std::vector<StoredTensor>& tensors) const;
   // RunError names a file that was cut off since.
   void check_are_whole() const;
-  // Changes with the names, shapes and places of the tensors.
-  std::uint64_t fingerprint_of_headers() const { return fingerprint_; }
+  // Changes with the names, shapes and places of the tensors, and with their values at the
+  // beginning, in the middle and at the end of each: to compare all bytes, each process would have
+  // to read all of them.
+  std::uint64_t sampled_fingerprint() const;
 
  private:
   void add_file(const std::string& path);
@@ -47,7 +50,7 @@ class WeightFiles {
   std::string folder_;
   std::vector<std::unique_ptr<MappedFile>> mappings_;
   std::map<std::string, Weights> weights_;
-  std::uint64_t fingerprint_ = 0;
+  std::uint64_t headers_ = 0;  // the fingerprint of those of all files
 };
 
 }  // namespace parplan

@@ -145,6 +145,22 @@ TEST_CASE("processes whose plans or options differ end before the first step and
   CHECK(std::ranges::count(layout.out, '\n') == 1);
 }
 
+TEST_CASE("processes whose weights differ in a single value end before the first step, and equal copies do not") {
+  const Job job;
+  const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
+  const std::string run = job.plan + " --quiet --steps 1 --data " + text;
+  const std::string first = job.folder.path("first"), second = job.folder.path("second");
+  REQUIRE(shell(fmt::format("{} run {} --export-weights {} && cp -r {} {}", PARPLAN_BINARY, run, first, first, second))
+              .code == 0);
+  CHECK(run_pair(run + " --weights " + first, run + " --weights " + second).codes == "codes 0 0\n");
+  std::string weights = job.folder.read("second/model.safetensors");
+  weights.back() = static_cast<char>(weights.back() ^ 1);
+  job.folder.write("second/model.safetensors", weights);
+  const Pair ended = run_pair(run + " --weights " + first, run + " --weights " + second);
+  CHECK(ended.codes == "codes 2 2\n");
+  CHECK(ended.out.starts_with("error: the processes of this job differ: rank 1 has --weights of the fingerprint "));
+}
+
 TEST_CASE("processes with equal plans in different files are not told apart") {
   const Job job;
   const std::string copy = job.folder.write("copy.yaml", job.folder.read("plan.yaml"));
