@@ -1,13 +1,17 @@
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "cli/command_line.h"
+#include "planner/base/allocated.h"
 
 namespace {
 
@@ -21,6 +25,22 @@ void occupy_closed_descriptors() {
 }
 
 }  // namespace
+
+// That of the system's library, or of one that was loaded before it, with the size in what it
+// throws. The other forms of new end here, too.
+void* operator new(std::size_t bytes) {
+  using New = void* (*)(std::size_t);
+  static const auto next = reinterpret_cast<New>(dlsym(RTLD_NEXT, "_Znwm"));
+  if (next == nullptr) {  // the library is a part of the program
+    if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+    throw parplan::RefusedAllocation(bytes);
+  }
+  try {
+    return next(bytes);
+  } catch (const std::bad_alloc&) {
+    throw parplan::RefusedAllocation(bytes);
+  }
+}
 
 int main(int count, char** words) {
   occupy_closed_descriptors();

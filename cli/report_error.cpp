@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <new>
+#include <ostream>
 #include <string>
 #include <system_error>
 
@@ -9,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "cli/commands.h"
+#include "planner/base/allocated.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/units.h"
@@ -29,34 +31,44 @@ std::string memory_taken() {
   return text;
 }
 
-}  // namespace
+// What is written of the exception that is being handled, and the exit code.
+struct Said {
+  std::string text;
+  int code;
+};
 
-int report_error(std::ostream& err) {
+Said said_of_current_exception() {
   try {
     throw;
   } catch (const SaidElsewhere&) {
-    return exit_bad_input;
+    return {"", exit_bad_input};
   } catch (const ConfigError& error) {
-    err << printable(error.what()) << '\n';
-    return exit_bad_input;
+    return {printable(error.what()) + '\n', exit_bad_input};
   } catch (const RunError& error) {
-    err << "error: " << printable(error.what()) << '\n';
-    return exit_failed;
-  } catch (const std::bad_alloc&) {
-    err << "error: out of memory: " << memory_taken() << '\n';
-    return exit_failed;
+    return {fmt::format("error: {}\n", printable(error.what())), exit_failed};
+  } catch (const std::bad_alloc& error) {
+    return {fmt::format("error: {}; {}\n", out_of_memory_text(error), memory_taken()), exit_failed};
   } catch (const std::exception& error) {
     const auto* of_system = dynamic_cast<const std::system_error*>(&error);
-    if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again) {
-      err << "error: the system starts no more threads for this process: " << error.what()
-          << "; ulimit -u and the limits of its control group count them, their stacks count in ulimit -v, and "
-             "--threads asks for fewer\n";
-      return exit_failed;
-    }
-    err << "internal error (a bug of parplan: please report it with the command and its files): "
-        << printable(error.what()) << '\n';
-    return exit_bug;
+    if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again)
+      return {fmt::format("error: the system starts no more threads for this process: {}; ulimit -u and the limits of "
+                          "its control group count them, their stacks count in ulimit -v, and --threads asks for "
+                          "fewer\n",
+                          error.what()),
+              exit_failed};
+    return {fmt::format("internal error (a bug of parplan: please report it with the command and its files): {}\n",
+                        printable(error.what())),
+            exit_bug};
   }
+}
+
+}  // namespace
+
+// In one piece: several processes may write to the same terminal.
+int report_error(std::ostream& err) {
+  const Said said = said_of_current_exception();
+  err << said.text << std::flush;
+  return said.code;
 }
 
 }  // namespace parplan

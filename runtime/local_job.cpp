@@ -15,6 +15,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include "planner/base/allocated.h"
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/json.h"
@@ -38,8 +39,8 @@ bool has_failed(Rendezvous& rendezvous) {
 // What a rank throws, as the job reports it: with the place, unless the job has failed elsewhere
 // before. Running out of memory is no bug.
 std::exception_ptr reported(const std::exception& failure, const std::string& place, Rendezvous& rendezvous) {
-  if (dynamic_cast<const std::bad_alloc*>(&failure) != nullptr)
-    return std::make_exception_ptr(RunError("out of memory" + place));
+  if (const auto* memory = dynamic_cast<const std::bad_alloc*>(&failure); memory != nullptr)
+    return std::make_exception_ptr(RunError(out_of_memory_text(*memory) + place));
   if (dynamic_cast<const RunError*>(&failure) != nullptr && !has_failed(rendezvous))
     return std::make_exception_ptr(RunError(failure.what() + place));
   return std::current_exception();

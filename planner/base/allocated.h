@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <new>
 #include <stdexcept>
@@ -8,6 +9,20 @@
 #include <vector>
 
 namespace parplan {
+
+// An allocation that the system refused, with its size: what operator new of the program throws.
+class RefusedAllocation : public std::bad_alloc {
+ public:
+  explicit RefusedAllocation(std::size_t bytes) noexcept : bytes_(bytes) {}
+  const char* what() const noexcept override { return "out of memory"; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  std::size_t bytes_;
+};
+
+// "out of memory", and how much was asked for, where that is known.
+std::string out_of_memory_text(const std::bad_alloc& failure);
 
 // RunError: so many bytes were asked for, for `what`, and the system has them not.
 [[noreturn]] void out_of_memory(double bytes, std::string_view what);

@@ -29,7 +29,9 @@ using testing::TemporaryFolder;
 void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, std::mt19937& random) {
   const auto draw = [&] {
     ParallelSpec own = spec;
-    if (spec.dp() > 1) own.zero_stage = static_cast<int>(random() % 4);
+    // Gradients of a backward in two parts are not sharded, and hybrid sharding shards something.
+    const int most = runs_backward_in_parts(spec.schedule) ? 1 : 3, least = spec.mesh.dp_shard > 0 ? 1 : 0;
+    if (spec.dp() > 1) own.zero_stage = least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
     BlockLayout drawn = block_layout(own, place(graph, own), spec.recompute);
     const auto home = [&] { return all_homes[random() % all_homes.size()]; };
     drawn.placements.state.homes = {.parameters = home(), .gradients = home(), .optimizer = home()};
@@ -44,11 +46,38 @@ void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, 
   }
 }
 
-// A way to train the model: any layout, by blocks or alike.
-Job random_job(const OpGraph& graph, const TrainingSpec& training, std::mt19937& random, std::string& what) {
-  const ParallelSpec spec = testing::random_spec(graph, training, 1 << random() % 4, {}, random);
+// What a layout must have, beside what is drawn.
+struct Kind {
+  std::string name;
+  LayoutRequest request;
+  bool hybrid = false;
+};
+const std::vector<Kind> kinds = {
+    {"any", {}},
+    {"keys gathered over the context axis", {{Choice::cp, 2}, {Choice::cp_method, ContextMethod::all_gather}}},
+    {"tokens exchanged over the context axis", {{Choice::cp, 2}, {Choice::cp_method, ContextMethod::ulysses}}},
+    {"interleaved", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::interleaved}}},
+    {"zero bubble", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::zero_bubble_h1}}},
+    {"hybrid sharding", {{Choice::dp, 4}}, true},
+};
+
+// A way to train the model: any layout of the kind, by blocks or alike. Models whose positions do
+// not depend on each other have no context axis: any other layout then.
+Job random_job(const OpGraph& graph, const TrainingSpec& training, std::mt19937& random, std::string& what,
+               const Kind& kind = kinds.front()) {
+  int ranks = 1 << random() % 4;
+  if (kind.hybrid) ranks = std::max(ranks, 4);
+  if (kind.name != "any") ranks = std::max(ranks, 2);
+  const bool has = !enumerate_specs(graph, training, ranks, kind.request).empty();
+  CHECK((has || graph.name == "tiny-mlp"));
+  ParallelSpec spec = testing::random_spec(graph, training, ranks, has ? kind.request : LayoutRequest{}, random);
+  if (kind.hybrid) {
+    const int most = runs_backward_in_parts(spec.schedule) ? 1 : 3;
+    spec.mesh.dp_shard = 2;
+    spec.zero_stage = 1 + static_cast<int>(random() % static_cast<unsigned>(most));
+  }
   Job job = testing::job_of(graph, training, spec);
-  what = testing::describe(spec);
+  what = fmt::format("{}: {} cp {}", has ? kind.name : "any", testing::describe(spec), spec.cp());
   if (random() % 2 == 0) {
     vary_state(graph, spec, job.layout, random);
     what += ", blocks of their own state";
@@ -161,11 +190,13 @@ TEST_CASE("any plan goes on from any plan's checkpoint to the bit") {
   std::mt19937 random(20261122);
   for (const std::string& model : testing::models) {
     const OpGraph graph = testing::graph_of(model);
-    for (int trial = 0; trial < 16; ++trial) {
-      const TrainingSpec training = training_of(trial);
+    // Every pair of kinds.
+    const int count = static_cast<int>(kinds.size());
+    for (int trial = 0; trial < count * count; ++trial) {
+      const TrainingSpec training = training_of(trial + trial / count);
       std::string from, to;
-      const Job writes = random_job(graph, training, random, from);
-      const Job reads = random_job(graph, training, random, to);
+      const Job writes = random_job(graph, training, random, from, kinds[static_cast<std::size_t>(trial / count)]);
+      const Job reads = random_job(graph, training, random, to, kinds[static_cast<std::size_t>(trial % count)]);
       INFO(model << " trial " << trial << "\nfrom " << from << "\nto " << to);
       const TemporaryFolder folder;
       const std::string first = folder.path("first"), second = folder.path("second");
@@ -194,11 +225,12 @@ TEST_CASE("a job that goes on from its checkpoint equals one that was not interr
   std::mt19937 random(7);
   for (const std::string& model : testing::models) {
     const OpGraph graph = testing::graph_of(model);
-    for (int trial = 0; trial < 8; ++trial) {
+    for (int trial = 0; trial < 12; ++trial) {
       TrainingSpec training = training_of(trial);
       training.precision = DataType::fp32;
       std::string what;
-      const Job description = random_job(graph, training, random, what);
+      const Kind& kind = kinds[static_cast<std::size_t>(trial) % kinds.size()];
+      const Job description = random_job(graph, training, random, what, kind);
       INFO(model << " trial " << trial << ": " << what);
       const TemporaryFolder folder;
       const std::string path = folder.root().string();

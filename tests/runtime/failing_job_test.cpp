@@ -11,6 +11,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/base/allocated.h"
 #include "planner/base/json.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
@@ -160,6 +161,8 @@ TEST_CASE("a rank without memory ends the job with a RunError that names it") {
   const testing::TemporaryFolder folder;
   const Failed failed = run_until_failure(folder.root().string(), [] { throw std::bad_alloc(); });
   CHECK(failed.message.starts_with("out of memory (rank 1, in step 3, all_reduce_sum in "));
+  const Failed sized = run_until_failure(folder.root().string(), [] { throw RefusedAllocation(3 * 1024 * 1024); });
+  CHECK(sized.message.starts_with("out of memory: 3.00 MiB were asked for (rank 1, in step 3, all_reduce_sum in "));
 }
 
 }  // namespace

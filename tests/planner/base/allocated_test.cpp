@@ -37,5 +37,10 @@ TEST_CASE("large memory is zero, and where there is none it is said how much was
         "out of memory: more than 8 EiB were asked for, for the tokens of a step");
 }
 
+TEST_CASE("what the system refuses is said with its size, where that is known") {
+  CHECK(out_of_memory_text(std::bad_alloc()) == "out of memory");
+  CHECK(out_of_memory_text(RefusedAllocation(3 * 1024 * 1024)) == "out of memory: 3.00 MiB were asked for");
+}
+
 }  // namespace
 }  // namespace parplan
