@@ -66,9 +66,14 @@ Said said_of_current_exception() {
 
 // In one piece: several processes may write to the same terminal.
 int report_error(std::ostream& err) {
-  const Said said = said_of_current_exception();
-  err << said.text << std::flush;
-  return said.code;
+  try {
+    const Said said = said_of_current_exception();
+    err << said.text << std::flush;
+    return said.code;
+  } catch (const std::bad_alloc&) {
+    err << "error: out of memory\n" << std::flush;  // not even for more words
+    return exit_failed;
+  }
 }
 
 }  // namespace parplan
