@@ -26,6 +26,17 @@ void occupy_closed_descriptors() {
 
 }  // namespace
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define PARPLAN_SANITIZED
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PARPLAN_SANITIZED
+#endif
+
+// Sanitizers have their own, which belongs to their delete.
+#ifndef PARPLAN_SANITIZED
 // That of the system's library, or of one that was loaded before it, with the size in what it
 // throws. The other forms of new end here, too.
 void* operator new(std::size_t bytes) {
@@ -41,6 +52,7 @@ void* operator new(std::size_t bytes) {
     throw parplan::RefusedAllocation(bytes);
   }
 }
+#endif
 
 int main(int count, char** words) {
   occupy_closed_descriptors();
