@@ -290,7 +290,7 @@ class SpaceSearch {
       key.recompute = Recompute::none;
       const bool any = holds_nothing != key && floors_->can_hold(spec, choices);
       if (!any && choices.size() > 1) holds_nothing = key;
-      Part part{.step = Step::any_order,
+      Part part{.step = are_equal ? Step::any_order : Step::layout,
                 .space = {.spec = spec, .layouts = placed.orders},
                 .floor = parts_[number].floor,
                 .place = place_of(number, placed),
@@ -313,7 +313,6 @@ class SpaceSearch {
   // `part`: of a single layout.
   Open open_layout(Part part) {
     const ParallelSpec& spec = part.space.spec;
-    part.step = Step::layout;
     if (options_.objective != Objective::memory)
       part.floor.time = std::max(part.floor.time, floors_->time_of(spec, choices_of(spec)));
     return open_part(std::move(part));
@@ -323,6 +322,7 @@ class SpaceSearch {
     std::vector<Open> opened;
     for (PlacedSpec& placed : orders_of(number)) {
       Part part = parts_[number];
+      part.step = Step::layout;
       part.space = {.spec = std::move(placed.spec), .layouts = 1};
       part.place += static_cast<std::uint64_t>(placed.place) << candidate_bits;
       opened.push_back(open_layout(std::move(part)));
