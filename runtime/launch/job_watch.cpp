@@ -69,7 +69,9 @@ void JobWatch::leave() {
   rendezvous_ = nullptr;
   if (reason_) return;
   reason_ = failure_.value_or("the other processes of this job do not let this one leave");
-  left_ = times_.ending;
+  // Where nothing has failed, the others may be slow to leave on a busy machine: MPI_Finalize waits
+  // for all of them.
+  left_ = failure_ ? times_.ending : times_.silence + times_.ending;
 }
 
 void JobWatch::host(WatchedRanks ranks) {
