@@ -30,8 +30,8 @@ struct SimulatedSpec {
 };
 // The same under the row's order of calls, from a shorter step that has reached its steady state
 // (planner/simulator/steady_state.h), equal up to rounding; nothing where that would save little or
-// is uncertain: few micro-batches, all of them in flight at once, or no steady state after a third
-// of the micro-batches.
+// is uncertain: few micro-batches, all of them in flight at once, or no steady state after half of
+// the micro-batches.
 std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                              const ParallelSpec& spec, const Placements& placements,
                                              const ScheduleRow& row, std::span<const CostModel> models,

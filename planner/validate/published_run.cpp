@@ -159,23 +159,30 @@ PublishedRun run_of_node(const Line<node_columns.size()>& line) {
   return run;
 }
 
+// A table of runs: FILE and its text.
+struct Table {
+  const std::string& path;
+  const std::string& text;
+};
+
 template <std::size_t columns, class Make, std::size_t... Column>
-std::vector<PublishedRun> read_lines(const std::string& path, const std::array<const char*, columns>& names,
+std::vector<PublishedRun> read_lines(const Table& table, const std::array<const char*, columns>& names,
                                      const Make& make, std::index_sequence<Column...> /*columns*/) {
   std::vector<PublishedRun> runs;
   try {
-    Reader<columns> reader(path);
+    Reader<columns> reader(table.path, table.text.data(), table.text.data() + table.text.size());
     reader.read_header(io::ignore_extra_column | io::ignore_missing_column, names[Column]...);
     for (const char* const name : names)
       if (!reader.has_column(name))
-        throw ConfigError(fmt::format("{}:1: error: no column '{}'; docs/accuracy.md lists the columns", path, name));
+        throw ConfigError(
+            fmt::format("{}:1: error: no column '{}'; docs/accuracy.md lists the columns", table.path, name));
     Line<columns> line{.names = names, .place = {}};
     while (reader.read_row(line.fields[Column]...)) {
-      line.place = fmt::format("{}:{}", path, reader.get_file_line());
+      line.place = fmt::format("{}:{}", table.path, reader.get_file_line());
       runs.push_back(make(line));
     }
   } catch (const io::error::base& error) {
-    throw ConfigError(fmt::format("{}: error: {}", path, error.what()));
+    throw ConfigError(fmt::format("{}: error: {}", table.path, error.what()));
   }
   return runs;
 }
@@ -191,12 +198,16 @@ bool is_header(std::string_view header, std::string_view column) {
 }  // namespace
 
 std::vector<PublishedRun> read_published_runs(const std::string& path) {
-  const std::string text = read_file(path);
+  constexpr std::size_t most_bytes = std::size_t{64} << 20;  // a device such as /dev/zero has no end
+  const std::string text = read_file(path, most_bytes + 1);
+  if (text.size() > most_bytes)
+    throw ConfigError(fmt::format("{}: error: the file has more than 64 MiB; a table of runs is smaller", path));
+  const Table table{path, text};
   const std::string_view header = std::string_view(text).substr(0, text.find('\n'));
   if (is_header(header, "iteration_ms"))
-    return read_lines(path, node_columns, run_of_node, std::make_index_sequence<node_columns.size()>());
+    return read_lines(table, node_columns, run_of_node, std::make_index_sequence<node_columns.size()>());
   if (is_header(header, "step_time_s"))
-    return read_lines(path, run_columns, published_run, std::make_index_sequence<run_columns.size()>());
+    return read_lines(table, run_columns, published_run, std::make_index_sequence<run_columns.size()>());
   throw ConfigError(
       fmt::format("{}:1: error: the header has neither step_time_s (a file of runs) nor iteration_ms "
                   "(vTrain's table of one node); docs/accuracy.md lists the columns",

@@ -53,7 +53,8 @@ std::int64_t required(const std::optional<std::int64_t>& value, std::string_view
 }
 
 StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed) {
-  if (run.experts.value_or(0) > 0 || run.family == "moe") throw Skip{"mixtures of experts are not modelled"};
+  if (run.experts.value_or(0) > 0 || run.ep.value_or(1) > 1 || run.family == "moe")
+    throw Skip{"mixtures of experts are not modelled"};
   if (run.family != "gpt" && run.family != "llama")
     throw Skip{fmt::format("model family {} is not modelled", run.family)};
   StatedModel model;

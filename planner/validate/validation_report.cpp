@@ -84,7 +84,7 @@ std::string summary_table(std::span<const SummaryRow> summaries, std::string_vie
   for (const SummaryRow& one : summaries) {
     if (one.stated != with || one.quantity != quantity) continue;
     const ErrorSummary& of = one.errors;
-    rows.push_back({short_name(one.name), std::to_string(of.count), unsigned_percent(of.mean_absolute),
+    rows.push_back({short_name(printable_line(one.name)), std::to_string(of.count), unsigned_percent(of.mean_absolute),
                     unsigned_percent(of.median_absolute), unsigned_percent(of.largest_absolute), percent(of.bias),
                     of.rank_correlation ? fmt::format("{:.3f}", *of.rank_correlation) : "-"});
   }
@@ -198,7 +198,7 @@ std::string summary_in_words(std::span<const ValidatedRun> runs) {
   for (const ValidatedRun& one : runs)
     if (!one.skipped.empty()) ++skipped[one.skipped];
   for (const auto& [why, count] : skipped)
-    text += fmt::format("skipped: {} run{}: {}\n", count, count == 1 ? "" : "s", why);
+    text += fmt::format("skipped: {} run{}: {}\n", count, count == 1 ? "" : "s", printable_line(why));
   return text;
 }
 
@@ -209,9 +209,9 @@ std::string validation_table(std::span<const ValidatedRun> runs) {
   const auto error = [](const std::optional<double>& of) { return of ? percent(*of) : "-"; };
   for (const ValidatedRun& one : runs) {
     if (!one.skipped.empty()) continue;
-    rows.push_back({one.run.id, std::string(stated(one)), seconds(one.step.value),
-                    one.run.step_seconds ? seconds(*one.run.step_seconds) : one.run.outcome, error(one.step_error()),
-                    format_bytes(one.memory) + (one.fits() ? "" : " (does not fit)"),
+    rows.push_back({printable_line(one.run.id), std::string(stated(one)), seconds(one.step.value),
+                    one.run.step_seconds ? seconds(*one.run.step_seconds) : printable_line(one.run.outcome),
+                    error(one.step_error()), format_bytes(one.memory) + (one.fits() ? "" : " (does not fit)"),
                     one.run.memory_gib ? fmt::format("{:.1f} GiB", *one.run.memory_gib) : "-",
                     error(one.memory_error())});
   }

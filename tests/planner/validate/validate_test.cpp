@@ -133,6 +133,7 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
   };
   CHECK(skipped([](PublishedRun& run) { run.precision = "fp8"; }) == "precision fp8 is not modelled");
   CHECK(skipped([](PublishedRun& run) { run.experts = 8; }) == "mixtures of experts are not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.ep = 2; }) == "mixtures of experts are not modelled");
   CHECK(skipped([](PublishedRun& run) { run.family = "t5"; }) == "model family t5 is not modelled");
   CHECK(skipped([](PublishedRun& run) { run.layers.reset(); }) == "the number of layers is not stated");
   CHECK(skipped([](PublishedRun& run) { run.dp = 8; }) == "dp 8 x tp 4 x pp 2 x cp 1 are not 32 devices");
@@ -234,6 +235,19 @@ TEST_CASE("the named clusters have the line rates that runs are scaled from") {
     ++clusters;
   }
   CHECK(clusters == 5);
+}
+
+TEST_CASE("what a table of runs says does not act on the terminal, and no file is read without end") {
+  PublishedRun run = stated_run();
+  run.id = "run\x1b[2J\nof";
+  run.source = "a\x1bpaper";
+  PublishedRun skipped = run;
+  skipped.device = "aba\x1b[31mcus";
+  const std::string table = validation_table(validate(std::vector{run, skipped}, catalog, graph_of_published, 1, {}));
+  CHECK(table.find('\x1b') == std::string::npos);
+  CHECK(table.find("run\\u001b[2J") != std::string::npos);
+  CHECK(table.find("aba\\u001b[31mcus") != std::string::npos);
+  CHECK(error_of<ConfigError>([] { read_published_runs("/dev/zero"); }).find("more than 64 MiB") != std::string::npos);
 }
 
 TEST_CASE("every published run is stated or skipped with a reason, and the JSON has all of them") {
