@@ -61,16 +61,7 @@ std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
   return found;
 }
 
-// The GPU's attention reads keys where it finds the queries, and knows no chunks.
-void refuse_gathered_keys(const Plan& plan) {
-  if (plan.spec.cp() > 1 && plan.spec.cp_method == ContextMethod::all_gather)
-    throw ConfigError(
-        "attention with keys and values gathered over context-parallel ranks (cp_method all_gather) runs on CPU ranks "
-        "only: plan again with --cp-method ulysses, or without context parallelism (--cp 1)");
-}
-
 MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendezvous& rendezvous) {
-  refuse_gathered_keys(plan);
   const OpenedGpu opened = open_gpu();
   const int devices = static_cast<int>(gpus_for(plan, opened).size());
   const int ranks = plan.spec.mesh.size();

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -317,6 +319,148 @@ void check_attention(Backend& backend, const Case& c, std::int64_t shift = 0) {
   CHECK(bits == run_backward());
 }
 
+// The part of the context axis: the sequence is shared out among `ranks` in chunks ---------------
+
+// Rows of `width` elements, of the positions that a rank has.
+Doubles rows_of(const Case& c, const ContextChunks& chunks, const Doubles& values, std::int64_t width) {
+  Doubles rows;
+  const std::int64_t size = c.batch * width;
+  for (std::int64_t row = 0; row < 2 * chunks.size; ++row) {
+    const auto begin = values.begin() + chunks.position(row) * size;
+    rows.insert(rows.end(), begin, begin + size);
+  }
+  return rows;
+}
+Expected rows_of(const Case& c, const ContextChunks& chunks, const Expected& values, std::int64_t width) {
+  Expected rows(0);
+  rows.values = rows_of(c, chunks, values.values, width);
+  rows.allowed = rows_of(c, chunks, values.allowed, width);
+  return rows;
+}
+
+// [batch, heads, sequence], of the positions that a rank has.
+Doubles statistics_of(const Case& c, const ContextChunks& chunks, const Doubles& values) {
+  Doubles own;
+  for (std::int64_t head = 0; head < c.batch * c.heads; ++head)
+    for (std::int64_t row = 0; row < 2 * chunks.size; ++row)
+      own.push_back(values[static_cast<std::size_t>(head * c.sequence + chunks.position(row))]);
+  return own;
+}
+
+// The keys and values of a fused array, as an all-gather leaves them: rank after rank, the rows of
+// each, with a key and a value for each key/value head.
+Doubles gathered(const Case& c, std::int64_t ranks, const Doubles& fused) {
+  const Places at{c};
+  Doubles keys;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const ContextChunks chunks{.ranks = ranks, .rank = rank, .size = c.sequence / (2 * ranks)};
+    for (std::int64_t row = 0; row < 2 * chunks.size; ++row)
+      for (std::int64_t sample = 0; sample < c.batch; ++sample)
+        for (std::int64_t head = 0; head < c.heads; head += at.per_group()) {
+          const auto key = fused.begin() + static_cast<std::ptrdiff_t>(at.key(chunks.position(row), sample, head));
+          keys.insert(keys.end(), key, key + 2 * c.head_dim);
+        }
+  }
+  return keys;
+}
+
+// Both ops on every rank, each twice, into poison: outputs and gradients of queries are the whole
+// sequence's, and those of keys and values what the rank's own queries add to them.
+void check_gathered(Backend& backend, const Case& c, std::int64_t ranks, std::int64_t shift = 0) {
+  const Places at{c};
+  const std::int64_t size = c.sequence / (2 * ranks);
+  REQUIRE(2 * ranks * size == c.sequence);
+  const Doubles qkv = DeviceArray(backend, c.type, inputs(c, 1)).values();
+  const Doubles dy = DeviceArray(backend, c.type, random_numbers(at.y_size(), 2)).values();
+  const auto [y_expected, log_sum_exp_expected] = forward(c, qkv);
+  const Doubles y = DeviceArray(backend, c.type, y_expected.values).values();
+  const DeviceArray keys(backend, c.type, gathered(c, ranks, qkv), shift);
+  const std::int64_t qkv_width = (c.heads + 2 * c.kv_heads) * c.head_dim, y_width = c.heads * c.head_dim;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    INFO(text(c), ", rank ", rank, " of ", ranks, ", shift ", shift);
+    const ContextChunks chunks{.ranks = ranks, .rank = rank, .size = size};
+    Case own = c;
+    own.sequence = 2 * size;
+    OpShape shape = shape_of(own);
+    shape.chunks = chunks;
+    shape.gathered = true;
+    const DeviceArray own_qkv(backend, c.type, rows_of(c, chunks, qkv, qkv_width), shift);
+    const auto run = [&](OpKind kind, std::initializer_list<const DeviceArray*> arrays) {
+      std::vector<void*> operands;
+      for (const DeviceArray* array : arrays) operands.push_back(array->data());
+      backend.run(0, {.kind = kind, .shape = shape, .type = c.type, .operands = operands});
+      backend.synchronize();
+    };
+    std::vector<std::vector<std::byte>> bits[2];
+    for (auto& found : bits) {
+      const DeviceArray own_y(backend, c.type, Places{own}.y_size(), shift);
+      const DeviceArray log_sum_exp(backend, DataType::fp32, Places{own}.statistics());
+      run(OpKind::attention, {&own_qkv, &keys, &own_y, &log_sum_exp});
+
+      // The gradient gets the exact y and log-sum-exp, rounded.
+      const Doubles own_statistics = statistics_of(c, chunks, log_sum_exp_expected.values);
+      const DeviceArray own_dy(backend, c.type, rows_of(c, chunks, dy, y_width), shift),
+          exact_y(backend, c.type, rows_of(c, chunks, y, y_width), shift),
+          exact_statistics(backend, DataType::fp32, own_statistics), dqkv(backend, c.type, own_qkv.size(), shift),
+          dkeys(backend, c.type, keys.size(), shift),
+          workspace(backend, DataType::fp32,
+                    cuda_attention_gradient_workspace(own.sequence, own.batch, own.heads).count / 4);
+      run(OpKind::attention_gradient,
+          {&own_dy, &own_qkv, &keys, &exact_y, &exact_statistics, &dqkv, &dkeys, &workspace});
+      found = {own_y.bits(), log_sum_exp.bits(), dqkv.bits(), dkeys.bits()};
+      if (&found != &bits[0]) continue;
+
+      {
+        INFO("y");
+        check_close(own_y.values(), rows_of(c, chunks, y_expected, y_width));
+      }
+      {
+        INFO("log-sum-exp");
+        Expected expected(0);
+        expected.values = own_statistics;
+        expected.allowed = statistics_of(c, chunks, log_sum_exp_expected.allowed);
+        check_close(log_sum_exp.values(), expected);
+      }
+      // Without the gradients of other ranks' outputs, the whole sequence's gradients are this
+      // rank's.
+      Doubles masked(dy.size());
+      for (std::int64_t row = 0; row < own.sequence; ++row) {
+        const auto begin = static_cast<std::size_t>(chunks.position(row) * c.batch * y_width);
+        std::copy_n(dy.begin() + static_cast<std::ptrdiff_t>(begin), c.batch * y_width,
+                    masked.begin() + static_cast<std::ptrdiff_t>(begin));
+      }
+      const Expected whole =
+          backward(c, masked, qkv, y, DeviceArray(backend, DataType::fp32, log_sum_exp_expected.values).values());
+      {
+        INFO("dqkv");
+        Expected expected = rows_of(c, chunks, whole, qkv_width);
+        for (std::size_t i = 0; i < expected.values.size(); ++i) {
+          const auto slot = static_cast<std::int64_t>(i) / c.head_dim % (at.per_group() + 2);
+          if (slot < at.per_group()) continue;
+          expected.values[i] = 0.0;  // keys and values: their gradients are elsewhere
+          expected.allowed[i] = 1e-300;
+        }
+        check_close(dqkv.values(), expected);
+      }
+      {
+        INFO("dkeys");
+        Expected expected(0);
+        expected.values = gathered(c, ranks, whole.values);
+        expected.allowed = gathered(c, ranks, whole.allowed);
+        // No query of the rank sees what lies behind its last chunk.
+        std::int64_t unseen = 0;
+        const std::int64_t row_size = c.batch * 2 * c.kv_heads * c.head_dim;
+        for (std::int64_t position = (2 * ranks - rank) * size; position < c.sequence; ++position)
+          for (std::int64_t i = 0; i < row_size; ++i, ++unseen)
+            expected.allowed[static_cast<std::size_t>(chunks.gathered_row(position) * row_size + i)] = 1e-300;
+        CHECK(unseen == rank * size * row_size);
+        check_close(dkeys.values(), expected);
+      }
+    }
+    CHECK(bits[0] == bits[1]);
+  }
+}
+
 constexpr DataType half_types[] = {DataType::bf16, DataType::fp16};
 constexpr DataType all_types[] = {DataType::fp32, DataType::bf16, DataType::fp16};
 
@@ -378,6 +522,32 @@ TEST_CASE("attention and its gradient with windows, capped scores, ALiBi and a s
     check_attention(*backend, {DataType::fp32, 200, 1, 4, 2, 16, 1.0, asked});
     check_attention(*backend, {DataType::fp32, 70, 1, 2, 1, 160, 1.0, asked});
     check_attention(*backend, {DataType::fp16, 65, 2, 2, 1, 24, 1.0, asked});
+  }
+}
+
+// Chunks of 64 positions are whole tiles of the gradients on matrix units, those of 128 of the
+// forward, too; others are left to the general kernels.
+TEST_CASE("attention over a rank's chunks with gathered keys is that of the whole sequence, forward and backward") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  for (const DataType type : all_types) {
+    for (const std::int64_t size : {1, 5, 33}) check_gathered(*backend, {type, 4 * size, 2, 4, 2, 16}, 2);
+    check_gathered(*backend, {type, 6 * 16, 1, 2, 1, 160}, 3);
+    check_gathered(*backend, {type, 4 * 64, 1, 1, 1, 64}, 2, 1);
+  }
+  check_gathered(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 128}, 2);
+  check_gathered(*backend, {DataType::fp16, 4 * 128, 1, 2, 1, 64}, 2);
+  check_gathered(*backend, {DataType::fp16, 6 * 64, 2, 2, 1, 32}, 3);
+  check_gathered(*backend, {DataType::bf16, 2 * 128, 1, 2, 2, 96}, 1);
+  const OpShape features[] = {{.window = 1},
+                              {.window = 50},
+                              {.window = 130},
+                              {.window = 33, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5}};
+  for (const OpShape& asked : features) {
+    check_gathered(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 32, 1.0, asked}, 2);
+    check_gathered(*backend, {DataType::fp16, 6 * 64, 1, 1, 1, 64, 1.0, asked}, 3);
+    check_gathered(*backend, {DataType::fp32, 6 * 20, 2, 4, 2, 16, 1.0, asked}, 3);
   }
 }
 

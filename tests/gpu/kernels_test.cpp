@@ -240,43 +240,56 @@ std::vector<Case> embedding_gradient_cases(DataType type) {
   return cases;
 }
 
-constexpr std::int64_t position_sequence = 5, position_batch = 3, position_begin = 4, position_rows = 10;
+// The positions of five rows, written out: consecutive ones of a table of 10; of the middle one of
+// three ranks with chunks of 4, the rows from the second one on (a tensor axis cuts them), chunks 1
+// and 4 of 24 positions.
+struct PositionCase {
+  std::int64_t begin = 0;
+  ContextChunks chunks = {};
+  std::int64_t positions[5] = {};
+  std::int64_t table_rows = 0;
+};
+constexpr PositionCase position_cases[] = {
+    {.begin = 4, .positions = {4, 5, 6, 7, 8}, .table_rows = 10},
+    {.chunks = {.ranks = 3, .rank = 1, .size = 4, .first = 1}, .positions = {5, 6, 7, 16, 17}, .table_rows = 24}};
+constexpr std::int64_t position_sequence = 5, position_batch = 3;
+
+OpShape position_shape(const PositionCase& c, std::int64_t columns) {
+  return {.rows = position_sequence * position_batch,
+          .columns = columns,
+          .sequence = position_sequence,
+          .batch = position_batch,
+          .begin = c.begin,
+          .chunks = c.chunks};
+}
 
 std::vector<Case> add_position_cases(DataType type) {
   std::vector<Case> cases;
-  for (const std::int64_t columns : {1, 7, 24, 1000}) {
-    const std::int64_t rows = position_sequence * position_batch;
-    const Doubles x = random_in(type, rows * columns, 1), table = random_in(type, position_rows * columns, 2);
-    Doubles y = x;
-    for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t i = 0; i < columns; ++i)
-        y[at(r * columns + i)] += table[at((position_begin + r / position_batch) * columns + i)];
-    cases.push_back({{.rows = rows,
-                      .columns = columns,
-                      .sequence = position_sequence,
-                      .batch = position_batch,
-                      .begin = position_begin},
-                     {reads(type, x), reads(type, table), writes(type, y, close)}});
-  }
+  for (const PositionCase& c : position_cases)
+    for (const std::int64_t columns : {1, 7, 24, 1000}) {
+      const std::int64_t rows = position_sequence * position_batch;
+      const Doubles x = random_in(type, rows * columns, 1), table = random_in(type, c.table_rows * columns, 2);
+      Doubles y = x;
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < columns; ++i)
+          y[at(r * columns + i)] += table[at(c.positions[r / position_batch] * columns + i)];
+      cases.push_back({position_shape(c, columns), {reads(type, x), reads(type, table), writes(type, y, close)}});
+    }
   return cases;
 }
 
 std::vector<Case> add_position_gradient_cases(DataType type) {
   std::vector<Case> cases;
-  for (const std::int64_t columns : {1, 7, 24, 1000}) {
-    const std::int64_t rows = position_sequence * position_batch;
-    const Doubles dy = random_in(type, rows * columns, 1), before = random_in(fp32, position_rows * columns, 2);
-    Doubles after = before;
-    for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t i = 0; i < columns; ++i)
-        after[at((position_begin + r / position_batch) * columns + i)] += dy[at(r * columns + i)];
-    cases.push_back({{.rows = rows,
-                      .columns = columns,
-                      .sequence = position_sequence,
-                      .batch = position_batch,
-                      .begin = position_begin},
-                     {reads(type, dy), updates(fp32, before, after, close)}});
-  }
+  for (const PositionCase& c : position_cases)
+    for (const std::int64_t columns : {1, 7, 24, 1000}) {
+      const std::int64_t rows = position_sequence * position_batch;
+      const Doubles dy = random_in(type, rows * columns, 1), before = random_in(fp32, c.table_rows * columns, 2);
+      Doubles after = before;
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < columns; ++i)
+          after[at(c.positions[r / position_batch] * columns + i)] += dy[at(r * columns + i)];
+      cases.push_back({position_shape(c, columns), {reads(type, dy), updates(fp32, before, after, close)}});
+    }
   return cases;
 }
 
@@ -430,20 +443,25 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
     std::int64_t sequence, batch, heads, kv_heads, head_dim, begin;
     std::int64_t rotary_dim = 0;
     bool interleaved = false;
+    ContextChunks chunks = {};
+    std::vector<std::int64_t> positions = {};  // of the rows; none: consecutive ones from `begin` on
   };
   std::vector<Case> cases;
-  for (const Heads& h : {Heads{3, 2, 4, 2, 2, 0},
-                         {2, 3, 3, 3, 6, 5},
-                         {4, 1, 4, 1, 64, 100000},
-                         {2, 2, 2, 2, 128, 7},
-                         {1, 1, 1, 1, 200, 9},
-                         {3, 2, 4, 2, 6, 3, 2},
-                         {2, 2, 2, 1, 80, 5, 32},
-                         {2, 1, 2, 2, 96, 5, 36},
-                         {2, 3, 3, 3, 2, 5, 0, true},
-                         {2, 3, 3, 3, 6, 5, 4, true},
-                         {3, 2, 2, 1, 256, 4, 64, true},
-                         {2, 1, 2, 2, 128, 4, 0, true}}) {
+  for (const Heads& h :
+       {Heads{3, 2, 4, 2, 2, 0},
+        {2, 3, 3, 3, 6, 5},
+        {4, 1, 4, 1, 64, 100000},
+        {2, 2, 2, 2, 128, 7},
+        {1, 1, 1, 1, 200, 9},
+        {3, 2, 4, 2, 6, 3, 2},
+        {2, 2, 2, 1, 80, 5, 32},
+        {2, 1, 2, 2, 96, 5, 36},
+        {2, 3, 3, 3, 2, 5, 0, true},
+        {2, 3, 3, 3, 6, 5, 4, true},
+        {3, 2, 2, 1, 256, 4, 64, true},
+        {2, 1, 2, 2, 128, 4, 0, true},
+        {5, 2, 2, 1, 64, 0, 0, false, {.ranks = 3, .rank = 1, .size = 4, .first = 1}, {5, 6, 7, 16, 17}},
+        {2, 1, 2, 1, 6, 0, 4, true, {.ranks = 2, .rank = 0, .size = 1}, {0, 3}}}) {
     const std::int64_t turning = h.rotary_dim > 0 ? h.rotary_dim : h.head_dim;
     const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = turning / 2,
                        per_group = h.heads / h.kv_heads + 2;
@@ -456,7 +474,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
           // In fp32, as in Hugging Face.
           const auto frequency =
               static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning)));
-          const std::int64_t position = h.begin + row / h.batch;
+          const std::int64_t place = row / h.batch,
+                             position = h.positions.empty() ? h.begin + place : h.positions[at(place)];
           const double angle = static_cast<double>(static_cast<float>(position) * frequency);
           const std::size_t low = at((row * heads + head) * h.head_dim + (h.interleaved ? 2 * i : i));
           const std::size_t high = low + at(h.interleaved ? 1 : half);
@@ -474,6 +493,7 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
                       .head_dim = h.head_dim,
                       .rotary_dim = h.rotary_dim,
                       .begin = h.begin,
+                      .chunks = h.chunks,
                       .interleaved = h.interleaved,
                       .theta = 10000.0},
                      {reads(type, x), writes(type, y, tolerance)}});

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -112,6 +113,69 @@ TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, h
         check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
                     closeness_of(type));
       }
+}
+
+// Ranks that share out the tokens of each sequence: keys and values gathered from all, or tokens
+// exchanged for heads.
+TEST_CASE("plans with context parallelism train on GPUs as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const bool emulated = is_emulated(*gpu);
+  std::mt19937 random(20261124);
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const DataType type : all_types)
+      for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses})
+        for (int trial = 0; trial < 4; ++trial) {
+          const bool gathers = method == ContextMethod::all_gather;
+          // (A run of two ranks takes the emulator a second.)
+          if (emulated &&
+              (trial > 0 || type != (gathers == (graph.name == "tiny-gpt2") ? DataType::fp32 : DataType::bf16)))
+            continue;
+          TrainingSpec training = training_in(type);
+          if (trial == 1) training.clip_norm = 0.5;
+          LayoutRequest request;
+          request[Choice::cp] = trial == 3 ? 4 : 2;
+          request[Choice::cp_method] = method;
+          if (trial == 2 && gathers) request[Choice::tp] = 2;
+          const int ranks = trial == 0 ? 2 : 4;
+          const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
+          INFO(model << ": " << std::string(name(type)) << ", " << describe(spec) << ", " << name(method));
+          TrainingSpec exact = training;
+          exact.precision = DataType::fp32;
+          const Outcome reference = run_reference(graph, exact, spec.micro_batch, 2);
+          check_close(run_on_gpu(gpu, graph, training, spec, 2), reference, closeness_of(type));
+          if (static_cast<int>(gpu->devices().size()) < ranks || !gathers) continue;
+          std::vector<int> numbers(static_cast<std::size_t>(ranks));
+          std::iota(numbers.begin(), numbers.end(), 0);
+          const std::unique_ptr<Rendezvous> rendezvous = alone();
+          check_close(run_plan(job_of(graph, training, spec, BackendKind::cuda),
+                               gpu_per_rank(gpu, numbers, *rendezvous, {}), 2),
+                      reference, closeness_of(type));
+        }
+  }
+}
+
+TEST_CASE("graphs with every op train on GPUs with gathered keys as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const bool emulated = is_emulated(*gpu);
+  std::mt19937 random(20261125);
+  for (const OpGraph& graph : op_graphs(sequence))
+    for (const DataType type : all_types) {
+      if (emulated && type != DataType::fp32) continue;
+      const TrainingSpec training = training_in(type);
+      LayoutRequest request;
+      request[Choice::cp] = 2;
+      request[Choice::cp_method] = ContextMethod::all_gather;
+      const ParallelSpec spec = random_spec(graph, training, emulated ? 2 : 4, request, random);
+      INFO(graph.name << ": " << std::string(name(type)) << ", " << describe(spec));
+      TrainingSpec exact = training;
+      exact.precision = DataType::fp32;
+      const int steps_taken = emulated ? 1 : 2;
+      check_close(run_on_gpu(gpu, graph, training, spec, steps_taken),
+                  run_reference(graph, exact, spec.micro_batch, steps_taken), closeness_of(type));
+    }
 }
 
 TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and ZeRO data parallelism") {

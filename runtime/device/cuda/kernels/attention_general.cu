@@ -41,15 +41,30 @@ __host__ __device__ constexpr int row_stride(int head_dim) {
   return head_dim | 1;
 }
 
-// Positions [first, first + rows) of a head; zeros from `limit` on.
-template <int rows, class T>
-__device__ void load_rows(float* tile, const T* from, std::int64_t stride, int first, int limit, int head_dim) {
+// The numbers [first, first + rows) of a head, which are in the rows `row_of`; zeros from `limit`
+// on.
+template <int rows, class T, class RowOf>
+__device__ void load_rows(float* tile, const T* from, std::int64_t stride, int first, int limit, int head_dim,
+                          const RowOf& row_of) {
   for (int place = static_cast<int>(threadIdx.x); place < rows * head_dim; place += threads) {
-    const int row = place / head_dim;
+    const int number = first + place / head_dim;
     const int element = place % head_dim;
-    tile[row * row_stride(head_dim) + element] =
-        first + row < limit ? static_cast<float>(from[(first + row) * stride + element]) : 0.0f;
+    tile[place / head_dim * row_stride(head_dim) + element] =
+        number < limit ? static_cast<float>(from[row_of(number) * stride + element]) : 0.0f;
   }
+}
+
+template <int rows, class T>
+__device__ void load_queries(float* tile, const T* from, std::int64_t stride, int first,
+                             const AttentionLayout& layout) {
+  load_rows<rows>(tile, from, stride, first, layout.sequence, layout.head_dim, [](int row) { return row; });
+}
+
+// Keys or values, by position.
+template <int rows, class T>
+__device__ void load_keys(float* tile, const T* from, int first, const AttentionLayout& layout) {
+  load_rows<rows>(tile, from, layout.key_stride, first, layout.keys, layout.head_dim,
+                  [&](int position) { return layout.key_row(position); });
 }
 
 // d[i][j] = row (ty, i) of `left` times row (tx, j) of `right`.
@@ -107,18 +122,39 @@ __device__ void add_product(float (&d)[Tiles::per][Tiles::elements], const float
   }
 }
 
-template <class Tiles, class T>
+template <class Tiles, class T, class RowOf>
 __device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride,
-                           int first, int limit, int head_dim) {
+                           int first, int limit, int head_dim, const RowOf& row_of) {
 #pragma unroll
   for (int i = 0; i < Tiles::per; ++i) {
-    const int position = first + ty() * Tiles::per + i;
+    const int number = first + ty() * Tiles::per + i;
+    if (number >= limit) continue;
+    T* const row = to + row_of(number) * stride;
 #pragma unroll
     for (int k = 0; k < Tiles::elements; ++k) {
       const int element = tx() + side * k;
-      if (position < limit && element < head_dim) to[position * stride + element] = static_cast<T>(factor * d[i][k]);
+      if (element < head_dim) row[element] = static_cast<T>(factor * d[i][k]);
     }
   }
+}
+
+template <class Tiles, class T>
+__device__ void store_queries(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride,
+                              int first, const AttentionLayout& layout) {
+  store_rows<Tiles>(d, factor, to, stride, first, layout.sequence, layout.head_dim, [](int row) { return row; });
+}
+
+template <class Tiles, class T>
+__device__ void store_keys(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, int first,
+                           const AttentionLayout& layout) {
+  store_rows<Tiles>(d, factor, to, layout.key_stride, first, layout.keys, layout.head_dim,
+                    [&](int position) { return layout.key_row(position); });
+}
+
+// One past the last position of the queries of a tile.
+template <int rows>
+__device__ int end_of_positions(const AttentionLayout& layout, int first_query) {
+  return layout.position(min(first_query + rows, layout.sequence) - 1) + 1;
 }
 
 // The start of the tile that holds `position`.
@@ -139,7 +175,7 @@ __device__ inline float row_sum(float x) {
 
 template <class T, class Tiles>
 __global__ void __launch_bounds__(threads)
-    attention_forward(AttentionLayout layout, const T* qkv, T* y, float* log_sum_exp) {
+    attention_forward(AttentionLayout layout, const T* qkv, const T* keys, T* y, float* log_sum_exp) {
   constexpr int per = Tiles::per;
   const int head_dim = layout.head_dim;
   float* const query_tile = reinterpret_cast<float*>(dynamic_shared);
@@ -149,36 +185,37 @@ __global__ void __launch_bounds__(threads)
   const int first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tiles::rows;  // the longest first
   const int head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
-  const T* const key = qkv + layout.key(sample, head / layout.per_group);
-  const T* const value = qkv + layout.value(sample, head / layout.per_group);
-  load_rows<Tiles::rows>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout.sequence,
-                         head_dim);
+  const T* const key = keys + layout.key(sample, head / layout.per_group);
+  const T* const value = keys + layout.value(sample, head / layout.per_group);
+  load_queries<Tiles::rows>(query_tile, qkv + layout.query(sample, head), layout.qkv_stride, first_query, layout);
+  int positions[per];  // of this thread's queries
+#pragma unroll
+  for (int i = 0; i < per; ++i) positions[i] = layout.position(first_query + ty() * per + i);
+  const int end = end_of_positions<Tiles::rows>(layout, first_query);
 
   const AttentionScores head_scores(layout, head);
   float out[per][Tiles::elements] = {};
   float largest[per];
   float sum[per] = {};  // this thread's part
   for (float& x : largest) x = -INFINITY;
-  for (int first_key = first_tile<Tiles::rows>(layout.first_key(first_query));
-       first_key < first_query + Tiles::rows && first_key < layout.sequence;
+  for (int first_key = first_tile<Tiles::rows>(layout.first_key(layout.position(first_query))); first_key < end;
        first_key += Tiles::rows) {
-    load_rows<Tiles::rows>(other_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    load_keys<Tiles::rows>(other_tile, key, first_key, layout);
     __syncthreads();
     float scores[per][per];
     dot_products<per>(scores, query_tile, other_tile, head_dim);
     __syncthreads();
-    load_rows<Tiles::rows>(other_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    load_keys<Tiles::rows>(other_tile, value, first_key, layout);
 #pragma unroll
     for (int i = 0; i < per; ++i) {
       // A query that has seen no key yet (its window begins later) has -infinity as its largest
       // score.
       float tile_largest = largest[i];
-      const int query = first_query + ty() * per + i;
 #pragma unroll
       for (int j = 0; j < per; ++j) {
         const int key_position = first_key + tx() + side * j;
-        const bool sees = key_position <= query && key_position >= layout.first_key(query);
-        scores[i][j] = sees ? head_scores.of(scores[i][j], key_position - query) : -INFINITY;
+        const bool sees = key_position <= positions[i] && key_position >= layout.first_key(positions[i]);
+        scores[i][j] = sees ? head_scores.of(scores[i][j], key_position - positions[i]) : -INFINITY;
         tile_largest = fmaxf(tile_largest, scores[i][j]);
       }
       tile_largest = row_maximum(tile_largest);
@@ -202,19 +239,20 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
   for (int i = 0; i < per; ++i) {
     const float total = row_sum(sum[i]);
-    const int position = first_query + ty() * per + i;
-    if (tx() == 0 && position < layout.sequence)
-      log_sum_exp[layout.statistics(sample, head) + position] = largest[i] + logf(total);
+    const int row = first_query + ty() * per + i;
+    if (tx() == 0 && row < layout.sequence)
+      log_sum_exp[layout.statistics(sample, head) + row] = largest[i] + logf(total);
 #pragma unroll
     for (int k = 0; k < Tiles::elements; ++k) out[i][k] /= total;
   }
-  store_rows<Tiles>(out, 1.0f, y + layout.y(sample, head), layout.y_stride, first_query, layout.sequence, head_dim);
+  store_queries<Tiles>(out, 1.0f, y + layout.y(sample, head), layout.y_stride, first_query, layout);
 }
 
 // dq of one tile of queries, and its sums of dy * y, which key_value_gradients reads.
 template <class T, class Tiles>
 __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layout, const T* dy, const T* qkv,
-                                                           const T* y, const float* log_sum_exp, T* dqkv, float* sums) {
+                                                           const T* keys, const T* y, const float* log_sum_exp,
+                                                           T* dqkv, float* sums) {
   constexpr int per = Tiles::per;
   const int head_dim = layout.head_dim;
   float* const left_tile = reinterpret_cast<float*>(dynamic_shared);         // dy, then queries
@@ -227,42 +265,44 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
   const T* const query = qkv + layout.query(sample, head);
   const T* const head_dy = dy + layout.y(sample, head);
   const T* const head_y = y + layout.y(sample, head);
-  const T* const key = qkv + layout.key(sample, head / layout.per_group);
-  const T* const value = qkv + layout.value(sample, head / layout.per_group);
+  const T* const key = keys + layout.key(sample, head / layout.per_group);
+  const T* const value = keys + layout.value(sample, head / layout.per_group);
 
+  int positions[per];
   float row_sums[per];
   float shift[per];  // log-sum-exp
 #pragma unroll
   for (int i = 0; i < per; ++i) {
-    const int position = first_query + ty() * per + i;
+    const int row = first_query + ty() * per + i;
+    positions[i] = layout.position(row);
     float sum = 0.0f;
-    if (position < layout.sequence) {
+    if (row < layout.sequence) {
       for (int element = tx(); element < head_dim; element += side) {
-        sum += static_cast<float>(head_dy[position * layout.y_stride + element]) *
-               static_cast<float>(head_y[position * layout.y_stride + element]);
+        sum += static_cast<float>(head_dy[row * layout.y_stride + element]) *
+               static_cast<float>(head_y[row * layout.y_stride + element]);
       }
     }
     row_sums[i] = row_sum(sum);
     shift[i] = 0.0f;
-    if (position < layout.sequence) {
-      if (tx() == 0) sums[layout.statistics(sample, head) + position] = row_sums[i];
-      shift[i] = log_sum_exp[layout.statistics(sample, head) + position];
+    if (row < layout.sequence) {
+      if (tx() == 0) sums[layout.statistics(sample, head) + row] = row_sums[i];
+      shift[i] = log_sum_exp[layout.statistics(sample, head) + row];
     }
   }
+  const int end = end_of_positions<Tiles::rows>(layout, first_query);
 
   const AttentionScores head_scores(layout, head);
   float out[per][Tiles::elements] = {};
-  for (int first_key = first_tile<Tiles::rows>(layout.first_key(first_query));
-       first_key < first_query + Tiles::rows && first_key < layout.sequence;
+  for (int first_key = first_tile<Tiles::rows>(layout.first_key(layout.position(first_query))); first_key < end;
        first_key += Tiles::rows) {
-    load_rows<Tiles::rows>(left_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
-    load_rows<Tiles::rows>(right_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    load_queries<Tiles::rows>(left_tile, head_dy, layout.y_stride, first_query, layout);
+    load_keys<Tiles::rows>(right_tile, value, first_key, layout);
     __syncthreads();
     float dp[per][per];
     dot_products<per>(dp, left_tile, right_tile, head_dim);
     __syncthreads();
-    load_rows<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
-    load_rows<Tiles::rows>(right_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
+    load_queries<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout);
+    load_keys<Tiles::rows>(right_tile, key, first_key, layout);
     __syncthreads();
     float scores[per][per];
     dot_products<per>(scores, left_tile, right_tile, head_dim);
@@ -270,10 +310,10 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
     for (int i = 0; i < per; ++i) {
 #pragma unroll
       for (int j = 0; j < per; ++j) {
-        const int query_position = first_query + ty() * per + i, key_position = first_key + tx() + side * j;
-        const bool sees = key_position <= query_position && key_position >= layout.first_key(query_position);
+        const int key_position = first_key + tx() + side * j;
+        const bool sees = key_position <= positions[i] && key_position >= layout.first_key(positions[i]);
         float to_product;
-        const float score = head_scores.of(scores[i][j], key_position - query_position, to_product);
+        const float score = head_scores.of(scores[i][j], key_position - positions[i], to_product);
         scores[i][j] = sees ? expf(score - shift[i]) * (dp[i][j] - row_sums[i]) * to_product : 0.0f;
       }
     }
@@ -282,15 +322,15 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
     add_product<Tiles>(out, score_tile, right_tile, head_dim);
     __syncthreads();
   }
-  store_rows<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query,
-                    layout.sequence, head_dim);
+  store_queries<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query, layout);
 }
 
-// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are
-// keys here, columns queries.
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group; zeros
+// where no query of this rank sees the keys. Rows are keys here, columns queries.
 template <class T, class Tiles>
 __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout layout, const T* dy, const T* qkv,
-                                                               const float* log_sum_exp, const float* sums, T* dqkv) {
+                                                               const T* keys, const float* log_sum_exp,
+                                                               const float* sums, T* dkeys) {
   constexpr int per = Tiles::per;
   const int head_dim = layout.head_dim;
   float* const left_tile = reinterpret_cast<float*>(dynamic_shared);         // keys, values, queries
@@ -301,8 +341,11 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
   const int first_key = static_cast<int>(blockIdx.x) * Tiles::rows;  // the first tile has the most queries
   const int kv_head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
-  const T* const key = qkv + layout.key(sample, kv_head);
-  const T* const value = qkv + layout.value(sample, kv_head);
+  const T* const key = keys + layout.key(sample, kv_head);
+  const T* const value = keys + layout.value(sample, kv_head);
+  // The rows of queries that see one of the keys.
+  const int first_row = first_tile<Tiles::rows>(layout.rows_before(first_key));
+  const int last_row = layout.rows_before(layout.last_query(min(first_key + Tiles::rows, layout.keys) - 1));
 
   float dk[per][Tiles::elements] = {};
   float dv[per][Tiles::elements] = {};
@@ -311,24 +354,24 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
     const T* const head_dy = dy + layout.y(sample, head);
     const std::int64_t statistics = layout.statistics(sample, head);
     const AttentionScores head_scores(layout, head);
-    const int last_query = layout.last_query(first_key + Tiles::rows - 1);
-    for (int first_query = first_key; first_query < last_query; first_query += Tiles::rows) {
-      load_rows<Tiles::rows>(left_tile, key, layout.qkv_stride, first_key, layout.sequence, head_dim);
-      load_rows<Tiles::rows>(right_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
+    for (int first_query = first_row; first_query < last_row; first_query += Tiles::rows) {
+      load_keys<Tiles::rows>(left_tile, key, first_key, layout);
+      load_queries<Tiles::rows>(right_tile, query, layout.qkv_stride, first_query, layout);
       __syncthreads();
       float probabilities[per][per];
       dot_products<per>(probabilities, left_tile, right_tile, head_dim);
       __syncthreads();
-      load_rows<Tiles::rows>(left_tile, value, layout.qkv_stride, first_key, layout.sequence, head_dim);
-      load_rows<Tiles::rows>(right_tile, head_dy, layout.y_stride, first_query, layout.sequence, head_dim);
+      load_keys<Tiles::rows>(left_tile, value, first_key, layout);
+      load_queries<Tiles::rows>(right_tile, head_dy, layout.y_stride, first_query, layout);
       float row_sums[per];
       float to_product[per][per];
 #pragma unroll
       for (int j = 0; j < per; ++j) {
-        const int position = first_query + tx() + side * j;
-        const bool present = position < layout.sequence;
-        const float shift = present ? log_sum_exp[statistics + position] : 0.0f;
-        row_sums[j] = present ? sums[statistics + position] : 0.0f;
+        const int row = first_query + tx() + side * j;
+        const int position = layout.position(row);
+        const bool present = row < layout.sequence;
+        const float shift = present ? log_sum_exp[statistics + row] : 0.0f;
+        row_sums[j] = present ? sums[statistics + row] : 0.0f;
 #pragma unroll
         for (int i = 0; i < per; ++i) {
           const int key_position = first_key + ty() * per + i;
@@ -349,25 +392,22 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
       store_scores<Tiles>(ds_tile, ds);
       add_product<Tiles>(dv, probability_tile, right_tile, head_dim);
       __syncthreads();
-      load_rows<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout.sequence, head_dim);
+      load_queries<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout);
       __syncthreads();
       add_product<Tiles>(dk, ds_tile, left_tile, head_dim);
       __syncthreads();
     }
   }
-  store_rows<Tiles>(dk, layout.scale, dqkv + layout.key(sample, kv_head), layout.qkv_stride, first_key, layout.sequence,
-                    head_dim);
-  store_rows<Tiles>(dv, 1.0f, dqkv + layout.value(sample, kv_head), layout.qkv_stride, first_key, layout.sequence,
-                    head_dim);
+  store_keys<Tiles>(dk, layout.scale, dkeys + layout.key(sample, kv_head), first_key, layout);
+  store_keys<Tiles>(dv, 1.0f, dkeys + layout.value(sample, kv_head), first_key, layout);
 }
 
 template <class Tiles, class... Parameters>
-Grid grid_of(void (*kernel)(Parameters...), const AttentionLayout& layout, int score_tiles, int heads, int batch) {
-  const std::size_t shared =
-      sizeof(float) * (2 * Tiles::rows * row_stride(layout.head_dim) + score_tiles * Tiles::scores);
+Grid grid_of(void (*kernel)(Parameters...), int rows, int head_dim, int score_tiles, int heads, int batch) {
+  const std::size_t shared = sizeof(float) * (2 * Tiles::rows * row_stride(head_dim) + score_tiles * Tiles::scores);
   // By default, a block gets 48 KiB.
   if (shared > 48 * 1024) allow_shared_memory(kernel, shared);
-  return {.blocks = dim3(static_cast<unsigned>(divide_up(layout.sequence, Tiles::rows)), static_cast<unsigned>(heads),
+  return {.blocks = dim3(static_cast<unsigned>(divide_up(rows, Tiles::rows)), static_cast<unsigned>(heads),
                          static_cast<unsigned>(batch)),
           .threads = dim3(threads),
           .shared = shared};
@@ -375,24 +415,29 @@ Grid grid_of(void (*kernel)(Parameters...), const AttentionLayout& layout, int s
 
 template <class T, class Tiles>
 void forward(const AttentionForward& work, cudaStream_t stream) {
+  const AttentionLayout& layout = work.layout;
   const auto kernel = attention_forward<T, Tiles>;
-  launch("attention", kernel, grid_of<Tiles>(kernel, work.layout, 1, work.layout.heads, work.batch), stream,
-         work.layout, static_cast<const T*>(work.qkv), static_cast<T*>(work.y), work.log_sum_exp);
+  launch("attention", kernel,
+         grid_of<Tiles>(kernel, layout.sequence, layout.head_dim, 1, layout.heads, work.batch), stream, layout,
+         static_cast<const T*>(work.qkv), static_cast<const T*>(work.keys), static_cast<T*>(work.y), work.log_sum_exp);
 }
 
 template <class T, class Tiles>
 void backward(const AttentionBackward& work, cudaStream_t stream) {
+  const AttentionLayout& layout = work.layout;
   const auto* const dy = static_cast<const T*>(work.dy);
   const auto* const qkv = static_cast<const T*>(work.qkv);
+  const auto* const keys = static_cast<const T*>(work.keys);
   const auto* const y = static_cast<const T*>(work.y);
-  auto* const dqkv = static_cast<T*>(work.dqkv);
   const auto queries = query_gradients<T, Tiles>;
-  launch("attention_gradient: queries", queries, grid_of<Tiles>(queries, work.layout, 1, work.layout.heads, work.batch),
-         stream, work.layout, dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
-  const auto keys = key_value_gradients<T, Tiles>;
-  launch("attention_gradient: keys and values", keys,
-         grid_of<Tiles>(keys, work.layout, 2, work.layout.heads / work.layout.per_group, work.batch), stream,
-         work.layout, dy, qkv, work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
+  launch("attention_gradient: queries", queries,
+         grid_of<Tiles>(queries, layout.sequence, layout.head_dim, 1, layout.heads, work.batch), stream, layout, dy,
+         qkv, keys, y, work.log_sum_exp, static_cast<T*>(work.dqkv), work.sums);
+  const auto key_values = key_value_gradients<T, Tiles>;
+  launch("attention_gradient: keys and values", key_values,
+         grid_of<Tiles>(key_values, layout.keys, layout.head_dim, 2, layout.heads / layout.per_group, work.batch),
+         stream, layout, dy, qkv, keys, work.log_sum_exp, static_cast<const float*>(work.sums),
+         static_cast<T*>(work.dkeys));
 }
 
 template <class T>

@@ -11,28 +11,49 @@ namespace parplan {
 // value, each head_dim wide. The output has the query heads in the same order; statistics
 // (log-sum-exp, sums of dy * y) are fp32 [batch, heads, sequence]. Offsets and strides count
 // elements.
+//
+// Rows are of this rank's tokens. Where the context axis shares these out in chunks, keys and
+// values are an array of their own, gathered from all ranks, [positions, batch, key/value heads,
+// (key, value), head_dim], and queries and keys meet by position. Otherwise rows, positions and the
+// rows of keys are the same numbers.
 struct AttentionLayout {
-  int sequence = 0;
+  int sequence = 0;           // rows of queries
+  int keys = 0;               // positions of keys
+  ContextChunks chunks = {};  // of gathered keys; none: keys are among the fused rows
   int heads = 0;
   int per_group = 0;  // query heads per key/value head
   int head_dim = 0;
   std::int64_t qkv_width = 0;
   std::int64_t y_width = 0;
-  std::int64_t qkv_stride = 0;  // from a position to the next
+  std::int64_t qkv_stride = 0;  // from a row to the next
   std::int64_t y_stride = 0;
+  std::int64_t key_stride = 0;
   float scale = 0.0f;  // of scores
-  // Options of heads. A query sees the last `window` keys, including its own (`sequence`: all
-  // before it).
+  // Options of heads. A query sees the last `window` keys, including its own (`keys`: all before
+  // it).
   int window = 0;
   float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: they do not
   float alibi = 0.0f;    // multiplier of the head's slope times (key's - query's position), added after that
   int all_heads = 0;     // of all ranks: slopes are numbered among them
   int first_head = 0;    // of this rank's
 
-  __host__ __device__ bool is_plain() const { return window >= sequence && softcap == 0.0f && alibi == 0.0f; }
-  // The first key that a query sees, and one past the last query that sees a key.
+  bool is_plain() const { return !chunks.any() && window >= keys && softcap == 0.0f && alibi == 0.0f; }
+  // The first key that a query sees, and one past the last query that sees a key: positions.
   __device__ int first_key(int query) const { return query >= window ? query - window + 1 : 0; }
-  __device__ int last_query(int key) const { return window < sequence - key ? key + window : sequence; }
+  __device__ int last_query(int key) const { return window < keys - key ? key + window : keys; }
+
+  // The position of a row of queries, the rows whose positions come before one, and the row of the
+  // key at a position.
+  __device__ int position(int row) const { return static_cast<int>(chunks.position(row)); }
+  __device__ int rows_before(int position) const {
+    if (!chunks.any()) return position;
+    const int size = static_cast<int>(chunks.size);
+    const int below = position - this->position(0), above = position - this->position(size);
+    return min(max(below, 0), size) + min(max(above, 0), size);
+  }
+  __device__ int key_row(int position) const {
+    return chunks.any() ? static_cast<int>(chunks.gathered_row(position)) : position;
+  }
 
   __host__ __device__ std::int64_t group(int sample, int group) const {
     return sample * qkv_width + static_cast<std::int64_t>(group) * (per_group + 2) * head_dim;
@@ -40,10 +61,12 @@ struct AttentionLayout {
   __host__ __device__ std::int64_t query(int sample, int head) const {
     return group(sample, head / per_group) + head % per_group * head_dim;
   }
-  __host__ __device__ std::int64_t key(int sample, int kv_head) const {
-    return group(sample, kv_head) + per_group * head_dim;
+  // In the fused array, or in the gathered one.
+  __device__ std::int64_t key(int sample, int kv_head) const {
+    if (!chunks.any()) return group(sample, kv_head) + per_group * head_dim;
+    return (static_cast<std::int64_t>(sample) * (heads / per_group) + kv_head) * 2 * head_dim;
   }
-  __host__ __device__ std::int64_t value(int sample, int kv_head) const { return key(sample, kv_head) + head_dim; }
+  __device__ std::int64_t value(int sample, int kv_head) const { return key(sample, kv_head) + head_dim; }
   __host__ __device__ std::int64_t y(int sample, int head) const {
     return sample * y_width + static_cast<std::int64_t>(head) * head_dim;
   }
@@ -88,6 +111,7 @@ struct AttentionForward {
   AttentionLayout layout;
   int batch = 0;
   const void* qkv = nullptr;
+  const void* keys = nullptr;  // and values: the fused array, or the gathered one
   void* y = nullptr;
   float* log_sum_exp = nullptr;
 };
@@ -97,15 +121,17 @@ struct AttentionBackward {
   int batch = 0;
   const void* dy = nullptr;
   const void* qkv = nullptr;
+  const void* keys = nullptr;
   const void* y = nullptr;
   const float* log_sum_exp = nullptr;
   void* dqkv = nullptr;
+  void* dkeys = nullptr;  // where the gradients of keys and values go: dqkv, or the gathered array
   float* sums = nullptr;  // of dy * y
 };
 
-// On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims; rows of qkv, y and
-// their gradients must be aligned to 16 bytes. Returns false, with nothing submitted, for other
-// types and head dims.
+// On matrix units (attention_matrix_units.cu): bf16 and fp16, some head dims, chunks of whole
+// tiles; rows of qkv, keys, y and their gradients must be aligned to 16 bytes. Returns false, with
+// nothing submitted, for other types, head dims and chunks.
 bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream);
 bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream);
 

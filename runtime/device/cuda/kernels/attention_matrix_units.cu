@@ -11,6 +11,10 @@ namespace parplan {
 
 namespace {
 
+// Gathered keys (attention_kernels.h) are an option of the form that is not plain. Chunks are then
+// whole tiles, so that the rows of a tile follow one another among positions and among the rows of
+// keys: a tile's first number is mapped, and the others follow it.
+//
 // Letters: a warp computes row_tiles x 16 rows of a product (queries; keys in key_value_gradients),
 // a block `warps` times as many. Fragments of mma_m16n8k16 (ptx.h): lane = 4g + t holds, in
 // accumulators [m][n][e], row 16m + g (+ 8 where e > 1) and column 8n + 2t + (e odd).
@@ -50,8 +54,8 @@ struct Rows {
 
 __device__ inline int place_of(const unsigned char* tile) { return static_cast<int>(tile - dynamic_shared); }
 
-// Starts copying positions [first, first + rows) of a head; writes zeros from `limit` on, where
-// nothing is read.
+// Starts copying rows [first, first + rows) of a head; writes zeros from `limit` on, where nothing
+// is read.
 template <int head_dim, int rows>
 __device__ void load_rows(unsigned char* tile, const std::uint16_t* from, std::int64_t stride, int first, int limit) {
   // A thread keeps to one chunk of each `across` and to rows with the same permutation, so that its
@@ -187,12 +191,12 @@ __device__ void clear(float (&d)[row_tiles][columns][4]) {
   }
 }
 
-// Writes the warp's rows, which are positions first_position + row, below `limit`. They go through
-// the warp's own rows of a tile that it no longer needs, so that neighbouring lanes write
+// Writes the warp's rows, which are rows first_number + row of a head, below `limit`. They go
+// through the warp's own rows of a tile that it no longer needs, so that neighbouring lanes write
 // neighbouring 16 bytes.
 template <class T, int head_dim, int row_tiles>
 __device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float factor, unsigned char* tile,
-                           int first_row, std::uint16_t* to, std::int64_t stride, int first_position, int limit) {
+                           int first_row, std::uint16_t* to, std::int64_t stride, int first_number, int limit) {
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
@@ -212,8 +216,8 @@ __device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float f
   for (int place = lane(); place < 16 * row_tiles * chunks; place += 32) {
     const int row = place / chunks;
     const int chunk = place % chunks;
-    if (first_position + row < limit) {
-      *reinterpret_cast<uint4*>(to + (first_position + row) * stride + 8 * chunk) =
+    if (first_number + row < limit) {
+      *reinterpret_cast<uint4*>(to + (first_number + row) * stride + 8 * chunk) =
           *reinterpret_cast<const uint4*>(tile + Rows<head_dim>::offset(first_row + row, chunk));
     }
   }
@@ -250,7 +254,8 @@ struct ForwardTiles {
 // slot of the previous tile is started.
 template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
-    attention_forward(AttentionLayout layout, const std::uint16_t* qkv, std::uint16_t* y, float* log_sum_exp) {
+    attention_forward(AttentionLayout layout, const std::uint16_t* qkv, const std::uint16_t* keys_and_values,
+                      std::uint16_t* y, float* log_sum_exp) {
   using Tiles = ForwardTiles<head_dim>;
   constexpr int row_tiles = Tiles::row_tiles;
   constexpr int keys = Tiles::keys;
@@ -264,16 +269,18 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   const int head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
   const int first_row = warp() * 16 * row_tiles;  // of this warp in the tile
-  const int warp_query = first_query + first_row;
-  const std::uint16_t* const key = qkv + layout.key(sample, head / layout.per_group);
-  const int visible = min(first_query + Tiles::queries, layout.sequence);
-  const int first_tile = plain ? 0 : layout.first_key(first_query) / keys;
+  const int first_position = plain ? first_query : layout.position(first_query);
+  const int warp_position = first_position + first_row;
+  const std::uint16_t* const key = keys_and_values + layout.key(sample, head / layout.per_group);
+  const int visible = min(first_position + Tiles::queries, layout.keys);
+  const int first_tile = plain ? 0 : layout.first_key(first_position) / keys;
   const int key_tiles = (visible + keys - 1) / keys - first_tile;
 
   const auto start_load = [&](int step) {
     if (step < 2 * key_tiles) {
+      const int first_key = (first_tile + step / 2) * keys;
       load_rows<head_dim, keys>(ring + step % slots * tile_bytes, key + (step % 2 == 0 ? 0 : head_dim),
-                                layout.qkv_stride, (first_tile + step / 2) * keys, layout.sequence);
+                                layout.key_stride, plain ? first_key : layout.key_row(first_key), layout.keys);
     }
     ptx::cp_async_commit();
   };
@@ -307,7 +314,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     // In the last tiles the first warps' queries may see nothing; with a window, neither may the
     // last warps' in the first tiles.
     const bool sees =
-        first_key < warp_query + 16 * row_tiles && (plain || first_key + keys > layout.first_key(warp_query));
+        first_key < warp_position + 16 * row_tiles && (plain || first_key + keys > layout.first_key(warp_position));
     float scores[row_tiles][keys / 8][4];
     clear(scores);
     const unsigned char* const key_tile = next(2 * tile);
@@ -316,7 +323,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
     const unsigned char* const value_tile = next(2 * tile + 1);
     if (!sees) continue;
 
-    if (!plain || first_key + keys - 1 > warp_query) {
+    if (!plain || first_key + keys - 1 > warp_position) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -324,7 +331,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int key_position = first_key + 8 * n + lane() % 4 * 2 + e % 2;
-            const int position = warp_query + 16 * m + lane() / 4 + e / 2 * 8;
+            const int position = warp_position + 16 * m + lane() / 4 + e / 2 * 8;
             if constexpr (!plain) scores[m][n][e] = head_scores.of(scores[m][n][e], key_position - position) * log2_e;
             if (key_position > position || (!plain && key_position < layout.first_key(position)))
               scores[m][n][e] = -INFINITY;
@@ -381,14 +388,14 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
         out[m][n][2 * half] *= inverse;
         out[m][n][2 * half + 1] *= inverse;
       }
-      const int position = warp_query + 16 * m + lane() / 4 + 8 * half;
-      if (lane() % 4 == 0 && position < layout.sequence) {
-        row_log_sum_exp[position] = largest[m][half] * (plain ? layout.scale : ln_2) + log2f(total) * ln_2;
+      const int row = first_query + first_row + 16 * m + lane() / 4 + 8 * half;
+      if (lane() % 4 == 0 && row < layout.sequence) {
+        row_log_sum_exp[row] = largest[m][half] * (plain ? layout.scale : ln_2) + log2f(total) * ln_2;
       }
     }
   }
   store_rows<T, head_dim, row_tiles>(out, 1.0f, query_tile, first_row, y + layout.y(sample, head), layout.y_stride,
-                                     warp_query, layout.sequence);
+                                     first_query + first_row, layout.sequence);
 }
 
 template <int head_dim>
@@ -407,8 +414,9 @@ struct QueryGradientTiles {
 // dq of one tile of queries of one head, and its sums of dy * y, which key_value_gradients reads.
 template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
-    query_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv, const std::uint16_t* y,
-                    const float* log_sum_exp, std::uint16_t* dqkv, float* sums) {
+    query_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv,
+                    const std::uint16_t* keys_and_values, const std::uint16_t* y, const float* log_sum_exp,
+                    std::uint16_t* dqkv, float* sums) {
   using Tiles = QueryGradientTiles<head_dim>;
   constexpr int row_tiles = Tiles::row_tiles;
   constexpr int keys = Tiles::keys;
@@ -423,19 +431,20 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
   const int head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
   const int first_row = warp() * 16 * row_tiles;
-  const int warp_query = first_query + first_row;
-  const std::uint16_t* const key = qkv + layout.key(sample, head / layout.per_group);
-  const int visible = min(first_query + Tiles::queries, layout.sequence);
-  const int first_tile = plain ? 0 : layout.first_key(first_query) / keys;
+  const int first_position = plain ? first_query : layout.position(first_query);
+  const int warp_position = first_position + first_row;
+  const std::uint16_t* const key = keys_and_values + layout.key(sample, head / layout.per_group);
+  const int visible = min(first_position + Tiles::queries, layout.keys);
+  const int first_tile = plain ? 0 : layout.first_key(first_position) / keys;
   const int key_tiles = (visible + keys - 1) / keys - first_tile;
 
   const auto start_load = [&](int tile) {
     if (tile < key_tiles) {
       unsigned char* const stage = ring + tile % stages * Tiles::stage_bytes;
       const int first_key = (first_tile + tile) * keys;
-      load_rows<head_dim, keys>(stage, key, layout.qkv_stride, first_key, layout.sequence);
-      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.qkv_stride, first_key,
-                                layout.sequence);
+      const int row = plain ? first_key : layout.key_row(first_key);
+      load_rows<head_dim, keys>(stage, key, layout.key_stride, row, layout.keys);
+      load_rows<head_dim, keys>(stage + Tiles::stage_bytes / 2, key + head_dim, layout.key_stride, row, layout.keys);
     }
     ptx::cp_async_commit();
   };
@@ -460,10 +469,10 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     static_assert(parts == 1 || parts == 2);
     const int row = static_cast<int>(threadIdx.x) / parts;
     const int part = static_cast<int>(threadIdx.x) % parts;
-    const int position = first_query + row;
+    const int query_row = first_query + row;
     float d = 0.0f;
-    if (position < layout.sequence) {
-      const std::uint16_t* const y_row = y + layout.y(sample, head) + position * layout.y_stride;
+    if (query_row < layout.sequence) {
+      const std::uint16_t* const y_row = y + layout.y(sample, head) + query_row * layout.y_stride;
 #pragma unroll
       for (int chunk = part; chunk < Rows<head_dim>::chunks; chunk += parts) {
         const uint4 a = *reinterpret_cast<const uint4*>(y_row + 8 * chunk);
@@ -483,7 +492,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     if constexpr (parts == 2) d += __shfl_xor_sync(0xffffffffu, d, 1);
     if (part == 0) {
       tile_sums[row] = d;
-      if (position < layout.sequence) sums[layout.statistics(sample, head) + position] = d;
+      if (query_row < layout.sequence) sums[layout.statistics(sample, head) + query_row] = d;
     }
   }
   __syncthreads();
@@ -511,8 +520,8 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     __syncthreads();
     start_load(tile + stages - 1);
     const int first_key = (first_tile + tile) * keys;
-    if (first_key >= warp_query + 16 * row_tiles) continue;
-    if (!plain && first_key + keys <= layout.first_key(warp_query)) continue;
+    if (first_key >= warp_position + 16 * row_tiles) continue;
+    if (!plain && first_key + keys <= layout.first_key(warp_position)) continue;
     const unsigned char* const key_tile = ring + tile % stages * Tiles::stage_bytes;
 
     float scores[row_tiles][keys / 8][4];
@@ -521,14 +530,14 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     float dp[row_tiles][keys / 8][4];
     clear(dp);
     add_product_transposed<T, head_dim, row_tiles, keys>(dp, gradient, key_tile + Tiles::stage_bytes / 2);
-    if (plain && first_key + keys - 1 > warp_query) {
+    if (plain && first_key + keys - 1 > warp_position) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int n = 0; n < keys / 8; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_query + 16 * m + lane() / 4 + e / 2 * 8)
+            if (first_key + 8 * n + lane() % 4 * 2 + e % 2 > warp_position + 16 * m + lane() / 4 + e / 2 * 8)
               scores[m][n][e] = -INFINITY;
           }
         }
@@ -545,7 +554,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
             scores[m][n][e] = probability * (dp[m][n][e] - row_sums[m][e / 2]);
           } else {
             const int key_position = first_key + 8 * n + lane() % 4 * 2 + e % 2;
-            const int position = warp_query + 16 * m + lane() / 4 + e / 2 * 8;
+            const int position = warp_position + 16 * m + lane() / 4 + e / 2 * 8;
             const bool sees = key_position <= position && key_position >= layout.first_key(position);
             float to_product;
             const float score = head_scores.of(scores[m][n][e], key_position - position, to_product) * log2_e;
@@ -561,7 +570,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     add_product<T, head_dim, row_tiles, keys>(out, ds, key_tile);
   }
   store_rows<T, head_dim, row_tiles>(out, layout.scale, query_tile, first_row, dqkv + layout.query(sample, head),
-                                     layout.qkv_stride, warp_query, layout.sequence);
+                                     layout.qkv_stride, first_query + first_row, layout.sequence);
 }
 
 template <int head_dim>
@@ -578,13 +587,14 @@ struct KeyValueGradientTiles {
   static constexpr int shared = 2 * keys * Rows<head_dim>::bytes + stages * stage_bytes;
 };
 
-// dk and dv of one tile of keys of one key/value head, over all query heads of its group. Rows are
-// keys here, columns queries.
+// dk and dv of one tile of keys of one key/value head, over all query heads of its group; zeros
+// where no query of this rank sees the keys. Rows are keys here, columns queries.
 template <class T, int head_dim, bool plain>
 __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_dim>::blocks
                                                  : 2)  // (Three of the other form spill.)
     key_value_gradients(AttentionLayout layout, const std::uint16_t* dy, const std::uint16_t* qkv,
-                        const float* log_sum_exp, const float* sums, std::uint16_t* dqkv) {
+                        const std::uint16_t* keys_and_values, const float* log_sum_exp, const float* sums,
+                        std::uint16_t* dkeys) {
   using Tiles = KeyValueGradientTiles<head_dim>;
   constexpr int row_tiles = Tiles::row_tiles;
   constexpr int queries = Tiles::queries;
@@ -600,8 +610,9 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
   const int first_row = warp() * 16 * row_tiles;
   const int warp_key = first_key + first_row;
   static_assert(Tiles::keys % queries == 0);
-  const int first_tile = first_key / queries;
-  const int last_query = plain ? layout.sequence : layout.last_query(first_key + Tiles::keys - 1);
+  const int first_tile = (plain ? first_key : layout.rows_before(first_key)) / queries;
+  const int last_query =
+      plain ? layout.sequence : layout.rows_before(layout.last_query(first_key + Tiles::keys - 1));
   const int tiles = (last_query + queries - 1) / queries;
   const int steps = (tiles - first_tile) * layout.per_group;
   const int first_head = kv_head * layout.per_group;
@@ -614,7 +625,8 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
   int load_head = 0;
   int load_tile = first_tile;
   const auto start_load = [&](int step) {
-    if (load_head < layout.per_group) {
+    // (The same where there are steps; the first takes fewer registers.)
+    if (plain ? load_head < layout.per_group : step < steps) {
       unsigned char* const stage = ring + step % stages * Tiles::stage_bytes;
       float* const statistics = reinterpret_cast<float*>(stage + 2 * Tiles::tile_bytes);
       const int first_query = load_tile * queries;
@@ -634,10 +646,11 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
     }
     ptx::cp_async_commit();
   };
-  load_rows<head_dim, Tiles::keys>(key_tile, qkv + layout.key(sample, kv_head), layout.qkv_stride, first_key,
-                                   layout.sequence);
-  load_rows<head_dim, Tiles::keys>(value_tile, qkv + layout.value(sample, kv_head), layout.qkv_stride, first_key,
-                                   layout.sequence);
+  const int first_key_row = plain ? first_key : layout.key_row(first_key);
+  load_rows<head_dim, Tiles::keys>(key_tile, keys_and_values + layout.key(sample, kv_head), layout.key_stride,
+                                   first_key_row, layout.keys);
+  load_rows<head_dim, Tiles::keys>(value_tile, keys_and_values + layout.value(sample, kv_head), layout.key_stride,
+                                   first_key_row, layout.keys);
 #pragma unroll
   for (int step = 0; step < stages - 1; ++step) start_load(step);
 
@@ -662,8 +675,9 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
       tile = first_tile;
       ++query_head;
     }
-    if (first_query + queries <= warp_key) continue;  // they see none of this warp's keys
-    if (!plain && first_query >= layout.last_query(warp_key + 16 * row_tiles - 1)) continue;
+    const int first_position = plain ? first_query : layout.position(first_query);
+    if (first_position + queries <= warp_key) continue;  // they see none of this warp's keys
+    if (!plain && first_position >= layout.last_query(warp_key + 16 * row_tiles - 1)) continue;
     const unsigned char* const query_tile = ring + step % stages * Tiles::stage_bytes;
     const unsigned char* const dy_tile = query_tile + Tiles::tile_bytes;
     const float* const statistics = reinterpret_cast<const float*>(query_tile + 2 * Tiles::tile_bytes) + lane() % 4 * 2;
@@ -685,9 +699,9 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int key_position = warp_key + 16 * m + lane() / 4 + e / 2 * 8;
-            const int position = first_query + 8 * n + lane() % 4 * 2 + e % 2;
+            const int position = first_position + 8 * n + lane() % 4 * 2 + e % 2;
             const bool sees =
-                position < layout.sequence && key_position <= position && key_position >= layout.first_key(position);
+                position < layout.keys && key_position <= position && key_position >= layout.first_key(position);
             float to_product;
             const float score = head_scores.of(probabilities[m][n][e], key_position - position, to_product);
             const float probability =
@@ -749,10 +763,14 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
     pack<T, row_tiles, queries>(ds, left);
     add_product<T, head_dim, row_tiles, queries>(dk, left, query_tile);
   }
-  store_rows<T, head_dim, row_tiles>(dk, layout.scale, key_tile, first_row, dqkv + layout.key(sample, kv_head),
-                                     layout.qkv_stride, warp_key, layout.sequence);
-  store_rows<T, head_dim, row_tiles>(dv, 1.0f, value_tile, first_row, dqkv + layout.value(sample, kv_head),
-                                     layout.qkv_stride, warp_key, layout.sequence);
+  if (!plain && steps == 0) {  // the tiles that are stored through may still be arriving
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+  store_rows<T, head_dim, row_tiles>(dk, layout.scale, key_tile, first_row, dkeys + layout.key(sample, kv_head),
+                                     layout.key_stride, first_key_row + first_row, layout.keys);
+  store_rows<T, head_dim, row_tiles>(dv, 1.0f, value_tile, first_row, dkeys + layout.value(sample, kv_head),
+                                     layout.key_stride, first_key_row + first_row, layout.keys);
 }
 
 template <class Tiles, class... Parameters>
@@ -771,8 +789,8 @@ void forward(const AttentionForward& work, cudaStream_t stream) {
   const auto kernel = attention_forward<T, head_dim, plain>;
   launch("attention", kernel,
          grid_of<Tiles>(kernel, divide_up(work.layout.sequence, Tiles::queries), work.layout.heads, work.batch), stream,
-         work.layout, static_cast<const std::uint16_t*>(work.qkv), static_cast<std::uint16_t*>(work.y),
-         work.log_sum_exp);
+         work.layout, static_cast<const std::uint16_t*>(work.qkv), static_cast<const std::uint16_t*>(work.keys),
+         static_cast<std::uint16_t*>(work.y), work.log_sum_exp);
 }
 
 template <class T, int head_dim, bool plain>
@@ -781,18 +799,20 @@ void backward(const AttentionBackward& work, cudaStream_t stream) {
   const auto* const dy = static_cast<const std::uint16_t*>(work.dy);
   const auto* const qkv = static_cast<const std::uint16_t*>(work.qkv);
   const auto* const y = static_cast<const std::uint16_t*>(work.y);
-  auto* const dqkv = static_cast<std::uint16_t*>(work.dqkv);
+  const auto* const keys_and_values = static_cast<const std::uint16_t*>(work.keys);
   using QueryTiles = QueryGradientTiles<head_dim>;
   const auto queries = query_gradients<T, head_dim, plain>;
   launch("attention_gradient: queries", queries,
          grid_of<QueryTiles>(queries, divide_up(layout.sequence, QueryTiles::queries), layout.heads, work.batch),
-         stream, layout, dy, qkv, y, work.log_sum_exp, dqkv, work.sums);
+         stream, layout, dy, qkv, keys_and_values, y, work.log_sum_exp, static_cast<std::uint16_t*>(work.dqkv),
+         work.sums);
   using KeyTiles = KeyValueGradientTiles<head_dim>;
   const auto keys = key_value_gradients<T, head_dim, plain>;
   launch(
       "attention_gradient: keys and values", keys,
-      grid_of<KeyTiles>(keys, divide_up(layout.sequence, KeyTiles::keys), layout.heads / layout.per_group, work.batch),
-      stream, layout, dy, qkv, work.log_sum_exp, static_cast<const float*>(work.sums), dqkv);
+      grid_of<KeyTiles>(keys, divide_up(layout.keys, KeyTiles::keys), layout.heads / layout.per_group, work.batch),
+      stream, layout, dy, qkv, keys_and_values, work.log_sum_exp, static_cast<const float*>(work.sums),
+      static_cast<std::uint16_t*>(work.dkeys));
 }
 
 struct Row {
@@ -819,24 +839,40 @@ constexpr Row rows[] = {
     row<__half, 96>(DataType::fp16),         row<__half, 128>(DataType::fp16),
 };
 
-const Row* find_row(DataType type, int head_dim) {
+// The kernels of the type and head dim, where chunks of gathered keys are whole tiles.
+const Row* find_row(DataType type, const AttentionLayout& layout, int largest_tile) {
+  if (layout.chunks.any() && layout.chunks.size % largest_tile != 0) return nullptr;
   for (const Row& row : rows) {
-    if (row.type == type && row.head_dim == head_dim) return &row;
+    if (row.type == type && row.head_dim == layout.head_dim) return &row;
   }
   return nullptr;
 }
 
+// Tiles are powers of two up to these, whatever the head dim.
+constexpr int forward_tile = 2 * 16 * warps, gradient_tile = 16 * warps;
+template <int head_dim>
+constexpr bool tiles_divide() {
+  using Forward = ForwardTiles<head_dim>;
+  using Queries = QueryGradientTiles<head_dim>;
+  using Keys = KeyValueGradientTiles<head_dim>;
+  return forward_tile % Forward::queries == 0 && forward_tile % Forward::keys == 0 &&
+         gradient_tile % Queries::queries == 0 && gradient_tile % Queries::keys == 0 &&
+         gradient_tile % Keys::queries == 0 && gradient_tile % Keys::keys == 0;
+}
+static_assert(tiles_divide<32>() && tiles_divide<64>() && tiles_divide<80>() && tiles_divide<96>() &&
+              tiles_divide<128>());
+
 }  // namespace
 
 bool attention_on_matrix_units(const AttentionForward& work, DataType type, cudaStream_t stream) {
-  const Row* const row = find_row(type, work.layout.head_dim);
+  const Row* const row = find_row(type, work.layout, forward_tile);
   if (row == nullptr) return false;
   row->forward[work.layout.is_plain()](work, stream);
   return true;
 }
 
 bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType type, cudaStream_t stream) {
-  const Row* const row = find_row(type, work.layout.head_dim);
+  const Row* const row = find_row(type, work.layout, gradient_tile);
   if (row == nullptr) return false;
   row->backward[work.layout.is_plain()](work, stream);
   return true;

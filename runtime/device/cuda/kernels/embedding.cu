@@ -27,7 +27,6 @@ constexpr int tokens_at_once = 8;
 // no two blocks write one row, without atomics, and a row's terms are added in ascending order of
 // position whichever block runs when. A block reads each token once, mostly from the second-level
 // cache.
-// second-level cache.
 template <class T, int width>
 __global__ void add_to_rows(const T* dy, const std::int32_t* tokens, float* table, std::int64_t rows,
                             std::int64_t columns, std::int64_t begin, std::int64_t valid) {
@@ -75,9 +74,10 @@ __global__ void add_to_rows(const T* dy, const std::int32_t* tokens, float* tabl
 }
 
 template <class T, int width>
-__global__ void add_row_of_position(const T* x, const T* table, T* y, std::int64_t columns, std::int64_t batch) {
+__global__ void add_row_of_position(const T* x, const T* table, T* y, std::int64_t columns, std::int64_t batch,
+                                    ContextChunks chunks) {
   const std::int64_t row = blockIdx.x;
-  const T* position = table + row / batch * columns;
+  const T* position = table + chunks.position(row / batch) * columns;
   for_each_column<width>(columns, [&](std::int64_t i) {
     float sum[width], other[width];
     load(x + row * columns + i, sum);
@@ -88,20 +88,21 @@ __global__ void add_row_of_position(const T* x, const T* table, T* y, std::int64
   });
 }
 
-// blockIdx.x: position; samples are added in ascending order.
+// blockIdx.x: the row of a position; samples are added in ascending order.
 template <class T, int width>
-__global__ void add_samples(const T* dy, float* table, std::int64_t columns, std::int64_t batch) {
-  const std::int64_t position = blockIdx.x;
+__global__ void add_samples(const T* dy, float* table, std::int64_t columns, std::int64_t batch, ContextChunks chunks) {
+  const std::int64_t row = blockIdx.x;
+  float* const position = table + chunks.position(row) * columns;
   for_each_column<width>(columns, [&](std::int64_t i) {
     float sum[width], values[width];
-    load(table + position * columns + i, sum);
+    load(position + i, sum);
 #pragma unroll 4
     for (std::int64_t sample = 0; sample < batch; ++sample) {
-      load(dy + (position * batch + sample) * columns + i, values);
+      load(dy + (row * batch + sample) * columns + i, values);
 #pragma unroll
       for (int k = 0; k < width; ++k) sum[k] += values[k];
     }
-    store(table + position * columns + i, sum);
+    store(position + i, sum);
   });
 }
 
@@ -150,7 +151,7 @@ void add_position(const CudaKernelArguments& a) {
     T* y = a.at<T>(2);
     submit_rows<vector_width<T>>(s.sequence * s.batch, s.columns, {x, table, y}, [&](auto width, const Grid& grid) {
       launch("add_position", add_row_of_position<T, decltype(width)::width>, grid, a.stream, x, table, y, s.columns,
-             s.batch);
+             s.batch, s.chunks);
     });
   });
 }
@@ -165,7 +166,7 @@ void add_position_gradient(const CudaKernelArguments& a) {
     float* table = a.at<float>(1) + s.begin * s.columns;
     submit_rows<vector_width<T>>(s.sequence, s.columns, {dy, table}, [&](auto width, const Grid& grid) {
       launch("add_position_gradient", add_samples<T, decltype(width)::width>, grid, a.stream, dy, table, s.columns,
-             s.batch);
+             s.batch, s.chunks);
     });
   });
 }
