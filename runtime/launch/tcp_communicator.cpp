@@ -40,6 +40,9 @@ constexpr std::int64_t reduction_piece = 64 * 1024;
 constexpr std::chrono::seconds connect_patience(60);
 constexpr std::chrono::milliseconds look_interval(20);
 constexpr std::chrono::seconds reason_patience(1);
+// Connections that have not said whose they are: how many there may be, and for how long each.
+constexpr std::size_t most_strangers = 256;
+constexpr std::chrono::seconds stranger_patience(10);
 // Looks for data before the process sleeps until some comes.
 constexpr int eager_looks = 50;
 
@@ -121,6 +124,23 @@ struct Introduction {
   std::uint64_t secret = 0;
   std::int64_t rank = 0;
 };
+
+// A connection that has not said whose it is.
+struct Stranger {
+  Socket socket;
+  Clock::time_point since;
+  Introduction said = {};
+  std::size_t bytes = 0;  // of it
+};
+
+// Reads what has arrived of the introduction; false where there will be no more of it.
+bool hear(Stranger& stranger) {
+  auto* const said = reinterpret_cast<std::byte*>(&stranger.said);
+  const ssize_t count =
+      recv(stranger.socket.get(), said + stranger.bytes, sizeof stranger.said - stranger.bytes, MSG_DONTWAIT);
+  if (count > 0) stranger.bytes += static_cast<std::size_t>(count);
+  return count > 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+}
 
 float* fp32(const Elements& data) {
   PARPLAN_ASSERT((data.type == DataType::fp32 || data.type == DataType::tf32) && data.count >= 0,
@@ -270,32 +290,45 @@ void TcpCommunicator::connect(const std::string& address, std::chrono::milliseco
     if (link.socket) fcntl(link.socket.get(), F_SETFL, O_NONBLOCK);
 }
 
-// Accepts the connections of all higher ranks. One that does not know the secret at once is none.
+// Accepts the connections of all higher ranks. One that does not say the secret soon is none,
+// and keeps no other waiting.
 void TcpCommunicator::accept_from(const Socket& listener, std::uint64_t secret, std::chrono::milliseconds silence) {
   const auto deadline = Clock::now() + connect_patience;
+  std::vector<Stranger> strangers;  // oldest first
   int missing = ranks() - 1 - rank();
   while (missing > 0) {
     job_.check();
-    if (Clock::now() > deadline)
+    const auto now = Clock::now();
+    if (now > deadline)
       throw RunError(fmt::format("rank {} waited in vain for connections of {} other ranks", rank(), missing));
-    pollfd ready{.fd = listener.get(), .events = POLLIN, .revents = 0};
-    if (poll(&ready, 1, static_cast<int>(look_interval.count())) <= 0) continue;
+    std::erase_if(strangers, [&](const Stranger& stranger) { return now - stranger.since > stranger_patience; });
+    if (strangers.size() >= most_strangers) strangers.erase(strangers.begin());
+    std::vector<pollfd> ready = {{.fd = listener.get(), .events = POLLIN, .revents = 0}};
+    for (const Stranger& stranger : strangers)
+      ready.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
+    if (poll(ready.data(), ready.size(), static_cast<int>(look_interval.count())) <= 0) continue;
+
+    std::vector<Stranger> remaining;
+    for (std::size_t s = 0; s < strangers.size(); ++s) {
+      if (ready[s + 1].revents != 0 && !hear(strangers[s])) continue;
+      const Introduction& said = strangers[s].said;
+      if (strangers[s].bytes < sizeof said) {
+        remaining.push_back(std::move(strangers[s]));
+      } else if (said.secret == secret && said.rank > rank() && said.rank < ranks() &&
+                 !link_of(static_cast<int>(said.rank)).socket) {
+        link_of(static_cast<int>(said.rank)).socket = std::move(strangers[s].socket);
+        --missing;
+      }
+    }
+    strangers = std::move(remaining);
+    if (ready[0].revents == 0) continue;
     Socket socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) {
       std::this_thread::sleep_for(look_interval);  // no descriptors, perhaps
       continue;
     }
     prepare_connection(socket, silence);
-    const timeval limit{.tv_sec = 1, .tv_usec = 0};
-    setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    Introduction introduction;
-    if (recv(socket.get(), &introduction, sizeof introduction, MSG_WAITALL) !=
-            static_cast<ssize_t>(sizeof introduction) ||
-        introduction.secret != secret || introduction.rank <= rank() || introduction.rank >= ranks() ||
-        link_of(static_cast<int>(introduction.rank)).socket)
-      continue;
-    link_of(static_cast<int>(introduction.rank)).socket = std::move(socket);
-    --missing;
+    strangers.push_back({.socket = std::move(socket), .since = Clock::now()});
   }
 }
 

@@ -41,6 +41,8 @@ using Bytestring = std::vector<std::byte>;
 // "parplan" and the version of the protocol; raise the last byte with every change of the messages.
 constexpr std::uint64_t greeting_magic = 0x7061'7270'6c61'6e02;
 constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
+// What process 0 may say before its welcome: why there will be none.
+constexpr std::uint64_t longest_refusal = std::uint64_t{1} << 20;
 // How long a peer may leave a message in its sockets before it counts as lost. Its reader thread
 // takes messages immediately.
 constexpr std::chrono::seconds send_patience(20);
@@ -105,14 +107,14 @@ Bytestring framed(MessageKind kind, const std::string& text) {
 }
 
 // Removes the first whole message from the front of `incoming`, if there is one. Throws RunError
-// for data that is no message.
-std::optional<Message> take_message(Bytestring& incoming) {
+// for data that is no message of at most `longest` bytes.
+std::optional<Message> take_message(Bytestring& incoming, std::uint64_t longest = longest_message) {
   if (incoming.size() >= 8 && number_at(incoming.data()) != greeting_magic)
     throw RunError("it does not speak this version of parplan's protocol");
   if (incoming.size() < head_bytes) return std::nullopt;
   const std::uint64_t kind = number_at(incoming.data() + 8) >> kind_shift;
   const std::uint64_t length = number_at(incoming.data() + 8) & ((std::uint64_t{1} << kind_shift) - 1);
-  if (kind < 1 || kind > static_cast<std::uint64_t>(MessageKind::beat) || length > longest_message)
+  if (kind < 1 || kind > static_cast<std::uint64_t>(MessageKind::beat) || length > longest)
     throw RunError("it does not speak this version of parplan's protocol");
   if (incoming.size() < head_bytes + length) return std::nullopt;
   const auto body = incoming.begin() + head_bytes;
@@ -404,7 +406,7 @@ void TcpRendezvous::greet_process_0(std::chrono::milliseconds patience) {
     std::optional<Message> message;
     try {
       const Received received = receive_some(socket, incoming);
-      message = take_message(incoming);
+      message = take_message(incoming, longest_refusal);
       if (!message && received == Received::end) throw RunError("it closed the connection");
     } catch (const RunError& error) {
       refuse(error.what());

@@ -248,19 +248,23 @@ struct Kind {
   std::vector<std::string> must_say;  // in the output, all of them; empty: anything
   std::string or_says = "";           // this alone is enough; empty: it is not
   bool cut = false;
+  std::vector<std::string> or_at_start = {};  // one of these is enough for what happens before the first step
 };
 
 const std::vector<Kind>& kinds() {
   // Each of the two sides has to say it.
   static const std::vector<std::string> both_lost = {"process 0 was lost: no sign of life",
                                                      "process 1 was lost: no sign of life"};
+  // Where one has not met the others yet.
+  static const std::vector<std::string> absent = {"missing: ", "have not met", "did not reach process 0",
+                                                  "is no process 0 of this job"};
   static const std::vector<Kind> table = {
       {"a process is killed", Start::processes, SIGKILL, "", 0, {"was ended by SIGKILL"}},
       // `mpirun` names the signal, unless the other process tells it first that its peer was lost.
       {"a process is killed", Start::mpi, SIGKILL, "", 0, {"signal 9"}, "was lost"},
-      {"a process is killed", Start::torchrun_variables, SIGKILL, "", 0, {"was lost"}},
-      {"a process is stopped", Start::processes, SIGSTOP, "", 0, {"was lost: no sign of life"}},
-      {"a process is stopped", Start::mpi, SIGSTOP, "", 0, {"was lost: no sign of life"}},
+      {"a process is killed", Start::torchrun_variables, SIGKILL, "", 0, {"was lost"}, "", false, absent},
+      {"a process is stopped", Start::processes, SIGSTOP, "", 0, {"was lost: no sign of life"}, "", false, absent},
+      {"a process is stopped", Start::mpi, SIGSTOP, "", 0, {"was lost: no sign of life"}, "", false, absent},
       {"a process is cut off", Start::torchrun_variables, 0, "", 0, both_lost, "", true},
       {"the network is cut", Start::two_machines, 0, "", 0, both_lost, "", true},
       {"no thread can be created", Start::threads, 0, "thread", 6, {}},
@@ -273,13 +277,15 @@ const std::vector<Kind>& kinds() {
   return table;
 }
 
-bool says(const Kind& kind, const std::string& text) {
+bool says(const Kind& kind, const std::string& text, bool at_start) {
   if (text.empty()) return false;
   const auto has = [&](const std::string& words) { return text.find(words) != std::string::npos; };
+  if (at_start && std::ranges::any_of(kind.or_at_start, has)) return true;
   return std::ranges::all_of(kind.must_say, has) || (!kind.or_says.empty() && has(kind.or_says));
 }
 
 struct Verdict {
+  bool at_start = false;  // it happened before the first step was done
   bool had_effect = true;
   std::string fault;  // empty: as it should be
   double seconds = 0.0;
@@ -338,22 +344,24 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
     // All processes of the job have the library, and only the chosen one heeds it.
     command = fmt::format("LD_PRELOAD='{}' PARPLAN_FAULT='{}' PARPLAN_FAULTY_RANK={} {}", setting.faults, fault, rank,
                           command);
+  Verdict verdict;
   auto began = Clock::now();
   Command job(command, fmt::format("{}.{}", getpid(), number), output);
   if (!injected) {
-    // Once the first step is done, at a random moment; killed ones also before, but where nobody
-    // has started all processes: then the others wait for one that may still come.
-    const bool early = kind.signal == SIGKILL && kind.start != Start::torchrun_variables && setting.upto(1) == 0;
-    while (!job.code() && (early ? job.of_rank(rank).empty() : !fs::exists(log) || fs::file_size(log) == 0))
-      std::this_thread::sleep_for(2ms);
-    std::this_thread::sleep_for(std::chrono::milliseconds(setting.upto(300)));
+    // At a random moment after the first step, or in half of the trials with a signal as soon as
+    // there is such a process; over MPI it takes longer to meet the others.
+    const bool early = kind.signal != 0 && setting.upto(1) == 0;
+    const auto has_stepped = [&] { return fs::exists(log) && fs::file_size(log) > 0; };
+    while (!job.code() && (early ? job.of_rank(rank).empty() : !has_stepped())) std::this_thread::sleep_for(2ms);
+    const int most_ms = !early ? 300 : kind.start == Start::mpi ? 400 : 40;
+    std::this_thread::sleep_for(std::chrono::milliseconds(setting.upto(most_ms)));
+    verdict.at_start = !has_stepped();
     began = Clock::now();
     if (machines) machines->cut();
     else if (wire) wire->cut();
     else
       for (const pid_t pid : job.of_rank(rank)) kill(pid, kind.signal);
   }
-  Verdict verdict;
   // Twelve limits, to say how long it took rather than that it took longer.
   while (!job.code() && Clock::now() - began < std::chrono::duration<double>(12 * setting.limit))
     std::this_thread::sleep_for(5ms);
@@ -366,7 +374,7 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
     if (!injected) verdict.fault = "it ends with 0";
   } else if (verdict.seconds > setting.limit) {
     verdict.fault = "it ends late";
-  } else if (!says(kind, said)) {
+  } else if (!says(kind, said, verdict.at_start)) {
     verdict.fault = "it does not say why";
   }
   // What the job has told to end may take a moment to, on a busy machine a long one.
@@ -420,7 +428,8 @@ int main(int count, char** words) {
 
   std::string faults;
   std::string table =
-      "| what happens | to a job of | trials | without effect | failures | longest |\n|---|---|---|---|---|---|\n";
+      "| what happens | to a job of | trials | before the first step | without effect | failures | longest |\n"
+      "|---|---|---|---|---|---|---|\n";
   int number = 0;
   for (const Kind& kind : kinds()) {
     if (kind.start == Start::mpi && setting.mpirun == "-") continue;
@@ -428,10 +437,11 @@ int main(int count, char** words) {
       fmt::print("cut networks are not tried: no network namespaces can be made here\n");
       continue;
     }
-    int idle = 0, failures = 0;
+    int at_start = 0, idle = 0, failures = 0;
     double longest = 0.0;
     for (int trial = 0; trial < setting.trials; ++trial) {
       const Verdict verdict = try_once(setting, kind, ++number);
+      at_start += verdict.at_start ? 1 : 0;
       if (!verdict.had_effect)
         ++idle;
       else
@@ -441,8 +451,11 @@ int main(int count, char** words) {
       faults += fmt::format("{}, {}, trial {}: {}\n", kind.name, start_names[static_cast<std::size_t>(kind.start)],
                             number, verdict.fault);
     }
-    table += fmt::format("| {} | {} | {} | {} | {} | {:.1f} s |\n", kind.name,
-                         start_names[static_cast<std::size_t>(kind.start)], setting.trials, idle, failures, longest);
+    // Refusals are counted in requests, not placed in time.
+    const std::string starts = kind.refuses.empty() ? fmt::format("{}", at_start) : "";
+    table +=
+        fmt::format("| {} | {} | {} | {} | {} | {} | {:.1f} s |\n", kind.name,
+                    start_names[static_cast<std::size_t>(kind.start)], setting.trials, starts, idle, failures, longest);
   }
   fmt::print("{}seed {}\n{}", table, seed, faults);
   return faults.empty() ? 0 : 1;

@@ -7,6 +7,10 @@ model_type that parplan reads (tests/data/golden/families/*.json), with random w
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the numbers of
 docs/weights.md are of 5.23 and 2.15) and nothing from the network. For each model it prints
 
+  logits    the largest difference of parplan's logits from transformers' at the end of a sequence, over the whole
+            vocabulary, relative to the range of these logits. Losses are all that parplan says, so these are the
+            differences of its losses where nothing but the last target differs; they are rounded where a mean over
+            the sequence is
   loaded    the largest relative difference of parplan's loss from transformers', over three batches and under
             two layouts, where parplan read what transformers saved
   exported  whether transformers, having read what parplan wrote, has the same weights to the bit; else the
@@ -37,6 +41,7 @@ SEQUENCE, BATCH, STEPS = 16, 4, 3
 LAYOUTS = [["--dp", "1", "--tp", "1", "--pp", "1"], ["--dp", "2", "--tp", "2", "--pp", "2", "--zero", "1"],
            ["--dp", "2", "--tp", "1", "--pp", "2", "--zero", "1"]]
 LOSS_BOUND = 2e-6    # both sum in fp32, in orders of their own
+LOGIT_BOUND = 2e-5   # a loss, which is rounded to 24 bits, times the sequence
 NORM_BOUND = 2.4e-7  # Gemma's norms are kept as weight + 1
 
 
@@ -74,10 +79,27 @@ def losses_of(model, tokens):
     return losses
 
 
-def make_plan(parplan, folder, config, layout, learning_rate):
+def logits_of(model, sequence):
+    text = torch.from_numpy(sequence.astype(numpy.int64))[None]
+    with torch.no_grad():
+        return model(text, use_cache=False).logits[0, -1].double().numpy()
+
+
+def logits_of_parplan(parplan, folder, layout, sequence, vocabulary):
+    """Those at the end of the sequence, less that of token 0: a run whose every step has another last target."""
+    data = folder / "targets"
+    data.mkdir(exist_ok=True)
+    for token in range(vocabulary):  # a sequence a file, which are taken by their names
+        write_tokens(data / f"{token:06}.bin", numpy.append(sequence, token))
+    plan = make_plan(parplan, folder, folder / "saved", layout, 0, batch=1)
+    losses = numpy.array(run(parplan, folder, plan, vocabulary, data=data))
+    return (losses[0] - losses) * SEQUENCE
+
+
+def make_plan(parplan, folder, config, layout, learning_rate, batch=BATCH):
     plan = folder / "plan.yaml"
     call(parplan, "simulate", config, "--cluster", ROOT / "tests/data/clusters/cpu-8.yaml", "--seq-len", SEQUENCE,
-         "--global-batch", BATCH, "--quiet", "-o", plan, "--json", folder / "simulated.json", *layout)
+         "--global-batch", batch, "--quiet", "-o", plan, "--json", folder / "simulated.json", *layout)
     text = plan.read_text()
     for key, value in dict(learning_rate=learning_rate, weight_decay=0).items():
         begin = text.index(f"\n  {key}: ", text.index("\ntraining:\n"))
@@ -86,8 +108,8 @@ def make_plan(parplan, folder, config, layout, learning_rate):
     return plan
 
 
-def run(parplan, folder, plan, steps, *words):
-    call(parplan, "run", plan, "--steps", steps, "--data", folder / "tokens.bin", "--weights", folder / "saved",
+def run(parplan, folder, plan, steps, *words, data=None):
+    call(parplan, "run", plan, "--steps", steps, "--data", data or folder / "tokens.bin", "--weights", folder / "saved",
          "--quiet", "--json", folder / "run.json", *words)
     return json.loads((folder / "run.json").read_text())["loss"]
 
@@ -129,6 +151,11 @@ def check(parplan, case, number, folder):
     for name, value in model.state_dict().items():
         exported = max(exported, (again[name] - value).abs().max().item())
 
+    expected_logits = logits_of(model, tokens[:SEQUENCE])
+    found_logits = logits_of_parplan(parplan, folder, ["--dp", "1", *layouts[-1][2:6]], tokens[:SEQUENCE],
+                                     config.vocab_size)
+    logits = numpy.abs(found_logits - (expected_logits - expected_logits[0])).max() / numpy.ptp(expected_logits)
+
     plan = make_plan(parplan, folder, folder / "saved", layouts[-1], 1e-3)
     continued = run(parplan, folder, plan, STEPS)
     shutil.rmtree(folder / "exported")
@@ -141,11 +168,11 @@ def check(parplan, case, number, folder):
     found = json.loads((folder / "exported" / "config.json").read_text())["model_type"]
     alone = relative(losses_of(load(folder / "exported", config), tokens),
                      json.loads((folder / "run.json").read_text())["loss"])
-    ok = max(loaded, trained, alone) <= LOSS_BOUND and exported <= (
+    ok = max(loaded, trained, alone) <= LOSS_BOUND and logits <= LOGIT_BOUND and exported <= (
         NORM_BOUND if config.model_type.startswith("gemma") else 0.0)
     bits = "equal" if exported == 0 else f"{exported:.1e}"
-    print(f"| {case.stem} | {loaded:.1e} | {bits} | {trained:.1e} | {alone:.1e} | {found} |{'' if ok else '  FAILED'}",
-          flush=True)
+    print(f"| {case.stem} | {logits:.1e} | {loaded:.1e} | {bits} | {trained:.1e} | {alone:.1e} | {found} |"
+          f"{'' if ok else '  FAILED'}", flush=True)
     return ok
 
 
@@ -155,7 +182,7 @@ if __name__ == "__main__":
     logging.disable_progress_bar()
     good = True
     wanted = sys.argv[2:]
-    print("| model | loaded | exported | trained | alone | type |\n|---|---|---|---|---|---|")
+    print("| model | logits | loaded | exported | trained | alone | type |\n|---|---|---|---|---|---|---|")
     for number, case in enumerate(sorted(FAMILIES.glob("*.json"))):
         if wanted and case.stem not in wanted:
             continue

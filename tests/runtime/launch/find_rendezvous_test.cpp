@@ -55,6 +55,8 @@ TEST_CASE("a process finds its place in the variables of whoever started it") {
                               .port = 29500};
   ProcessPlace beside_the_agents_store = third;
   beside_the_agents_store.port = 29501;
+  ProcessPlace with_token = third;
+  with_token.token = "this job's";
   ProcessPlace only_one;
   only_one.one_machine = true;
   only_one.started_by = StartedBy::torchrun_variables;
@@ -68,6 +70,7 @@ TEST_CASE("a process finds its place in the variables of whoever started it") {
       {torchrun(), third},
       {torchrun({{"TORCHELASTIC_USE_AGENT_STORE", "False"}}), third},
       {torchrun({{"TORCHELASTIC_USE_AGENT_STORE", "True"}}), beside_the_agents_store},
+      {torchrun({{"PARPLAN_JOB_TOKEN", "this job's"}}), with_token},
       // One process needs no address.
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}, only_one},
       {{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "3"}, {"PMIX_RANK", "1"}}, by_mpi(1, 3)},

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "planner/base/error.h"
+#include "runtime/launch/find_rendezvous.h"
 #include "tests/temporary_folder.h"
 
 using namespace parplan;
@@ -54,6 +55,22 @@ TEST_CASE("children find each other by the variables that their parent sets") {
   CHECK(outcome.code == 0);
   CHECK(outcome.lines == std::vector<std::string>{});
   CHECK(folder.read("met.txt") == "10 bytes, 4 here");
+}
+
+TEST_CASE("the children of each call have a token of their own, whatever the parent's is") {
+  const testing::TemporaryFolder folder;
+  setenv(token_variable, "the parent's", 1);
+  std::vector<std::string> tokens;
+  for (int call = 0; call < 2; ++call) {
+    CHECK(outcome_of({"token", folder.root().string()}, 2).code == 0);
+    CHECK(folder.read("0") == folder.read("1"));
+    tokens.push_back(folder.read("0"));
+    // 128 bits, by which nobody finds them.
+    CHECK(tokens.back().size() == 32);
+    CHECK(tokens.back().find_first_not_of("0123456789abcdef") == std::string::npos);
+  }
+  unsetenv(token_variable);
+  CHECK(tokens[0] != tokens[1]);
 }
 
 TEST_CASE("both outputs of processes other than 0 come line by line, whose it is along with it") {

@@ -3,14 +3,20 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <thread>
 
 #include "planner/base/error.h"
 #include "runtime/comm/local/local_communicator.h"
 #include "runtime/launch/free_port.h"
 #include "runtime/launch/tcp_rendezvous.h"
+#include "runtime/launch/tcp_socket.h"
 #include "tests/runtime/comm/mpi/numbers.h"
 
 using namespace parplan;
@@ -61,6 +67,41 @@ std::vector<std::string> as_processes(int processes, const std::vector<Communica
   return messages;
 }
 
+// A rendezvous whose process 1, once it has learned where process 0 listens, first lets a hundred
+// others connect there, which say nothing or nonsense.
+class BesetRendezvous final : public Rendezvous {
+ public:
+  BesetRendezvous(Rendezvous& job, std::vector<Socket>& strangers) : job_(job), strangers_(strangers) {}
+  int process() const override { return job_.process(); }
+  int processes() const override { return job_.processes(); }
+  int local_process() const override { return job_.local_process(); }
+  int local_processes() const override { return job_.local_processes(); }
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) override {
+    auto all = job_.all_gather(own);
+    if (process() != 1) return all;
+    std::int64_t port = 0;  // behind a secret of 8 bytes
+    std::memcpy(&port, all.at(0).data() + 8, sizeof port);
+    std::string failure;
+    for (int stranger = 0; stranger < 100; ++stranger) {
+      strangers_.push_back(
+          connect_once("127.0.0.1", static_cast<int>(port), std::chrono::steady_clock::now() + 300s, failure));
+      const std::string said(stranger % 3 == 0 ? 0 : stranger % 3 == 1 ? 5 : 16, 'x');
+      CHECK(send(strangers_.back().get(), said.data(), said.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(said.size()));
+    }
+    return all;
+  }
+  void check() override { job_.check(); }
+  void fail(const std::string& text) noexcept override { job_.fail(text); }
+  std::vector<Heard> beat(const Position& own) noexcept override { return job_.beat(own); }
+  std::unique_ptr<Communicator> make_communicator(const std::vector<CommunicationGroup>&, int) override {
+    return nullptr;
+  }
+
+ private:
+  Rendezvous& job_;
+  std::vector<Socket>& strangers_;
+};
+
 void expect(bool right, const std::string& what) {
   if (!right) throw RunError(what);
 }
@@ -101,6 +142,33 @@ TEST_CASE("processes that are connected by TCP get the bits of ranks that are th
     });
     CHECK(messages == std::vector<std::string>(static_cast<std::size_t>(ranks)));
   }
+}
+
+// More of them than process 0 would have patience for one after the other.
+TEST_CASE("strangers that reach a process before its peers do keep nobody waiting") {
+  const LoopbackPort port;
+  std::vector<Socket> strangers;
+  std::vector<double> sums(2);
+  std::vector<std::jthread> threads;
+  for (int process = 0; process < 2; ++process)
+    threads.emplace_back([&, process] {
+      const auto job = tcp_rendezvous({.process = process,
+                                       .processes = 2,
+                                       .local_process = process,
+                                       .local_processes = 2,
+                                       .address = "127.0.0.1",
+                                       .port = port.number()},
+                                      300s);
+      BesetRendezvous beset(*job, strangers);
+      const auto communicator = make_tcp_communicator(beset, "127.0.0.1", 300s, {{.id = 0, .ranks = {0, 1}}}, 0);
+      float number = static_cast<float>(process + 1);
+      communicator->all_reduce(0, 0, Reduction::sum, {.data = &number, .count = 1, .type = DataType::fp32});
+      sums[static_cast<std::size_t>(process)] = number;
+      barrier(*job);
+    });
+  threads.clear();
+  CHECK(strangers.size() == 100);
+  CHECK(sums == std::vector<double>{3.0, 3.0});
 }
 
 TEST_CASE("over TCP, sends match receives in order, channels do not mix, and a send returns before it is received") {

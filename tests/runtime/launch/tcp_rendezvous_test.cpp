@@ -429,6 +429,29 @@ TEST_CASE("a stranger that says a lot is not listened to beyond a greeting's 40 
   CHECK(messages == std::vector<std::string>(2, nothing));
 }
 
+TEST_CASE("what calls itself process 0 and says a lot before its welcome is not listened to") {
+  const Socket listener = listen_at("127.0.0.1", 0);
+  const int port = own_port(listener);
+  std::string message;
+  std::jthread process_1([&] { message = message_of([&] { tcp_rendezvous(place(1, 2, port), patience); }); });
+  const int client = accept(listener.get(), nullptr, nullptr);
+  char greeting[40];
+  CHECK(recv(client, greeting, sizeof greeting, MSG_WAITALL) == sizeof greeting);
+  // The head of a failure with a text of 4 GiB, and as many bytes of it as are taken.
+  const std::uint64_t head[] = {0x706172706c616e02, std::uint64_t{6} << 56 | std::uint64_t{1} << 32};
+  CHECK(write(client, head, sizeof head) == sizeof head);
+  const std::string much(65536, 'x');
+  std::size_t taken = 0;
+  while (taken < (std::size_t{1} << 30) && send(client, much.data(), much.size(), MSG_NOSIGNAL) > 0)
+    taken += much.size();
+  CHECK(taken < std::size_t{1} << 30);
+  close(client);
+  process_1.join();
+  CHECK(message == fmt::format("process 1: what listens at 127.0.0.1:{} is no process 0 of this job: it does not speak "
+                               "this version of parplan's protocol (MASTER_PORT may name another port)",
+                               port));
+}
+
 TEST_CASE("strangers beyond 256 wait until one of them leaves, and the job comes together") {
   const LoopbackPort held;
   const int port = held.number();

@@ -52,6 +52,11 @@ int main(int count, char** words) {
     if (rank == 0) std::ofstream(file) << bytes << " bytes, " << rendezvous->local_processes() << " here";
     return 0;
   }
+  if (task == "token") {
+    const char* token = std::getenv(parplan::token_variable);
+    std::ofstream(file + "/" + std::to_string(rank)) << (token == nullptr ? "none" : token);
+    return 0;
+  }
   if (task == "write") {
     if (rank == 0) return 0;
     std::printf("out of %d\n", rank);
