@@ -23,6 +23,8 @@ constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", 
                                                           "nic",    "memory",   "network"};
 constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
 constexpr int most_devices = 1 << 20;
+// Any two of a node have a route: seconds for these, which are more than NVLink has joined (576).
+constexpr int most_devices_of_node = 1024;
 constexpr int most_oversubscription = 1'000'000;
 // In any currency: a device that costs 10 USD an hour costs some hundred thousand of the smallest
 // units.
@@ -64,7 +66,7 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
   NodeLayout layout;
   layout.name = cluster_name;
   if (const auto given = value.find("name")) layout.name = given->as_name();
-  layout.devices = static_cast<int>(value.at("devices").as_integer(1, 4096));
+  layout.devices = static_cast<int>(value.at("devices").as_integer(1, most_devices_of_node));
   layout.intra = static_cast<Intra>(value.at("intra").as_choice({intra_names.begin(), intra_names.end()}));
   if (const auto bandwidth = value.find("bandwidth")) layout.bandwidth = read_positive_bandwidth(*bandwidth);
   if (const auto latency = value.find("latency")) layout.latency = latency->as_duration();

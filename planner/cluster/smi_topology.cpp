@@ -20,7 +20,8 @@ namespace {
 
 constexpr std::array<const char*, 3> affinity_titles = {"CPU Affinity", "NUMA Affinity", "GPU NUMA ID"};
 
-// One line without escapes, carriage returns and exotic spaces.
+// One line without escapes, carriage returns and exotic spaces; other characters that act on a
+// terminal are written out, since names are made of what stands here.
 std::string cleaned(std::string line) {
   // The escape character itself is sometimes lost or printed as ^[ in copies.
   static const std::regex escapes("(\x1B|\\^\\[)?\\[[0-9;]{0,16}m|\x1B\\[[0-9;?]{0,16}[A-Za-z]|\x1B\\([A-Z]");
@@ -28,7 +29,13 @@ std::string cleaned(std::string line) {
   for (const std::string_view space : {"\xC2\xA0", "\xEF\xBB\xBF", "\r"})
     for (auto at = line.find(space); at != std::string::npos; at = line.find(space))
       line.replace(at, space.size(), 1, ' ');
-  return line;
+  std::string shown;
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = line.find('\t', begin);
+    shown += printable_line(std::string_view(line).substr(begin, end - begin));
+    if (end != std::string::npos) shown += '\t';
+  }
+  return shown;
 }
 
 std::vector<std::string> words_of(const std::string& text) {

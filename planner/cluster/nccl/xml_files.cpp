@@ -227,7 +227,7 @@ bool is_unknown_speed(std::string_view speed) {
 NcclNet read_net(const Document& document, const pugi::xml_node& node) {
   NcclNet net;
   net.where = document.where(node);
-  net.name = text_of(node, "name").value_or("");
+  net.name = printable_line(text_of(node, "name").value_or(""));
   net.dev = required_int(document, node, "dev", {0, 1 << 20});
   net.megabits = std::max(0, optional_int(document, node, "speed", {-1, std::numeric_limits<int>::max()}).value_or(0));
   if (text_of(node, "latency")) net.latency = required_float(document, node, "latency");

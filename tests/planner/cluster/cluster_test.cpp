@@ -210,7 +210,7 @@ TEST_CASE("what is wrong in a cluster file is named with its place") {
             "node: {devices: 4, intra: memory, bandwidth: 1 GB/s}\nnetwork: {latency: 0 s, oversubscription: 0.5}\n") ==
         "c.yaml:5:43: error: expected an oversubscription from 1 to 1000000, found '0.5'");
   CHECK(cluster_error("node: {devices: 0, intra: memory, bandwidth: 1 GB/s}\n") ==
-        "c.yaml:4:17: error: expected a whole number from 1 to 4096, found '0'");
+        "c.yaml:4:17: error: expected a whole number from 1 to 1024, found '0'");
 }
 
 TEST_CASE("what is wrong in a device's name or NICs is named with its place") {

@@ -327,6 +327,14 @@ TEST_CASE("escapes, prompts, carriage returns and columns that ran together are 
                           "root@host:~# exit\n", "t") == plain);
 }
 
+TEST_CASE("characters in names that act on a terminal are written out") {
+  const SmiTopology topology = read_smi_topology("\tGPU0\tm\xe2\x80\xaelx\x07\nGPU0\t X \tPHB\n", "t");
+  CHECK(topology.nics == std::vector<std::string>{"m\\u202elx\\u0007"});
+  CHECK(topology.notes ==
+        std::vector<std::string>{
+            "row m\\u202elx\\u0007 missing in the text; read from the other half of the matrix, where it has them"});
+}
+
 TEST_CASE("what a cut row lacks is read from the other half") {
   const SmiTopology topology =
       read_smi_topology("\tGPU0\tGPU1\tGPU2\nGPU0\t X \tPIX\tPHB\nGPU1\tPIX\t X \tPHB\nGPU2\tPHB\t\t X\n", "t");
