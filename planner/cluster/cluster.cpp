@@ -363,7 +363,7 @@ std::optional<std::string> problem_with(const Cluster& cluster) {
       return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them",
                          cluster.groups.front().device.name, name(cluster.backend()), group.device.name,
                          name(group.device.backend));
-    if (const auto problem = problem_with(group, cluster.nodes())) return problem;
+    if (auto problem = problem_with(group, cluster.nodes())) return problem;
     if (cluster.nodes() > 1 && cluster.network.rails && levels_of(cluster.network).size() == 1) {
       const auto routes = routes_of(group.node);
       const char* reason = !cluster.network.pxn         ? "do not, with 'pxn: false'"
