@@ -260,11 +260,7 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
   } else {
     // The devices of a stage follow from the order of axes.
     time = infinite;
-    std::vector<ChoiceValue> orders;
-    space_row_of(Choice::mesh_order).values({graph_, training_, spec.mesh.size()}, spec, orders);
-    for (const ChoiceValue& order : orders) {
-      ParallelSpec one = spec;
-      one.mesh.order = std::get<AxisOrder>(order);
+    for (const ParallelSpec& one : orders_of(spec)) {
       std::vector<std::vector<Seconds>> stages;
       std::vector<Seconds> fastest(blocks_.size(), infinite);
       for (int s = 0; s < shape.stages; ++s) {
@@ -280,13 +276,64 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
   return floor;
 }
 
+std::vector<ParallelSpec> LayoutFloors::orders_of(const ParallelSpec& spec) const {
+  std::vector<ChoiceValue> orders;
+  space_row_of(Choice::mesh_order).values({graph_, training_, spec.mesh.size()}, spec, orders);
+  std::vector<ParallelSpec> specs(orders.size(), spec);
+  for (std::size_t i = 0; i < orders.size(); ++i) specs[i].mesh.order = std::get<AxisOrder>(orders[i]);
+  return specs;
+}
+
+Seconds LayoutFloors::time_on_links(const ParallelSpec& spec) {
+  // Where backwards may run in two parts, blocks follow from the schedule.
+  if (cluster_.groups.size() > 1 || may_divide()) return Seconds(0.0);
+  const Placements& placements = maker_.placements_of(spec);
+  Estimator& estimator = maker_.estimator();
+  const PipelineShape shape = shape_of(spec, training_);
+  std::vector<std::pair<int, int>> known;
+  Seconds time = infinite;
+  for (const ParallelSpec& one : orders_of(spec)) {
+    const std::vector<std::pair<int, int>> paces = estimator.paces(one, placements);
+    if (paces.size() == 1 && std::ranges::find(known, paces.front()) != known.end()) continue;
+    known.push_back(paces.front());
+    std::vector<Seconds> least(blocks_.size(), infinite);
+    for (std::size_t stage = 0; stage < paces.size(); ++stage) {
+      const auto [entry, inserted] = seconds_by_pace_.try_emplace(paces[stage], blocks_.size(), infinite);
+      if (inserted)
+        for (const Recompute recompute : recomputes_)
+          take_least(estimator.kind_seconds(one, placements, static_cast<int>(stage), recompute), entry->second);
+      take_least(entry->second, least);
+    }
+    time = std::min(time, least_time(least, shape, time));
+  }
+  return time * (1 - 1e-9);
+}
+
+// The blocks are on some rank each, and one rank has at least their mean, and its share of those of
+// each kind, rounded up.
+Seconds LayoutFloors::data_time(const ParallelSpec& spec) {
+  if (spec.replicas() == 1) return Seconds(0.0);
+  const Placements& placements = maker_.placements_of(spec);
+  Estimator& estimator = maker_.estimator();
+  std::vector<Seconds> least(blocks_.size(), infinite);
+  const int paces = static_cast<int>(estimator.paces(spec, placements).size());
+  for (int stage = 0; stage < paces; ++stage) take_least(estimator.kind_data_seconds(spec, placements, stage), least);
+  const LeastWork work = work_of(blocks_, least, spec.pp());
+  return std::max(work.all / spec.pp(), work.slowest) * (1 - 1e-9);
+}
+
 Seconds LayoutFloors::time_of_any_order(const ParallelSpec& spec) {
+  Seconds data(0.0);
+  if (spec.zero_stage >= 2) {
+    data = infinite;
+    for (const ParallelSpec& one : orders_of(spec)) data = std::min(data, data_time(one));
+  }
   const PipelineShape shape = shape_of(spec, training_);
   const LeastWork work =
       work_of(blocks_, least_seconds(spec, maker_.estimator().networks().device(spec.mesh, 0)), shape.ranks);
   const Seconds time =
       shape.ranks == 1 ? shape.micro_batches * work.all : least_time(row_of(spec.schedule), work, shape, infinite);
-  return time * (1 - 1e-9);
+  return std::max(time * (1 - 1e-9), data);
 }
 
 LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
@@ -325,7 +372,7 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
 }
 
 Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
-  return least_layout(spec, choices).time;
+  return std::max(least_layout(spec, choices).time, data_time(spec));
 }
 
 // ---- memory ----
@@ -371,15 +418,67 @@ LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Reco
   return holdings;
 }
 
+bool LayoutFloors::holds_anything(const ParallelSpec& spec) const {
+  return runs_backward_in_parts(spec.schedule) ||
+         (spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more));
+}
+
+LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  const Placements& placements = maker_.placements_of(spec);
+  const ScheduleRow& row = row_of(spec.schedule);
+  const PipelineShape shape = shape_of(spec, training_);
+  Estimator::KindBytes bytes = maker_.estimator().kind_bytes(spec, placements, choices.front());
+  for (const Recompute recompute : choices.subspan(1)) {
+    const Estimator::KindBytes other = maker_.estimator().kind_bytes(spec, placements, recompute);
+    for (std::size_t kind = 0; kind < bytes.saved.size(); ++kind)
+      bytes.saved[kind] = std::min(bytes.saved[kind], other.saved[kind]);
+  }
+  const auto most = static_cast<std::size_t>(std::ranges::max_element(blocks_) - blocks_.begin());
+  Shares shares{.of_byte = {}, .needed = 0.0, .least_fixed = bytes.least_fixed};
+  std::vector<double> least(blocks_.size(), std::numeric_limits<double>::infinity());
+  int in_flight = -1;
+  for (int s = 0; s < shape.ranks; ++s) {
+    // Ranks that hold equally much follow one another.
+    if (const int now = row.in_flight(s, shape); std::exchange(in_flight, now) == now) {
+      shares.of_byte.push_back(shares.of_byte.back());
+      continue;
+    }
+    const auto takes = [&](std::size_t kind) {
+      return static_cast<double>(bytes.state[kind] + in_flight * bytes.saved[kind] / spec.virtual_stages);
+    };
+    shares.of_byte.push_back(1.0 / std::max(takes(most), 1.0));
+    for (std::size_t kind = 0; kind < least.size(); ++kind)
+      least[kind] = std::min(least[kind], takes(kind) * shares.of_byte.back());
+  }
+  for (std::size_t kind = 0; kind < least.size(); ++kind)
+    shares.needed += static_cast<double>(blocks_[kind]) * least[kind];
+  return shares;
+}
+
+Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  if (holds_anything(spec) || spec.input_slots == InputSlots::one_more) return Bytes(0);
+  const Shares shares = shares_of(spec, choices);
+  double room = 0.0;
+  for (const double of_byte : shares.of_byte) room += of_byte;
+  return Bytes(shares.least_fixed + static_cast<std::int64_t>(shares.needed / room * (1 - 1e-9)));
+}
+
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
-  if (runs_backward_in_parts(spec.schedule)) return true;
-  if (spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more)) return true;
+  if (holds_anything(spec)) return true;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));
   const PipelineShape shape = shape_of(spec, training_);
   const std::size_t blocks = graph_.blocks.size();
+  const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
+  if (!most && spec.input_slots == InputSlots::in_flight) {
+    const Shares shares = shares_of(spec, choices);
+    double room = 0.0;
+    for (std::size_t s = 0; s < shares.of_byte.size(); ++s)
+      room += shares.of_byte[s] * static_cast<double>(memory.value_or(capacities[s]).count - shares.least_fixed);
+    if (shares.needed * (1 - 1e-9) > room) return false;
+  }
   constexpr std::size_t most_kept = 256;
   if (holdings_.size() + choices.size() > most_kept) holdings_.clear();
   std::vector<Holdings*> holdings;
@@ -391,7 +490,6 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   // the last rank, are alike. Slots of saved activations are as large as the largest stage needs.
   const int stages = spec.virtual_stages;  // of a rank
   std::size_t held = 0;
-  const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
   for (int s = 0; s < shape.ranks; ++s) {
     const bool is_last = s + 1 == shape.ranks;
     const std::size_t last = blocks - static_cast<std::size_t>((shape.ranks - 1 - s) * stages);

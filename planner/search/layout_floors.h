@@ -47,20 +47,26 @@ class LayoutFloors {
   // With a micro-batch and sequence parallelism: the kernels of the blocks, and communication in
   // them with no latency over all of a device's links.
   Floor of_micro_batch(const ParallelSpec& spec);
-  // The same with a schedule and a number of stages, for any order of the axes; the devices are
-  // alike.
+  // The same with communication over the links that it crosses, in the best order of the axes; 0
+  // where that is not known yet.
+  Seconds time_on_links(const ParallelSpec& spec);
+  // With a schedule, a number of stages and a ZeRO stage, for any order of the axes: the blocks of
+  // of_micro_batch, and communication over the data axis. The devices are alike.
   Seconds time_of_any_order(const ParallelSpec& spec);
   // Whether the devices together lack the memory for any layout of these.
   bool lacks_room(const ParallelSpec& spec);
 
-  // A layout without its cut: blocks and transfers on the links that they cross. Stages may choose
-  // between `choices` what they recompute.
+  // A layout without its cut: blocks and transfers on the links that they cross, or communication
+  // over the data axis. Stages may choose between `choices` what they recompute.
   Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices);
   // Whether the pipeline's ranks with these choices can hold all blocks within `most` seconds for
   // each micro-batch, and within their memory, or `memory` where that is given. A layout that fits
   // can.
   bool can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most = {},
                 std::optional<Bytes> memory = {});
+  // The fullest rank's share of what all ranks hold of the blocks, at least: a floor of the memory
+  // that looks at no cut.
+  Bytes memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices);
   // The floor of the time where memory decides what stages recompute.
   Seconds time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices);
   // The floor of the memory, not below `least`.
@@ -90,6 +96,10 @@ class LayoutFloors {
     Seconds all, slowest, transfer, time;
   };
   LeastLayout least_layout(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // The communication of the fullest rank over the data axis, at least.
+  Seconds data_time(const ParallelSpec& spec);
+  // In every order of its axes.
+  std::vector<ParallelSpec> orders_of(const ParallelSpec& spec) const;
   // What a stage with some choice holds.
   struct Holding {
     BlockTable table;
@@ -101,6 +111,18 @@ class LayoutFloors {
     std::vector<Holding> each;
   };
 
+  // Whether cuts of a layout are not told apart by what stages hold.
+  bool holds_anything(const ParallelSpec& spec) const;
+  // Letters: rank s holds blocks of kind k in a_ks bytes each, with the recompute that takes least.
+  // Where R_s bytes of it are for blocks, sum over s of R_s / a_ms is at least `needed`, for the
+  // kind m of most blocks: the sum over all blocks of a_ks / a_ms on their ranks is no larger than
+  // the one and, with the least of it over the ranks, no smaller than the other.
+  struct Shares {
+    std::vector<double> of_byte;  // 1 / a_ms, by rank
+    double needed = 0.0;
+    std::int64_t least_fixed = 0;
+  };
+  Shares shares_of(const ParallelSpec& spec, std::span<const Recompute> choices);
   Holdings& holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds);
   // Whether a layout may run backwards in two parts, and its blocks on a stage that does.
   bool may_divide() const;
@@ -127,6 +149,9 @@ class LayoutFloors {
   BytesPerSecond fastest_links_;                // of a device, all of its links together
   // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
   std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
+  // What the blocks of a layer take at least on the links that they cross, by Block::kind, for a
+  // number of Estimator::paces.
+  std::map<std::pair<int, int>, std::vector<Seconds>> seconds_by_pace_;
   // The least time of a pipeline whose blocks take a second together, by schedule, ranks, stages,
   // micro-batches, groups of these and seconds of a transfer.
   std::map<std::tuple<const ScheduleRow*, int, int, int, int, double>, Seconds> fills_;

@@ -136,9 +136,12 @@ class SpaceSearch {
   enum class Step {
     devices,  // with the floor of their number alone
     degrees,
-    micro_batch_at_peak,  // and tensor parallelism; with the floor of their degrees' devices
-    micro_batch,          // with the floor of its kernels
-    any_order,            // with the floor of its schedule
+    micro_batch_at_peak,   // and tensor parallelism; with the floor of their degrees' devices
+    micro_batch,           // with the floor of its kernels
+    micro_batch_on_links,  // with that of the links that they cross
+    any_recompute,         // with the floor of its schedule and ZeRO stage
+    any_that_fits,         // and of its memory
+    any_order,
     layout,
     refined_layout,  // with the best floor that there is
   };
@@ -151,6 +154,9 @@ class SpaceSearch {
     };
     std::vector<Size> sizes;
   };
+  // Layouts that differ in what all of their stages recompute: the first leaves the choice to each
+  // stage, where stages may choose.
+  using Recomputing = std::vector<PlacedSpec>;
   struct Part {
     Step step{};
     SpacePart space;
@@ -160,6 +166,7 @@ class SpaceSearch {
     // With the floor of the peak: the place in its groups.
     const Groups* groups = nullptr;
     std::size_t size = 0;
+    const Recomputing* recomputing = nullptr;  // with any recompute
   };
 
   // Whether stages may differ in what they recompute.
@@ -194,7 +201,14 @@ class SpaceSearch {
       case Step::degrees: return look_into_degrees(number);
       case Step::micro_batch_at_peak:
         return look_into_groups(number);
-      case Step::micro_batch: return look_into_micro_batch(number);
+      case Step::micro_batch:
+        return {open_on_links(number)};
+      case Step::micro_batch_on_links:
+        return look_into_micro_batch(number);
+      case Step::any_recompute:
+        return look_for_room(number);
+      case Step::any_that_fits:
+        return look_into_recomputing(number);
       case Step::any_order:
         return open_orders(number);
       case Step::layout:
@@ -278,34 +292,75 @@ class SpaceSearch {
     return all;
   }
 
+  Open open_on_links(std::size_t number) {
+    Floor floor = parts_[number].floor;
+    if (options_.objective != Objective::memory) floor.time = floors_->time_on_links(parts_[number].space.spec);
+    return open_again(number, Step::micro_batch_on_links, floor);
+  }
+
+  // Equal devices hold the same in every order of the axes.
+  bool are_equal() const { return cluster_.groups.size() == 1; }
+
   std::vector<Open> look_into_micro_batch(std::size_t number) {
-    std::vector<Open> opened;
-    // What fits with no choice of recompute of its stages fits with no recompute of all of them.
-    std::optional<ParallelSpec> holds_nothing;
-    const bool are_equal = cluster_.groups.size() == 1;
-    for (PlacedSpec& placed : list_layouts(number, !are_equal)) {
-      const ParallelSpec& spec = placed.spec;
-      const std::vector<Recompute> choices = choices_of(spec);
-      ParallelSpec key = spec;
+    std::vector<std::pair<ParallelSpec, Recomputing>> groups;  // by the layout without recompute
+    for (PlacedSpec& placed : list_layouts(number, !are_equal())) {
+      ParallelSpec key = placed.spec;
       key.recompute = Recompute::none;
-      const bool any = holds_nothing != key && floors_->can_hold(spec, choices);
-      if (!any && choices.size() > 1) holds_nothing = key;
-      Part part{.step = are_equal ? Step::any_order : Step::layout,
-                .space = {.spec = spec, .layouts = placed.orders},
+      auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
+      if (group == groups.end()) group = groups.insert(group, {std::move(key), {}});
+      group->second.push_back(std::move(placed));
+    }
+    std::vector<Open> opened;
+    for (auto& [key, layouts] : groups) {
+      const Recomputing& group = recomputing_.emplace_back(std::move(layouts));
+      Part part{.step = Step::any_recompute,
+                .space = {.spec = group.front().spec, .layouts = 0},
                 .floor = parts_[number].floor,
-                .place = place_of(number, placed),
-                .has_to_mix = any && choices.size() > 1 && !floors_->can_hold(spec, {&spec.recompute, 1})};
-      if (!any) {
+                .place = place_of(number, group.front()),
+                .recomputing = &group};
+      for (const PlacedSpec& placed : group) part.space.layouts += placed.orders;
+      if (options_.objective != Objective::memory)
+        part.floor.time =
+            std::max(part.floor.time, are_equal() ? floors_->time_of_any_order(part.space.spec)
+                                                  : floors_->time_of(part.space.spec, choices_of(part.space.spec)));
+      else if (are_equal())
+        part.floor.memory =
+            std::max(part.floor.memory, floors_->memory_by_share(part.space.spec, choices_of(part.space.spec)));
+      opened.push_back(open_part(std::move(part)));
+    }
+    return opened;
+  }
+
+  // What fits with some choice of recompute of its stages is in the first layout.
+  std::vector<Open> look_for_room(std::size_t number) {
+    const ParallelSpec& spec = parts_[number].recomputing->front().spec;
+    const std::vector<Recompute> choices = choices_of(spec);
+    if (!floors_->can_hold(spec, choices)) return leave_out(number);
+    Floor floor = parts_[number].floor;
+    // Equal devices hold the same in every order of the axes.
+    if (options_.objective == Objective::memory) floor.memory = floors_->memory_of(spec, choices, floor.memory);
+    if (floor == parts_[number].floor) return look_into_recomputing(number);
+    return {open_again(number, Step::any_that_fits, floor)};
+  }
+
+  std::vector<Open> look_into_recomputing(std::size_t number) {
+    const Recomputing& group = *parts_[number].recomputing;
+    std::vector<Open> opened;
+    for (const PlacedSpec& placed : group) {
+      const std::vector<Recompute> choices = choices_of(placed.spec);
+      const bool fits_alike = floors_->can_hold(placed.spec, {&placed.spec.recompute, 1});
+      Part part{.step = are_equal() ? Step::any_order : Step::layout,
+                .space = {.spec = placed.spec, .layouts = placed.orders},
+                .floor = parts_[number].floor,
+                .place = parts_[number].place +
+                         (static_cast<std::uint64_t>(placed.place - group.front().place) << candidate_bits),
+                .has_to_mix = choices.size() > 1 && !fits_alike};
+      if (!fits_alike && choices.size() == 1) {
         parts_.push_back(std::move(part));
         leave_out(parts_.size() - 1);
-        continue;
+      } else {
+        opened.push_back(are_equal() ? open_part(std::move(part)) : open_layout(std::move(part)));
       }
-      if (options_.objective != Objective::memory && are_equal)
-        part.floor.time = std::max(part.floor.time, floors_->time_of_any_order(spec));
-      if (are_equal)
-        opened.push_back(open_part(std::move(part)));
-      else
-        opened.push_back(open_layout(std::move(part)));
     }
     return opened;
   }
@@ -334,6 +389,23 @@ class SpaceSearch {
   std::vector<PlacedSpec> orders_of(std::size_t number) const {
     const SpacePart& space = parts_[number].space;
     return list_orders(graph_, training_, {.place = 0, .spec = space.spec, .orders = space.layouts}, request_);
+  }
+
+  // All layouts of a part that are not single ones yet, with places that count from where its own
+  // do.
+  std::vector<PlacedSpec> layouts_of(std::size_t number) const {
+    const Part& part = parts_[number];
+    if (part.step == Step::any_order) return orders_of(number);
+    if (part.recomputing == nullptr) return list_layouts(number, true);
+    std::vector<PlacedSpec> all;
+    for (const PlacedSpec& placed : *part.recomputing)
+      if (placed.orders == 1)
+        all.push_back(placed);
+      else
+        std::ranges::move(list_orders(graph_, training_, placed, request_), std::back_inserter(all));
+    const std::int64_t first = part.recomputing->front().place;
+    for (PlacedSpec& one : all) one.place -= first;
+    return all;
   }
 
   std::vector<Open> refine(std::size_t number) {
@@ -501,7 +573,7 @@ class SpaceSearch {
     });
     std::vector<OtherCandidate> turns;
     for (std::size_t i = 0; i < open.size(); ++i) {
-      leave(score_of_second(open[i].layout->spec) * open[i].below.rest.value);
+      leave(score_of_second(open[i].layout->spec) * std::max(open[i].below.rest, open[i].layout->time).value);
       for (const Candidate& candidate : open[i].below.candidates)
         turns.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                          .place = other_place + turns.size(),
@@ -613,10 +685,11 @@ class SpaceSearch {
       Part part = parts_[number];
       if (smallest_ && part.floor.memory >= smallest_->bound.memory.peak()) break;
       if (part.step < Step::layout) {
-        const bool are_orders = part.step == Step::any_order;
+        std::vector<PlacedSpec> layouts = layouts_of(number);
         part.step = Step::layout;
+        part.recomputing = nullptr;
         part.space.layouts = 1;
-        for (PlacedSpec& placed : are_orders ? orders_of(number) : list_layouts(number, true)) {
+        for (PlacedSpec& placed : layouts) {
           part.place = place_of(number, placed);
           part.space.spec = std::move(placed.spec);
           add_left(part);
@@ -716,6 +789,7 @@ class SpaceSearch {
   std::optional<LayoutFloors> floors_;
   std::deque<Part> parts_;
   std::deque<Groups> groups_;
+  std::deque<Recomputing> recomputing_;
   std::vector<std::size_t> left_out_;  // parts that hold nothing that fits
   std::deque<Candidate> candidates_;   // those that fit
   BestFirst search_;

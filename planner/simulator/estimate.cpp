@@ -253,6 +253,33 @@ std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Pla
   return seconds;
 }
 
+std::vector<Seconds> Estimator::kind_data_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
+  const MeshView& view = view_of(spec.mesh);
+  const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, Recompute::none, stage)];
+  const DataCosts& data = data_costs_of(spec, placements, shapes, view, view.environments[stage]);
+  const DataShards shards = data_shards(placements, spec.replicas());
+  const double micro = static_cast<double>(micro_batches(spec, training_));
+  std::vector<Seconds> seconds;
+  for (const BucketCosts& own : data.own) {
+    const Seconds gathers = shards.parameters ? 2.0 * own.gather : Seconds(0.0), reduces = own.reduce + own.accumulate;
+    seconds.push_back((micro * (gathers + (shards.gradients ? reduces : Seconds(0.0))) +
+                       (shards.gradients ? Seconds(0.0) : reduces) + own.across));
+  }
+  return seconds;
+}
+
+Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Placements& placements,
+                                           Recompute recompute) {
+  const MeshView& view = view_of(spec.mesh);
+  const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, recompute, 0)];
+  KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
+                  .saved = {},
+                  .least_fixed = least_memory_.count + memory_overhead(cluster_).count};
+  for (const LoweredBlock& block : shapes.kinds)
+    bytes.saved.push_back(align_up(Bytes(block.saved_bytes), buffer_alignment).count);
+  return bytes;
+}
+
 BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
                                   Recompute recompute) {
   const int shapes_number = shapes_of(spec, placements, recompute, stage);

@@ -86,6 +86,16 @@ class Estimator {
                                     Recompute recompute);
   // The same as prefix sums, with bytes, for a stage with this recompute.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
+  // What a block of each kind on `stage` takes of a step on the stream of the data axis: gathers
+  // and reductions, with ZeRO-2 and 3 of every micro-batch.
+  std::vector<Seconds> kind_data_seconds(const ParallelSpec& spec, const Placements& placements, int stage);
+  // What of a stage's memory grows with its blocks, by Block::kind, and what does not, at least:
+  // the steps and `least_fixed` of its block_table.
+  struct KindBytes {
+    std::vector<std::int64_t> state, saved;
+    std::int64_t least_fixed = 0;
+  };
+  KindBytes kind_bytes(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
   const std::vector<Bytes>& capacities(const DeviceMesh& mesh);
   // The memory that a rank needs for stages of these blocks, to the byte.

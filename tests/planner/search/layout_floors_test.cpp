@@ -39,7 +39,7 @@ std::vector<SpacePart> groups_of(const OpGraph& graph, const TrainingSpec& train
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
-  int count = 0, interleaved = 0, in_parts = 0;
+  int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
@@ -90,14 +90,24 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       CHECK(of_degrees.time <= at_peak.time);
       CHECK(at_peak.time <= of_micro_batch.time);
       CHECK(floors.time_of(layout, choices) <= time);
+      const Seconds on_links = floors.time_on_links(group.spec);
+      CHECK(on_links <= time);
       if (cluster.groups.size() > 1) continue;
+      if (!request[Choice::schedule]) CHECK(of_micro_batch.time <= std::max(on_links, at_peak.time) * (1 + 1e-8));
       const Seconds of_any_order = floors.time_of_any_order(layout);
       CHECK(of_micro_batch.time <= of_any_order * (1 + 1e-8));
       CHECK(of_any_order <= floors.time_of(layout, choices) * (1 + 1e-8));
+      // All else alike, what the data axis sends for every micro-batch tells ZeRO stages apart.
+      ParallelSpec without = layout;
+      without.zero_stage = 0;
+      bound_by_data += of_any_order > floors.time_of_any_order(without);
       CHECK(!floors.lacks_room(group.spec));
       CHECK(floors.can_hold(layout, choices));
       CHECK(floors.time_within_memory(layout, choices) <= time);
       CHECK(floors.memory_of(layout, choices, of_micro_batch.memory) <= simulated.memory.peak());
+      const Bytes by_share = floors.memory_by_share(layout, choices);
+      CHECK(by_share <= simulated.memory.peak());
+      bound_by_share += by_share > of_micro_batch.memory;
       share += floors.time_of(layout, choices) / simulated.time.total();
       ++count;
     }
@@ -106,6 +116,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   CHECK(share / count > 0.3);
   CHECK(interleaved > 50);
   CHECK(in_parts > 50);
+  CHECK(bound_by_data > 50);
+  CHECK(bound_by_share > 50);
 }
 
 TEST_CASE("parts hold every layout of every number of devices once, the most devices first") {
