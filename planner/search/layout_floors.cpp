@@ -444,7 +444,8 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
       continue;
     }
     const auto takes = [&](std::size_t kind) {
-      return static_cast<double>(bytes.state[kind] + in_flight * bytes.saved[kind] / spec.virtual_stages);
+      const std::int64_t saved = in_flight * bytes.saved[kind] / spec.virtual_stages;
+      return static_cast<double>(bytes.state[kind] + saved);
     };
     shares.of_byte.push_back(1.0 / std::max(takes(most), 1.0));
     for (std::size_t kind = 0; kind < least.size(); ++kind)

@@ -307,7 +307,7 @@ class SpaceSearch {
       ParallelSpec key = placed.spec;
       key.recompute = Recompute::none;
       auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
-      if (group == groups.end()) group = groups.insert(group, {std::move(key), {}});
+      if (group == groups.end()) group = groups.emplace(group, std::move(key), Recomputing());
       group->second.push_back(std::move(placed));
     }
     std::vector<Open> opened;
