@@ -257,6 +257,9 @@ void add_number_formats(CLI::App& app, WhatArguments& what) {
       what.precision, std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer,
              std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
+  add(app, group, "--engine", "NAME",
+      "whose behaviour is predicted: one of configs/engines, or such a file (default: parplan, its own runtime)",
+      [&](const std::string& text) { what.engine = text; });
 }
 
 void add_layout(CLI::App& app, LayoutRequest& layout) {

@@ -42,10 +42,11 @@ struct WhatArguments {
   std::optional<std::int64_t> sequence_length;
   std::optional<DataType> precision;
   std::optional<Optimizer> optimizer;
+  std::string engine = "parplan";  // a name, or an engine's file
   bool operator==(const WhatArguments&) const = default;
 };
 void add_what(CLI::App& app, WhatArguments& what);
-// Adds precision and optimizer alone.
+// Adds precision, optimizer and engine alone.
 void add_number_formats(CLI::App& app, WhatArguments& what);
 
 // [layout]

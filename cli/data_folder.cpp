@@ -49,6 +49,10 @@ ClusterCatalog cluster_catalog() {
   return {.devices_folder = (configs / "devices").string(), .clusters_folder = (configs / "clusters").string()};
 }
 
+std::filesystem::path engines_folder() {
+  return data_folder() / "configs" / "engines";
+}
+
 std::filesystem::path default_text() { return data_folder() / "configs" / "data" / "public-domain.txt"; }
 
 }  // namespace parplan

@@ -13,6 +13,7 @@ std::filesystem::path data_folder();
 
 std::filesystem::path zoo_folder();
 ClusterCatalog cluster_catalog();
+std::filesystem::path engines_folder();
 // The text that `run` trains on unless told otherwise.
 std::filesystem::path default_text();
 

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "models/families.h"
+#include "cli/model_graph.h"
 #include "models/model_file.h"
 #include "planner/base/error.h"
 #include "planner/base/file.h"
@@ -65,7 +65,7 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
         "this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");
   LoadedPlan loaded{.plan = read_plan(text, path), .graph = {}};
   const Plan& plan = loaded.plan;
-  loaded.graph = build_graph(read_model(plan.model_text, path + " (model)").spec, plan.training.sequence_length);
+  loaded.graph = graph_of(read_model(plan.model_text, path + " (model)").spec, plan.training);
   if (parameter_count(loaded.graph) != plan.model.parameters)
     throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again "
                                           "instead of changing the model in a plan",

@@ -9,14 +9,15 @@
 
 #include "cli/data_folder.h"
 #include "cli/local_machine.h"
+#include "cli/model_graph.h"
 #include "cli/version.h"
-#include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/graph/counting_limit.h"
+#include "planner/graph/engine_file.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/plan_row.h"
 
@@ -116,6 +117,7 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   choose("sequence_length", training.sequence_length, what.sequence_length, file.sequence_length.has_value());
   choose("precision", training.precision, what.precision, file.precision.has_value());
   choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
+  training.engine = find_engine(what.engine, engines_folder());
   return training;
 }
 
@@ -146,7 +148,7 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
   if (const std::string note = note_on_length(inputs.model.spec, inputs.training, inputs.defaults);
       !note.empty() && !output.quiet)
     fmt::print(terminal.err, "note: {}: {}\n", model, note);
-  inputs.graph = build_graph(inputs.model.spec, inputs.training.sequence_length);
+  inputs.graph = graph_of(inputs.model.spec, inputs.training);
   return inputs;
 }
 
@@ -248,6 +250,7 @@ std::string describe_inputs(const ReportInputs& inputs) {
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"),
                       marked(name(training.precision), "precision"), marked(name(training.optimizer), "optimizer"));
+  if (!is_own(training.engine)) text += fmt::format("engine    {}: {}\n", training.engine.name, training.engine.title);
   return text;
 }
 

@@ -9,10 +9,10 @@
 
 #include "cli/add_option.h"
 #include "cli/commands.h"
+#include "cli/model_graph.h"
 #include "cli/progress.h"
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
-#include "models/families.h"
 #include "planner/report/explain.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/plan_row.h"
@@ -72,7 +72,9 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   request.options.threads = arguments.limits.threads;
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
   // Needed to search for remedies.
-  request.graph_of_length = [&](std::int64_t length) { return build_graph(inputs.model.spec, length); };
+  request.graph_of_length = [&](std::int64_t length) {
+    return graph_of(inputs.model.spec, length, inputs.training.engine);
+  };
   if (arguments.where.cluster)
     request.cluster_of = [&](int devices) {
       return same_cluster_of(arguments.where, devices, terminal, arguments.output);

@@ -12,11 +12,11 @@
 #include "cli/add_option.h"
 #include "cli/commands.h"
 #include "cli/data_folder.h"
+#include "cli/model_graph.h"
 #include "cli/progress.h"
 #include "cli/resolve_inputs.h"
 #include "cli/version.h"
 #include "cli/write_outputs.h"
-#include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/text.h"
 #include "planner/cluster/price_and_power.h"
@@ -274,6 +274,8 @@ std::string describe(const Sweep& sweep) {
       all([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
       all([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
       all([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
+  if (const Engine& engine = sweep.points.front().training.engine; !is_own(engine))
+    text += fmt::format("engine    {}: {}\n", engine.name, engine.title);
   if (sweep.tokens) text += fmt::format("tokens    {}\n", *sweep.tokens);
   return text;
 }
@@ -316,7 +318,7 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
   std::map<std::int64_t, OpGraph> graphs;  // by sequence length
   for (SweepPoint& point : sweep.points) {
     const std::int64_t length = point.training.sequence_length;
-    if (!graphs.contains(length)) graphs.emplace(length, build_graph(model.spec, length));
+    if (!graphs.contains(length)) graphs.emplace(length, graph_of(model.spec, point.training));
     const OpGraph& graph = graphs.at(length);
     point.model = {.name = model.spec.name,
                    .parameters = parameter_count(graph),

@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -19,6 +20,7 @@ namespace {
 
 struct ValidateArguments {
   std::string runs;
+  std::optional<std::string> engine;
   int threads = 0;
   OutputArguments output;
 };
@@ -28,7 +30,8 @@ int carry_out(const ValidateArguments& arguments, Terminal& terminal) {
   const std::vector<PublishedRun> published = read_published_runs(arguments.runs);
   ProgressLine progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   const std::vector<ValidatedRun> runs =
-      validate(published, cluster_catalog(), graph_of_published, arguments.threads,
+      validate(published, {.catalog = cluster_catalog(), .engines = engines_folder(), .engine = arguments.engine},
+               graph_of_published, arguments.threads,
                [&](std::size_t done, std::size_t all) { progress.show(fmt::format("{} of {} runs", done, all)); });
   progress.clear();
   if (arguments.output.shows_table()) terminal.out << validation_table(runs);
@@ -48,6 +51,12 @@ CommandBody declare_validate(CLI::App& app) {
                              "vTrain's table of one node",
               .required = true},
              arguments->runs);
+  add_option(app,
+             {.names = "--engine",
+              .type = "NAME",
+              .description = "predict all runs as this engine (one of configs/engines, or such a file); default: as "
+                             "the engine that each run names"},
+             [arguments](const std::string& text) { arguments->engine = text; });
   add_option(app,
              {.names = "--threads",
               .type = "N",

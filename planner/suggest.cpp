@@ -129,7 +129,7 @@ Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
 }
 
 StepResult simulate_plan(const OpGraph& graph, const Plan& plan, Timeline* timeline) {
-  NetworkCache networks(plan.cluster);
+  NetworkCache networks(plan.cluster, plan.training.engine);
   if (timeline != nullptr)
     simulate_spec(graph, networks, plan.training, plan.spec, plan.placements, plan.schedule, timeline);
   return simulate_soon(graph, networks, plan);

@@ -96,6 +96,11 @@ MakeWorld choose_world(const Plan& plan, const WorldOptions& options, Rendezvous
                     "a plan for this machine "
                     "with `parplan suggest MODEL`",
                     device_title(plan.cluster), backend.runtime));
+  if (!is_own(plan.training.engine))
+    throw ConfigError(fmt::format(
+        "the plan predicts {} ({}), and parplan runs plans for its own runtime only: train it there, or plan again "
+        "without --engine",
+        plan.training.engine.title, plan.training.engine.name));
   check_processes(plan, rendezvous);
   return plan.cluster.backend() == BackendKind::cuda ? choose_gpu_world(plan, options, rendezvous)
                                                      : choose_cpu_world(plan, rendezvous);

@@ -189,4 +189,13 @@ void write_through_temporary(const std::filesystem::path& path,
   write_as_it_stands(target, path, read_file(temporary.name()));
 }
 
+std::vector<std::string> names_of_yaml_files(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
+  std::ranges::sort(names);
+  return names;
+}
+
 }  // namespace parplan

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace parplan {
 
@@ -27,6 +28,9 @@ void write_through_temporary(const std::filesystem::path& path,
 // Throws the RunError of write_file_atomically early, where it is already certain: before work that
 // would be lost.
 void check_can_write(const std::filesystem::path& path);
+
+// The names, without their ending, of the files NAME.yaml in a folder, sorted. A missing folder has none.
+std::vector<std::string> names_of_yaml_files(const std::filesystem::path& folder);
 
 // The file that a name leads to: symbolic links are followed to their end, so two names of one file
 // are equal. It need not exist.

@@ -56,7 +56,10 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
           .matrix_half = between(low.matrix_half, high.matrix_half, t),
           .matrix_tf32 = between(low.matrix_tf32, high.matrix_tf32, t),
           .vector = between(low.vector, high.vector, t),
-          .memory = between(low.memory, high.memory, t)};
+          .memory = between(low.memory, high.memory, t),
+          .sustained_half = between(low.sustained_half, high.sustained_half, t),
+          .sustained_weights = between(low.sustained_weights, high.sustained_weights, t),
+          .sustained_memory = between(low.sustained_memory, high.sustained_memory, t)};
 }
 
 bool has_units(const DeviceKind& device, DataType type) {
@@ -118,7 +121,7 @@ DeviceKind read_device(const YamlNode& document) {
 
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
-    item.allow_keys({"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory"});
+    item.allow_keys({"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);
@@ -133,6 +136,20 @@ DeviceKind read_device(const YamlNode& document) {
     row.vector = positive_rate("vector");
     row.memory = item.at("memory").as_bandwidth();
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
+    if (const auto sustained = item.find("sustained")) {
+      sustained->allow_keys({"half", "weight_gradients", "memory"});
+      const auto read = [&](const char* key, auto reached, auto as_rate) {
+        const YamlNode value = sustained->at(key);
+        const auto rate = (value.*as_rate)();
+        if (rate.value <= 0.0 || rate > reached)
+          value.fail(
+              fmt::format("expected more than 0 and at most what a kernel reaches, found '{}'", value.as_string()));
+        return rate;
+      };
+      row.sustained_half = read("half", row.matrix_half, &YamlNode::as_flop_rate);
+      row.sustained_weights = read("weight_gradients", row.matrix_half, &YamlNode::as_flop_rate);
+      row.sustained_memory = read("memory", row.memory, &YamlNode::as_bandwidth);
+    }
     if (!device.rates.empty() && row.active <= device.rates.back().active)
       item.at("active").fail(
           fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
@@ -211,7 +228,14 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     if (row.matrix_tf32.value > 0.0)
       out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
-    out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory) << YAML::EndMap;
+    out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory);
+    if (row.sustained_half.value > 0.0) {
+      out << YAML::Key << "sustained" << YAML::Value << YAML::BeginMap;
+      out << YAML::Key << "half" << YAML::Value << write_flop_rate(row.sustained_half);
+      out << YAML::Key << "weight_gradients" << YAML::Value << write_flop_rate(row.sustained_weights);
+      out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.sustained_memory) << YAML::EndMap;
+    }
+    out << YAML::EndMap;
   }
   out << YAML::EndSeq;
   if (device.nvlinks > 0) {

@@ -16,15 +16,6 @@
 namespace parplan {
 namespace {
 
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code ignored;  // a missing folder holds no names
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
-    if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 bool contains(const std::vector<std::string>& words, const std::string& word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
@@ -58,9 +49,9 @@ Found found_file(const std::string& path, const ClusterCatalog& catalog, const C
     if (options.device) device = find_nvidia_card(*options.device, "nvidia-smi topo -m", catalog);
     const bool several_nodes = options.nodes.value_or(1) > 1 || options.devices.value_or(1) > topology.devices();
     std::vector<std::string> missing;
-    if (!device) missing.push_back("the card (give --device with one of " + join(nvidia_card_names(catalog)) + ")");
+    if (!device) missing.emplace_back("the card (give --device with one of " + join(nvidia_card_names(catalog)) + ")");
     if (several_nodes && !options.network && !topology.nics.empty())
-      missing.push_back("the speed of its NICs (give --network, such as --network '400 Gbit/s')");
+      missing.emplace_back("the speed of its NICs (give --network, such as --network '400 Gbit/s')");
     if (!missing.empty())
       throw ConfigError(Location{.file = path}, "nvidia-smi topo -m does not say " + join(missing, ", nor "));
     return {.cluster = cluster_of(topology, std::filesystem::path(path).stem().string(), *device, options.network),
@@ -214,8 +205,12 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
 
 }  // namespace
 
-std::vector<std::string> device_names(const ClusterCatalog& catalog) { return names_in(catalog.devices_folder); }
-std::vector<std::string> cluster_names(const ClusterCatalog& catalog) { return names_in(catalog.clusters_folder); }
+std::vector<std::string> device_names(const ClusterCatalog& catalog) {
+  return names_of_yaml_files(catalog.devices_folder);
+}
+std::vector<std::string> cluster_names(const ClusterCatalog& catalog) {
+  return names_of_yaml_files(catalog.clusters_folder);
+}
 
 std::vector<std::string> nvidia_card_names(const ClusterCatalog& catalog) {
   std::vector<std::string> names = device_names(catalog);

@@ -10,6 +10,23 @@
 
 namespace parplan {
 
+Execution execution_of(const DeviceKind& device, const Engine& engine) {
+  if (!device.overlaps_communication) return sequential_execution;
+  Execution execution;
+  for (const Axis axis : all_axes) {
+    const bool overlaps = axis == Axis::dp   ? engine.overlaps_data
+                          : axis == Axis::pp ? engine.overlaps_pipeline
+                                             : engine.overlaps_tensor;
+    if (overlaps) continue;
+    const AxisStreams streams = streams_of(axis);
+    for (const Stream stream : {streams.collectives, streams.send_next, streams.receive_next, streams.send_previous,
+                                streams.receive_previous})
+      execution.in_line |= 1u << index_of(stream);
+  }
+  if (execution.in_line != 0) execution.in_line |= 1u << index_of(Stream::compute);
+  return execution;
+}
+
 const GroupNetwork& CostModel::network(GroupKey group) const {
   static const GroupNetwork alone;
   auto found = networks.find(group);
@@ -47,6 +64,12 @@ const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage,
 
 namespace {
 
+// What a device sustains: what it reaches, unless less is known.
+template <typename Rate>
+Rate known(Rate sustained, Rate reached) {
+  return sustained.value > 0.0 ? sustained : reached;
+}
+
 // In everything as slow as the slower of two.
 DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
   return {.active = a.active,
@@ -54,7 +77,11 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           .matrix_half = std::min(a.matrix_half, b.matrix_half),
           .matrix_tf32 = std::min(a.matrix_tf32, b.matrix_tf32),
           .vector = std::min(a.vector, b.vector),
-          .memory = std::min(a.memory, b.memory)};
+          .memory = std::min(a.memory, b.memory),
+          .sustained_half = std::min(known(a.sustained_half, a.matrix_half), known(b.sustained_half, b.matrix_half)),
+          .sustained_weights =
+              std::min(known(a.sustained_weights, a.matrix_half), known(b.sustained_weights, b.matrix_half)),
+          .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory))};
 }
 
 DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
@@ -100,7 +127,11 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   const int ranks = mesh.degree_of(Axis::pp);
   PARPLAN_ASSERT(rank >= 0 && rank < ranks, fmt::format("rank {} of {}", rank, ranks));
   const NetworkCache::StageDevice& device = networks.device(mesh, rank);
-  CostModel model{.device = device.device, .rates = device.rates, .networks = {}};
+  CostModel model{.device = device.device,
+                  .rates = device.rates,
+                  .execution = execution_of(*device.device, networks.engine()),
+                  .host_per_op = host_per_op(*device.device, networks.engine()),
+                  .networks = {}};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));

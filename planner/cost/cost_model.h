@@ -9,9 +9,29 @@
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
+#include "planner/graph/engine.h"
 #include "planner/program/program.h"
 
 namespace parplan {
+
+// How a rank executes its streams.
+struct Execution {
+  // Streams, as bits, whose work waits in the compute stream's line, in launch order; that of the
+  // others runs beside it. Both ends of a transfer block their stream until it is done; where
+  // transfers are in line, sends are posted, and the receiver copies.
+  unsigned in_line = 0;
+  std::size_t stream_of(Stream stream) const { return in_line >> index_of(stream) & 1u ? 0 : index_of(stream); }
+  bool posts_sends() const { return (in_line >> index_of(Stream::send_next) & 1u) != 0; }
+  bool operator==(const Execution&) const = default;
+};
+static_assert(index_of(Stream::compute) == 0);
+// CPU ranks: one core does everything.
+inline constexpr Execution sequential_execution{.in_line = (1u << stream_count) - 1};
+Execution execution_of(const DeviceKind& device, const Engine& engine);
+// What the host of an accelerator takes to submit an op; a CPU's ranks are their own host.
+inline Seconds host_per_op(const DeviceKind& device, const Engine& engine) {
+  return is_accelerator(device.backend) ? engine.host_per_op : Seconds(0.0);
+}
 
 // The cost of instructions on one rank of the pipeline. Where heterogeneous devices share it (along
 // the other axes), `device` is as slow as the slowest of them in everything: they wait for one
@@ -19,6 +39,8 @@ namespace parplan {
 struct CostModel {
   std::shared_ptr<const DeviceKind> device;
   DeviceRates rates;                          // with as many devices of a node at work as the job uses
+  Execution execution{};
+  Seconds host_per_op{};                      // Engine::host_per_op
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
 
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
@@ -26,17 +48,18 @@ struct CostModel {
 
 // The networks that groups see in one cluster, computed once per mesh: a search asks for the same
 // ones again and again. The caller owns it, and one thread uses it at a time; the cluster must
-// outlive it.
+// outlive it. The engine decides what overlaps, and what the host costs.
 class NetworkCache {
  public:
-  explicit NetworkCache(const Cluster& cluster) : cluster_(&cluster) {}
-  NetworkCache(Cluster&&) = delete;
+  explicit NetworkCache(const Cluster& cluster, const Engine& engine = {}) : cluster_(&cluster), engine_(engine) {}
+  NetworkCache(Cluster&&, const Engine& engine = {}) = delete;
   const Cluster& cluster() const { return *cluster_; }
   const GroupNetwork& group(const DeviceMesh& mesh, Axis axis);                        // group_network
   // Hybrid sharding: of the ranks that share out a bucket, and of those that hold the same shard.
   const GroupNetwork& shard(const DeviceMesh& mesh);
   const GroupNetwork& replicas(const DeviceMesh& mesh);
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
+  const Engine& engine() const { return engine_; }
   // The device of a stage, at the rates with as many devices of a node at work as the job uses.
   struct StageDevice {
     std::shared_ptr<const DeviceKind> device;
@@ -46,6 +69,7 @@ class NetworkCache {
 
  private:
   const Cluster* cluster_;
+  Engine engine_;
   std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
   std::map<std::pair<DeviceMesh, Members>, GroupNetwork> data_parts_;
   std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;

@@ -26,6 +26,19 @@ FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const 
   return rates.matrix_fp32;
 }
 
+// The rate that products of the kind sustain in a training step.
+FlopsPerSecond sustained(OpKind op, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+  const FlopsPerSecond best = rate(true, type, device, rates);
+  const FlopsPerSecond known = row_of(op).of_weights ? rates.sustained_weights : rates.sustained_half;
+  const bool in_half = is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0;
+  return in_half && known.value > 0.0 ? std::min(known, best) : best;
+}
+// The rate at which it moves its operands.
+BytesPerSecond memory_rate(OpKind op, const DeviceRates& rates) {
+  const bool sustains_all = row_of(op).cost == CostClass::streaming || rates.sustained_memory.value <= 0.0;
+  return sustains_all ? rates.memory : std::min(rates.sustained_memory, rates.memory);
+}
+
 // How much slower one device is because of the others at work; 1 where it works alone.
 double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
@@ -34,14 +47,16 @@ double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
 Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
                    const DeviceRates& rates) {
   if (work.flops.value <= 0.0) return Seconds(0.0);
-  FlopsPerSecond reached = rate(work.matrix, type, device, rates);
+  const bool is_product = work.matrix && !is_attention(op);
+  FlopsPerSecond reached = is_product ? sustained(op, type, device, rates) : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
   if (is_attention(op)) {
     reached *= row_of(op).unmeasured_share;
     return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);
   }
-  const ProductRates product_rates{.rate = reached, .memory = rates.memory, .multiprocessors = device.multiprocessors};
+  const ProductRates product_rates{
+      .rate = reached, .memory = memory_rate(op, rates), .multiprocessors = device.multiprocessors};
   return time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates);
 }
 
@@ -170,7 +185,8 @@ Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const Device
   const KernelFits fits =
       device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
   if (fits.lower == nullptr)
-    time = device.kernel_launch + std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / rates.memory);
+    time = device.kernel_launch +
+           std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / memory_rate(op, rates));
   else if (is_attention(op))
     time = attention_time(fits, op, shape, type, device, rates);
   else

@@ -51,7 +51,7 @@ std::optional<RankedPlan> next_best(const ExplainedPlan& explained, const std::v
 }  // namespace
 
 std::optional<StepResult> prediction_now(const OpGraph& graph, const Plan& plan) {
-  NetworkCache networks(plan.cluster);
+  NetworkCache networks(plan.cluster, plan.training.engine);
   // A promise that holds is kept, whatever its rounding.
   const StepResult result = simulate_soon(graph, networks, plan);
   if (promised(plan.prediction, result)) return std::nullopt;
@@ -82,7 +82,7 @@ Plan simulated_anew(const OpGraph& graph, Plan plan) {
 Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   const ExplainedPlan explained{graph, plan, options};
-  NetworkCache networks(plan.cluster);
+  NetworkCache networks(plan.cluster, plan.training.engine);
   Reasons reasons;
   explained.say("the plan, stage by stage");
   simulate_soon(graph, networks, plan, &reasons.details);

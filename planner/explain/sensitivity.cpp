@@ -64,7 +64,7 @@ std::optional<Circumstances> changed(const ExplainedPlan& explained, Resource re
     spec.micro_batch = batch->micro_batch;
     factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
   }
-  NetworkCache networks(then.variation.cluster);
+  NetworkCache networks(then.variation.cluster, then.training.engine);
   then.variation.factor = factor;
   then.variation.global_batch = then.training.global_batch;
   then.variation.plan = rival(then.variation.cluster, explained.simulated(networks, then.training, spec));
@@ -142,9 +142,11 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
       for (FlopsPerSecond* rate : {&device.peak_fp32, &device.peak_half, &device.peak_tf32}) *rate *= factor;
       device.kernel_launch *= 1.0 / factor;
       for (DeviceRates& rates : device.rates) {
-        for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.vector})
+        for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.vector,
+                                     &rates.sustained_half, &rates.sustained_weights})
           *rate *= factor;
         rates.memory *= factor;
+        rates.sustained_memory *= factor;
       }
       if (device.measured)
         for (KernelFit& fit : device.measured->fits) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::span<const OpRow> (*families[])() = {
     embedding_rows,   norm_rows, query_key_norm_rows, product_rows,   attention_rows,
-    elementwise_rows, loss_rows, movement_rows,       optimizer_rows,
+    elementwise_rows, loss_rows, movement_rows,       optimizer_rows, foreign_rows,
 };
 
 // In the order of OpKind, one row for each.
@@ -45,6 +45,8 @@ DataType type_of(OperandContent content, DataType kernel_type) {
     case OperandContent::fp32:
     case OperandContent::non_negative: return DataType::fp32;
     case OperandContent::ids: return DataType::int32;
+    case OperandContent::mask:
+      return DataType::uint8;
   }
   return kernel_type;
 }

@@ -30,16 +30,16 @@ enum class OpKind {
   // Fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys
   // of a row.
   query_key_norm,
-  linear,          // x, weight [out, in], (bias) -> y
-  rotary,          // fused qkv -> fused qkv with query and key rotated (in place)
+  linear,  // x, weight [out, in], (bias) -> y
+  rotary,  // fused qkv -> fused qkv with query and key rotated (in place)
   // Fused qkv, (keys and values of all ranks) -> output, log-sum-exp per row and head; causal,
   // perhaps windowed, capped, with ALiBi.
   attention,
-  activation,      // x -> gelu / relu / silu of x
-  gate,            // gate, up -> activation(gate) * up
-  scale,           // x -> x * factor
-  softcap,         // x -> softcap * tanh(x / softcap)
-  add,             // a, (b), (bias) -> a + b + bias
+  activation,          // x -> gelu / relu / silu of x
+  gate,                // gate, up -> activation(gate) * up
+  scale,               // x -> x * factor
+  softcap,             // x -> softcap * tanh(x / softcap)
+  add,                 // a, (b), (bias) -> a + b + bias
   cross_entropy_max,   // logits -> maximum per token (of this shard of the vocabulary)
   cross_entropy_sums,  // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
   cross_entropy_loss,  // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
@@ -47,6 +47,14 @@ enum class OpKind {
   add_layer_norm,  // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
   add_rms_norm,    // a, (b), (bias), gamma -> sum, y, rstd
   linear_gelu,     // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
+  // forward, of engines other than parplan's runtime (OpRow::foreign); no family writes them
+  // (planner/graph/engine_graph.h)
+  attention_scores,   // fused qkv -> scores of every query and key, [sequence, batch, heads x keys]
+  attention_softmax,  // scores -> causal softmax over keys
+  attention_dropout,  // x -> x without dropped elements, a byte of mask for each
+  attention_values,   // probabilities, fused qkv -> output
+  dropout,            // x -> x without dropped elements, a byte of mask for each
+  widen,              // x -> x in fp32
   // backward
   embedding_gradient,          // dy, tokens -> dtable +=
   add_position_gradient,       // dy -> dtable +=
@@ -66,6 +74,12 @@ enum class OpKind {
   bias_gradient,               // dy -> dbias +=   (of `add`)
   cross_entropy_gradient,      // logits, targets, maximum, sums, (loss scale) -> dlogits (in place), times `scale`
   linear_input_gradient_gelu,  // dy, weight, before -> dbefore: both linear's input gradient and gelu_tanh's
+  attention_probabilities_gradient,  // dy, qkv -> dprobabilities
+  attention_values_gradient,         // dy, probabilities -> values of dqkv
+  attention_softmax_gradient,        // dy, probabilities -> dscores (in place)
+  attention_scores_gradient,         // dscores, qkv -> queries and keys of dqkv (+=)
+  dropout_gradient,                  // dy, mask -> dx
+  widen_gradient,                    // dy in fp32 -> dx
   // around the step
   accumulate,         // x -> y +=
   fill_zero,          // -> y = 0
@@ -119,6 +133,9 @@ struct OpShape {
   bool norm = false;          // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // adamw, sgd: the fp32 master copy is present
   bool scaled = false;        // cross_entropy_gradient, adamw, sgd: the loss scale is present (LossScale)
+  // cross_entropy_*: each step of the softmax is a kernel that reads and writes all logits.
+  bool stepwise = false;
+  bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
   double epsilon = 0.0;       // norms
   double theta = 0.0;         // rotary base
   double scale = 0.0;         // cross_entropy_gradient: 1 / tokens of the global batch
@@ -180,6 +197,7 @@ enum class OperandContent {
   fp32,          // statistics, gradients of parameters, optimizer state
   non_negative,  // fp32 that is never below 0: second moments
   ids,           // int32 rows of the vocabulary
+  mask,          // a byte for each
 };
 DataType type_of(OperandContent content, DataType kernel_type);
 
@@ -311,6 +329,11 @@ struct OpRow {
   // Forward ops: the part of a layer whose results selective recompute keeps or computes again
   // together.
   OpModule module = OpModule::none;
+  // Only engines other than parplan's runtime have it: no backend has a kernel, and `run` refuses
+  // plans for such engines.
+  bool foreign = false;
+  // A product that adds to fp32 gradients of weights.
+  bool of_weights = false;
   // The operands that may share storage if the read one is not needed again.
   std::optional<InPlace> in_place = {};
 

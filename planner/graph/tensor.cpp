@@ -19,6 +19,8 @@ const char* name(DataType type) {
     case DataType::fp16: return "fp16";
     case DataType::int32: return "int32";
     case DataType::tf32: return "tf32";
+    case DataType::uint8:
+      return "uint8";
   }
   return "unknown";
 }

@@ -18,11 +18,13 @@ constexpr bool counts_tokens(Dim dim) { return dim == Dim::sequence || dim == Di
 
 // tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper,
 // 2020).
-enum class DataType { fp32, bf16, fp16, int32, tf32 };
+enum class DataType { fp32, bf16, fp16, int32, tf32, uint8 };
 const char* name(DataType type);
 // bf16 and fp16: training in them keeps a master copy of the parameters in fp32.
 constexpr bool is_half(DataType type) { return type == DataType::bf16 || type == DataType::fp16; }
-constexpr std::int64_t size_of(DataType type) { return is_half(type) ? 2 : 4; }
+constexpr std::int64_t size_of(DataType type) {
+  return type == DataType::uint8 ? 1 : is_half(type) ? 2 : 4;
+}
 // The type in which numbers of a precision are stored.
 constexpr DataType in_memory(DataType precision) { return precision == DataType::tf32 ? DataType::fp32 : precision; }
 
@@ -39,6 +41,7 @@ enum class TensorRole {
   tokens,      // int32 ids from the data loader
   activation,  // in the compute precision
   statistic,   // fp32 whatever the precision: means, row maxima, log-sum-exp
+  mask,        // a byte for each element: what dropout kept
   parameter,   // in the compute precision (fp32 master copies belong to the optimizer)
   loss,        // one fp32 number, summed over tokens and micro-batches
 };

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "planner/graph/engine.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
@@ -31,6 +32,7 @@ struct TrainingSpec {
   double momentum = 0.0;              // sgd
   double clip_norm = 0.0;             // global gradient norm; 0: no clipping
   std::uint64_t seed = 1234;
+  Engine engine = {};  // whose behaviour is predicted
   bool operator==(const TrainingSpec&) const = default;
 };
 

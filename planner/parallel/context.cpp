@@ -24,7 +24,8 @@ struct ContextLimits {
 std::int64_t common_groups(const OpGraph& graph) {
   std::int64_t common = 0;
   for (const Op& op : graph.ops)
-    if (row_of(op.kind).cost == CostClass::attention) {
+    if (const OpRow& row = row_of(op.kind);
+        row.sharding == ShardingRule::heads && row.module == OpModule::core_attention) {
       const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
       common = std::gcd(common, heads.size / heads.granule);
     }
@@ -47,8 +48,18 @@ ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
 
 }  // namespace
 
-std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& /*training*/,
-                                       const ParallelSpec& spec, int most) {
+namespace {
+
+// Kernels that write all scores know no chunks of sequences.
+bool is_unknown_to_engine(const TrainingSpec& training, const ParallelSpec& spec) {
+  return !training.engine.fused_attention && spec.cp_method == ContextMethod::all_gather;
+}
+
+}  // namespace
+
+std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
+                                       int most) {
+  if (is_unknown_to_engine(training, spec)) return {1};
   const ContextLimits limits = context_limits(graph, spec);
   std::vector<int> degrees;
   for (const std::int64_t degree : divisors(limits.sequence))
@@ -63,6 +74,9 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
   if (cp == 1 && spec.cp_method != ContextMethod::all_gather)
     return fmt::format("cp_method {} exchanges tokens between context-parallel ranks, and there is 1 (cp 1)",
                        name(spec.cp_method));
+  if (cp > 1 && is_unknown_to_engine(training, spec))
+    return fmt::format("engine {} has no attention over keys and values gathered from other ranks: cp must be 1",
+                       training.engine.name);
   const ContextLimits limits = context_limits(graph, spec);
   if (limits.allows(cp)) return std::nullopt;
   const std::vector<int> legal = legal_context_degrees(graph, training, spec, std::numeric_limits<int>::max());

@@ -15,6 +15,7 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
+#include "planner/graph/engine_file.h"
 #include "planner/plan/layout_choices.h"
 
 namespace parplan {
@@ -158,6 +159,7 @@ std::string write_training(const TrainingSpec& t) {
   line("momentum", number(t.momentum));
   line("clip_norm", number(t.clip_norm));
   line("seed", fmt::format("{}", t.seed));
+  if (!is_own(t.engine)) out += "engine:\n" + indented(write_engine_of_plan(t.engine), 2);
   return out;
 }
 
@@ -299,7 +301,8 @@ double read_beta(const YamlNode& node) {
 TrainingSpec read_training(const YamlNode& node) {
   node.allow_keys({"global_batch", "sequence_length", "precision", "optimizer", "learning_rate",
                    "learning_rate_schedule", "warmup_steps", "decay_steps", "final_learning_rate", "beta1", "beta2",
-                   "epsilon", "weight_decay", "momentum", "clip_norm", "seed"});
+                   "epsilon", "weight_decay", "momentum", "clip_norm", "seed", "engine"});
+  const auto engine = node.find("engine");
   return {.global_batch = node.at("global_batch").as_integer(1),
           .sequence_length = node.at("sequence_length").as_integer(1),
           .precision = read_choice(node.at("precision"), precisions),
@@ -315,7 +318,8 @@ TrainingSpec read_training(const YamlNode& node) {
           .weight_decay = read_number(node.at("weight_decay")),
           .momentum = read_number(node.at("momentum")),
           .clip_norm = read_number(node.at("clip_norm")),
-          .seed = static_cast<std::uint64_t>(node.at("seed").as_integer(0))};
+          .seed = static_cast<std::uint64_t>(node.at("seed").as_integer(0)),
+          .engine = engine ? read_engine_of_plan(*engine) : Engine{}};
 }
 
 // Reads the value of a choice, which has the type of the choice's default.

@@ -7,6 +7,14 @@
 
 namespace parplan {
 
+// Which pairs of kernels are replaced by one (fusion.h).
+struct Fusions {
+  bool norms = true;        // sums with the norms behind them
+  bool activations = true;  // products with activations, forward and backward
+  bool any() const { return norms || activations; }
+  bool operator==(const Fusions&) const = default;
+};
+
 // What a block's Segments depend on besides the block itself.
 struct BlockContext {
   BlockLayout layout;
@@ -15,7 +23,8 @@ struct BlockContext {
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
-  bool fuse = true;          // replaces pairs of kernels by one (fusion.h)
+  Fusions fusions;
+  bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool splits_backward = false;  // its stage runs backwards in two parts (Phase)
   bool operator==(const BlockContext&) const = default;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <ranges>
 
 #include <fmt/format.h>
 
@@ -61,12 +62,16 @@ const Operand* operand_at(const Instruction& instruction, int position) {
   return found == positions->end() ? nullptr : &instruction.operands[found - positions->begin()];
 }
 
+bool is_with_activation(const FusionRow& row) {
+  return row.second == OpKind::activation || row.second == OpKind::activation_gradient;
+}
+
 // Both in one instruction, if possible: their sizes agree, and no operand is written while it is
 // read except where the fused op's row allows it.
 std::optional<Instruction> fused(const FusionRow& row, const Instruction& first, const Instruction& second) {
   const bool alike = first.type == second.type && first.stream == second.stream && first.label == second.label &&
                      first.shape.rows == second.shape.rows && !first.shape.accumulate && !second.shape.accumulate;
-  const bool activates = row.second == OpKind::activation || row.second == OpKind::activation_gradient;
+  const bool activates = is_with_activation(row);
   if (!alike || (activates && second.shape.activation != ActivationKind::gelu_tanh)) return std::nullopt;
 
   Instruction result = first;
@@ -133,9 +138,12 @@ std::optional<Match> match(const FusionRow& row, const std::vector<Instruction>&
 
 std::span<const FusionRow> fusion_rows() { return rows; }
 
-void fuse(std::vector<Instruction>& instructions, const std::vector<bool>& temporary) {
+void fuse(std::vector<Instruction>& instructions, const std::vector<bool>& temporary, Fusions fusions) {
+  const auto wanted = [&](const FusionRow& row) {
+    return is_with_activation(row) ? fusions.activations : fusions.norms;
+  };
   for (std::size_t i = 0; i < instructions.size(); ++i)
-    for (const FusionRow& row : rows)
+    for (const FusionRow& row : rows | std::views::filter(wanted))
       if (std::optional<Match> found = match(row, instructions, i, temporary)) {
         instructions[i] = std::move(found->fused);
         instructions.erase(instructions.begin() + static_cast<std::ptrdiff_t>(found->second));

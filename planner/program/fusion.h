@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "planner/program/block_context.h"
 #include "planner/program/program.h"
 
 namespace parplan {
@@ -33,6 +34,6 @@ std::span<const FusionRow> fusion_rows();
 // after these instructions. The intermediate result need not be stored if nobody else reads it. A
 // pair is left alone if somebody does, if another instruction (a redistribution) touches the result
 // first, or if an instruction between the two conflicts with the second.
-void fuse(std::vector<Instruction>& instructions, const std::vector<bool>& temporary);
+void fuse(std::vector<Instruction>& instructions, const std::vector<bool>& temporary, Fusions fusions);
 
 }  // namespace parplan

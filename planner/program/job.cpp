@@ -19,14 +19,15 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
 
 BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
                            const TrainingSpec& training, BackendKind backend, bool fuse) {
-  return {.layout = layout,
-          .entering = entering,
-          .at = at,
-          .precision = training.precision,
-          .backend = backend,
-          .loss_weight =
-              1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
-          .fuse = fuse};
+  return {
+      .layout = layout,
+      .entering = entering,
+      .at = at,
+      .precision = training.precision,
+      .backend = backend,
+      .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
+      .fusions = {.norms = fuse && training.engine.fused_norm, .activations = fuse && training.engine.fused_activation},
+      .repeats_all = training.engine.repeats_layers};
 }
 
 BlockContext block_context(const Job& job, int block, const Coordinates& at) {

@@ -11,6 +11,8 @@ DataType type_of(const Tensor& tensor, DataType precision) {
     case TensorRole::tokens: return DataType::int32;
     case TensorRole::statistic:
     case TensorRole::loss: return DataType::fp32;
+    case TensorRole::mask:
+      return DataType::uint8;
     case TensorRole::activation:
     case TensorRole::parameter: return in_memory(precision);
   }

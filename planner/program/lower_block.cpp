@@ -97,6 +97,7 @@ SavedBytes place(BlockLowering& lowering, const std::vector<TensorId>& kept) {
 // need.
 std::vector<bool> needed_again(const BlockLowering& lowering, const std::vector<TensorId>& kept) {
   const TrainingBlock& training = lowering.training;
+  if (lowering.repeats_all) return std::vector<bool>(training.forward.size(), true);
   std::vector<bool> wanted(lowering.graph.tensors.size(), false);
   for (const TensorId id : training.saved) wanted[id] = !contains(kept, id);
   std::vector<bool> needed(training.forward.size(), false);
@@ -153,6 +154,8 @@ Segment weights_segment(const BlockLowering& lowering, const LeftForWeights& lef
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context, const RecomputeRow& recompute) {
   BlockLowering lowering = block_lowering(graph, block, context);
   const std::vector<TensorId> kept = kept_tensors(lowering, recompute);
+  lowering.repeats_all =
+      context.repeats_all && recompute.kind == Recompute::full && lowering.block.input && lowering.block.output;
 
   LoweredBlock result;
   const SavedBytes bytes = place(lowering, kept);

@@ -95,6 +95,10 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
         needed[0] = shard(Dim::kv_groups);
       else if (needed[0].kind == PlacementKind::shard && needed[0].dim != Dim::kv_groups)
         needed[0] = replicate();
+      // Probabilities and the values that they weigh are cut alike.
+      for (std::size_t i = 1; i < needed.size(); ++i)
+        if (const auto& dims = graph.tensors[op.inputs[i]].dims; !dims.empty() && dims.back().dim == Dim::kv_groups)
+          needed[i] = needed[0];
       result.output = needed[0];
       if (row_of(op.kind).sharding == ShardingRule::head_sums && result.output.kind == PlacementKind::shard)
         result.output = partial_sum();

@@ -37,7 +37,7 @@ void pack_scratch(SegmentLowering& lowering) {
 void fuse_where_it_fits(SegmentLowering& lowering) {
   const std::int64_t apart = lowering.segment.scratch_bytes;
   std::vector<Instruction> instructions = lowering.segment.instructions;
-  fuse(lowering.segment.instructions, lowering.temporary);
+  fuse(lowering.segment.instructions, lowering.temporary, lowering.of.context.fusions);
   if (lowering.segment.instructions.size() == instructions.size()) return;
   pack_scratch(lowering);
   if (lowering.segment.scratch_bytes <= apart) return;
@@ -63,7 +63,7 @@ void bind(SegmentLowering& lowering) {
 
 Segment finish(SegmentLowering lowering, std::string name) {
   pack_scratch(lowering);
-  if (lowering.of.context.fuse) fuse_where_it_fits(lowering);
+  if (lowering.of.context.fusions.any()) fuse_where_it_fits(lowering);
   bind(lowering);
   Segment& segment = lowering.segment;
   segment.name = std::move(name);

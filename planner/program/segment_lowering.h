@@ -28,6 +28,7 @@ struct BlockLowering {
   };
   std::map<TensorId, Parameter> parameters;
   std::vector<SavedTensor> saved;  // where the forward leaves tensors for the backward
+  bool repeats_all = false;        // the backward begins with all of the forward again
 };
 
 // Whether an op of TrainingBlock::backward belongs to the second part of a backward: the weight

@@ -296,6 +296,8 @@ void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& sha
     if (operands[i].source == OperandSource::gathered || operands[i].source == OperandSource::gathered_gradient)
       uses.insert(uses.begin() + static_cast<std::ptrdiff_t>(i), gathered[next++]);
   emit_kernel(lowering, op.kind, shape, label, lowering.op(op).name, uses);
+  // Logits that were widened: what is made of them is computed in their type.
+  if (shape.stepwise) lowering.segment.instructions.back().type = DataType::fp32;
 }
 
 }  // namespace parplan

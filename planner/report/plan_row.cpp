@@ -41,7 +41,7 @@ constexpr std::array column_rows = {
     Column{"plan_id", "", "eight hexadecimal digits that depend on model, training and layout",
            [](const Subject& s) { return Json(plan_id(s.model, s.training, s.spec)); }},
     Column{"devices", "", "devices that the plan uses", [](const Subject& s) { return Json(s.spec.mesh.size()); }},
-    Column{"engine", "", "whose behaviour is predicted", [](const Subject&) { return Json("parplan"); }},
+    Column{"engine", "", "whose behaviour is predicted", [](const Subject& s) { return Json(s.training.engine.name); }},
     Column{"precision", "", "number format of computation",
            [](const Subject& s) { return Json(name(s.training.precision)); }},
     Column{"global_batch", "sequences", "sequences of one optimizer step",

@@ -94,7 +94,7 @@ constexpr std::array what_it_takes = {
 
 // The value of a plan's column for a point without a plan.
 Json known_without_plan(const SweepPoint& point, std::string_view key) {
-  if (key == "engine") return "parplan";
+  if (key == "engine") return point.training.engine.name;
   if (key == "precision") return name(point.training.precision);
   if (key == "global_batch") return point.training.global_batch;
   if (key == "currency")
@@ -325,8 +325,9 @@ Json sweep_json(const Sweep& sweep) {
       if (std::ranges::find(known, device) == known.end()) known.push_back(device);
     }
   }
-  json["inputs"]["training"] = {
-      {"optimizer", name(first.training.optimizer)}, {"engine", "parplan"}, {"defaults", sweep.defaults}};
+  json["inputs"]["training"] = {{"optimizer", name(first.training.optimizer)},
+                                {"engine", first.training.engine.name},
+                                {"defaults", sweep.defaults}};
   json["inputs"]["objective"] = sweep.objective;
   json["inputs"]["tokens"] = sweep.tokens ? Json(*sweep.tokens) : Json(nullptr);
   json["columns"] = Json::array();

@@ -11,7 +11,7 @@ ParallelSpec with_input_slot(CandidateMaker& maker, const Candidate& candidate, 
                              const TrainingSpec& training, Objective objective) {
   ParallelSpec spec = candidate.spec;
   if (!row_of(Choice::input_slots).applies(spec) || micro_batches(spec, training) == 1 ||
-      std::ranges::none_of(models, [](const CostModel& of) { return of.device->overlaps_communication; }))
+      std::ranges::none_of(models, [](const CostModel& of) { return !of.execution.posts_sends(); }))
     return spec;
   spec.input_slots = InputSlots::one_more;
   const Bound bound = maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule)));

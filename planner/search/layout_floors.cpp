@@ -225,8 +225,8 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
   std::vector<Seconds>& seconds = entry->second;
   if (!inserted) return seconds;
   seconds.assign(blocks_.size(), infinite);
-  const Execution execution =
-      device.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
+  const Execution execution = execution_of(*device.device, training_.engine);
+  const Seconds host = host_per_op(*device.device, training_.engine);
   const auto least = [&](const Instruction& instruction) {
     return instruction.kind == InstructionKind::kernel
                ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
@@ -236,15 +236,16 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
     const std::span<const LoweredBlock> lowered =
         maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
     for (std::size_t kind = 0; kind < lowered.size(); ++kind)
-      seconds[kind] = std::min(seconds[kind], cost_segment(lowered[kind].forward, execution, least).duration +
-                                                  cost_segment(lowered[kind].backward, execution, least).duration);
+      seconds[kind] =
+          std::min(seconds[kind], cost_segment(lowered[kind].forward, execution, host, least).duration +
+                                      cost_segment(lowered[kind].backward, execution, host, least).duration);
     if (!may_divide()) continue;
     const std::span<const LoweredBlock> divided = divided_blocks(spec, recompute);
     for (std::size_t kind = 0; kind < divided.size(); ++kind)
-      seconds[kind] = std::min(seconds[kind],
-                               cost_segment(divided[kind].forward, execution, least).duration +
-                                   cost_segment(divided[kind].backward_inputs, execution, least).duration +
-                                   cost_segment(divided[kind].backward_weights, execution, least).duration);
+      seconds[kind] =
+          std::min(seconds[kind], cost_segment(divided[kind].forward, execution, host, least).duration +
+                                      cost_segment(divided[kind].backward_inputs, execution, host, least).duration +
+                                      cost_segment(divided[kind].backward_weights, execution, host, least).duration);
   }
   return seconds;
 }

@@ -46,7 +46,7 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
       cluster_(cluster),
       training_(training),
       known_shapes_(known_shapes ? std::move(known_shapes) : std::make_shared<KnownBlockShapes>()),
-      networks_(cluster) {
+      networks_(cluster, training.engine) {
   for (const Block& block : graph.blocks) {
     if (block_parameters(graph, block).tied) tied_blocks_.push_back(static_cast<int>(uses_tied_.size()));
     uses_tied_.push_back(block_parameters(graph, block).tied.has_value());
@@ -88,7 +88,11 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   const auto [entry, inserted] = costs_.try_emplace({shapes, environment});
   if (!inserted) return entry->second;
   const Environment& where = environments_[environment];
-  CostModel model{.device = where.device, .rates = where.rates, .networks = {}};
+  CostModel model{.device = where.device,
+                  .rates = where.rates,
+                  .execution = execution_of(*where.device, training_.engine),
+                  .host_per_op = host_per_op(*where.device, training_.engine),
+                  .networks = {}};
   for (const Axis axis : block_axes)
     if (is_planned(axis)) model.networks[all_along(axis)] = where.along[axis];
   Costs& costs = entry->second;
@@ -106,6 +110,10 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
     costs.backward_seconds.push_back(costs.backward.back().total());
   }
   return costs;
+}
+
+bool Estimator::is_sequential(int environment) const {
+  return execution_of(*environments_[environment].device, training_.engine) == sequential_execution;
 }
 
 Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
@@ -747,7 +755,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     }
     const BlockShapes& shapes = *shapes_[shapes_number];
 
-    const bool sequential = !environments_[environment].device->overlaps_communication;
+    const bool sequential = is_sequential(environment);
     bounds_.push_back(as_before ? bounds_.back()
                                 : bound_of_stage(spec, placements, range, tied_on_rank(s), s,
                                                  rank == rank_of_stage_.front(), sequential, *costs, shapes,
@@ -849,7 +857,7 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
       ways.push_back({.shapes = number,
                       .costs = &costs,
                       .data = &data_costs_of(spec, placements, *shapes_[number], view, environment),
-                      .sequential = !environments_[environment].device->overlaps_communication});
+                      .sequential = is_sequential(environment)});
     }
   }
   for (const Block& block : graph_.blocks) {

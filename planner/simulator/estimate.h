@@ -237,6 +237,8 @@ class Estimator {
   // The blocks of a stage; of one that runs backwards in two parts where the schedule has such.
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute, int stage);
   const Costs& costs_of(int shapes, int environment);
+  // Whether one stream carries out all that ranks of an environment do.
+  bool is_sequential(int environment) const;
   MeshView& view_of(const DeviceMesh& mesh);
   const GroupNetwork& next_network(const DeviceMesh& mesh, MeshView& view, int from, int to);
   const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const BlockShapes& shapes,

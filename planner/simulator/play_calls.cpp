@@ -67,7 +67,7 @@ bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Me
 // True once the instruction is done or posted, so that its stream may continue.
 bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidate& candidate) {
   Meeting& meeting = simulation.meetings[where.meeting];
-  if (meeting.is_channel && rank.execution == Execution::sequential) {
+  if (meeting.is_channel && rank.execution.posts_sends()) {
     PlayedRank& partner = simulation.ranks[meeting.seats[1 - where.seat].rank];
     if (where.seat == 0)
       post(rank, meeting, candidate);
@@ -166,7 +166,8 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
       }
       const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
       if (met && !playable.seats[i]) {
-        settle(rank, candidate, at.time, instruction.duration);
+        const Seconds submitted = running.fork.time + instruction.submitted;
+        settle(rank, candidate, at.time, std::max(submitted - at.time, Seconds(0.0)) + instruction.duration);
         continue;
       }
       if (met && meet(simulation, rank, *playable.seats[i], candidate)) continue;

@@ -20,16 +20,15 @@ std::vector<std::optional<int>> recorders(const Segment& segment) {
 }  // namespace
 
 CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
-  return cost_segment(segment, execution_of(model),
+  return cost_segment(segment, model.execution, model.host_per_op,
                       [&](const Instruction& instruction) { return duration(instruction, model); });
 }
 
-CostedSegment cost_segment(const Segment& segment, Execution execution,
+CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds host_per_op,
                            const std::function<Seconds(const Instruction&)>& duration_of) {
-  const auto stream_of = [&](Stream stream) { return execution == Execution::sequential ? 0 : index_of(stream); };
   const std::vector<std::optional<int>> recorder = recorders(segment);
   CostedSegment costed;
-  costed.stream = stream_of(segment.stream);
+  costed.stream = execution.stream_of(segment.stream);
   costed.streams = 1u << costed.stream;
 
   std::array<Seconds, stream_count> free;
@@ -37,16 +36,16 @@ CostedSegment cost_segment(const Segment& segment, Execution execution,
   costed.instructions.reserve(segment.instructions.size());
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
-    const bool posted = execution == Execution::sequential && instruction.kind == InstructionKind::send;
+    const bool posted = execution.posts_sends() && instruction.kind == InstructionKind::send;
     CostedInstruction one{
         .duration = duration_of(instruction),
-        .stream = stream_of(instruction.stream),
+        .submitted = host_per_op * static_cast<double>(i + 1),
+        .stream = execution.stream_of(instruction.stream),
         .waits = {},
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
     costed.streams |= 1u << one.stream;
     costed.computes |= one.work.computes;
-    Played piece{
-        .start = free[one.stream], .cause = last_on[one.stream], .work = one.work, .progress = Progress::done};
+    Played piece{.start = free[one.stream], .cause = last_on[one.stream], .work = one.work, .progress = Progress::done};
     for (const int event : instruction.waits) {
       const std::optional<int> wait = recorder[event];
       PARPLAN_ASSERT(wait && *wait < static_cast<int>(i),
@@ -59,7 +58,8 @@ CostedSegment cost_segment(const Segment& segment, Execution execution,
         piece.cause = wait;
       }
     }
-    piece.end = piece.start + (posted ? Seconds() : one.duration);
+    // A stream that waits for the host is as good as busy.
+    piece.end = std::max(piece.start, one.submitted) + (posted ? Seconds() : one.duration);
     free[one.stream] = piece.end;
     last_on[one.stream] = static_cast<int>(i);
     if (!costed.last || piece.end > costed.duration) {

@@ -11,19 +11,11 @@
 
 namespace parplan {
 
-// How a rank executes its streams.
-enum class Execution {
-  concurrent,  // streams run concurrently; both ends of a transfer block their stream until it is done
-  sequential,  // one core does everything in launch order; sends are posted, the receiver copies (CPU ranks)
-};
-inline Execution execution_of(const CostModel& model) {
-  return model.device->overlaps_communication ? Execution::concurrent : Execution::sequential;
-}
-
 // An instruction with its cost, ready to be played many times.
 struct CostedInstruction {
   Seconds duration;
-  std::size_t stream = 0;   // 0 for all when sequential
+  Seconds submitted;        // by the host, from the call's start on; nothing ends earlier than `duration` after it
+  std::size_t stream = 0;   // Execution::stream_of
   std::vector<int> waits;   // instructions of the segment
   Work work;
 };
@@ -44,7 +36,7 @@ struct CostedSegment {
 };
 CostedSegment cost_segment(const Segment& segment, const CostModel& model);
 // The same with durations of another source.
-CostedSegment cost_segment(const Segment& segment, Execution execution,
+CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds host_per_op,
                            const std::function<Seconds(const Instruction&)>& duration_of);
 
 }  // namespace parplan

@@ -39,8 +39,8 @@ std::vector<Playable> playables(const Simulation& simulation, std::span<const Pr
           !stream || stream == instruction.stream,
           fmt::format("rank {} meets at '{}' on two streams", number, simulation.meetings[seat->meeting].name));
       stream = instruction.stream;
-      playable.posts |= execution == Execution::sequential && instruction.kind == InstructionKind::send &&
-                        instruction.stream == segment.stream;
+      playable.posts |=
+          execution.posts_sends() && instruction.kind == InstructionKind::send && instruction.stream == segment.stream;
     }
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.costed.streams >> s & 1u) users[s] |= 1u << playable.costed.stream;
@@ -125,7 +125,7 @@ void queue_calls_of(Simulation& simulation, PlayedRank& rank) {
     pieces += playable.alone ? 1 : playable.costed.instructions.size();
     for (std::size_t s = 0; s < stream_count; ++s)
       if (playable.queues >> s & 1u) ++calls_on[s];
-    if (rank.execution == Execution::sequential)
+    if (rank.execution.posts_sends())
       for (const std::optional<SeatAt>& seat : playable.seats)
         if (seat && seat->seat == 0) ++posts_at[seat->meeting];
   }
@@ -157,10 +157,10 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
   for (int r = 0; r < static_cast<int>(programs.size()); ++r) {
     PARPLAN_ASSERT(programs[r].pipeline_rank == r,
                    fmt::format("program {} is of rank {} of the pipeline", r, programs[r].pipeline_rank));
-    PARPLAN_ASSERT(execution_of(models[r]) == execution_of(models[0]), fmt::format("rank {} runs unlike rank 0", r));
+    PARPLAN_ASSERT(models[r].execution == models[0].execution, fmt::format("rank {} runs unlike rank 0", r));
     PlayedRank& rank = simulation.ranks[r];
     rank.program = &programs[r];
-    rank.execution = execution_of(models[r]);
+    rank.execution = models[r].execution;
     rank.capacity = models[r].device->memory_capacity;
     rank.list = play_list(programs[r]);
     std::vector<Playable> segments = playables(simulation, programs, r, models[r]);

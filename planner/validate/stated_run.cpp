@@ -9,6 +9,7 @@
 
 #include "planner/base/error.h"
 #include "planner/explain/sensitivity.h"
+#include "planner/graph/engine_file.h"
 
 namespace parplan {
 namespace {
@@ -33,6 +34,27 @@ constexpr std::array node_rows = {
     NodeRow{"gb300", "nvlink5-nvl72", 4, "gb300-nvl72", 3200},
     NodeRow{"titan-rtx-24gb", "nvlink2-bridge-x2", 2, "titan-rtx-2-nvlink", 0},
     NodeRow{"titan-rtx-24gb", "pcie3", 2, "titan-rtx-2", 0},
+};
+
+// The engine's file for runs whose column `engine` has that name, and whose source contains a text:
+// versions of one engine differ. The first row that matches counts.
+struct EngineRow {
+  std::string_view engine;
+  std::string_view source;
+  std::string_view file;
+};
+constexpr std::array engine_rows = {
+    EngineRow{"megatron", "arXiv 2104.04473", "megatron-2021"},  // Narayanan et al. 2021
+    EngineRow{"megatron", "Megatron-LM@5281919420", "megatron-2021"},
+    EngineRow{"megatron", "Megatron-LM@01ad96e51b", "megatron-2021"},
+    EngineRow{"megatron", "arXiv 2205.05198", "megatron-2022"},  // Korthikanti et al. 2022
+    EngineRow{"megatron", "arXiv 2401.10241", "megatron-2022"},  // Qi et al. 2023
+    EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
+    EngineRow{"megatron", "", "megatron"},
+    EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023
+    EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
+    EngineRow{"torch", "", "ddp"},
+    EngineRow{"llm.c", "", "llm-c"},
 };
 
 // Why a run is skipped.
@@ -103,6 +125,18 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
   return varied(cluster, Resource::network, network / row->gbit_s_per_node);
 }
 
+Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std::vector<std::string>& assumed) {
+  if (request.engine) return find_engine(*request.engine, request.engines);
+  const auto* const row = std::ranges::find_if(engine_rows, [&](const EngineRow& one) {
+    return run.engine == one.engine && run.source.find(one.source) != std::string::npos;
+  });
+  const std::string file(row == engine_rows.end() ? std::string_view(run.engine) : row->file);
+  const std::vector<std::string> names = engine_names(request.engines);
+  if (std::ranges::find(names, file) != names.end()) return find_engine(file, request.engines);
+  assumed.push_back(fmt::format("{} behaves as parplan's own runtime", run.engine.empty() ? "the engine" : run.engine));
+  return {};
+}
+
 LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assumed) {
   if (run.data_parallel == "dp") throw Skip{"one process for all devices (DataParallel) is not modelled"};
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
@@ -134,13 +168,14 @@ LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assum
 
 }  // namespace
 
-StatedRun state(const PublishedRun& run, const ClusterCatalog& catalog) {
+StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
   StatedRun result;
   try {
     result.training.precision = precision_of(run);
     result.model = model_of(run, result.assumed);
     result.layout = layout_of(run, result.assumed);
-    result.cluster = cluster_of(run, catalog, result.assumed);
+    result.cluster = cluster_of(run, request.catalog, result.assumed);
+    result.training.engine = engine_of(run, request, result.assumed);
     result.training.global_batch = required(run.global_batch, "the global batch");
     result.training.sequence_length = result.model.sequence;
   } catch (const Skip& skip) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,7 +32,14 @@ struct StatedRun {
   LayoutRequest layout;
 };
 
-// Never throws: what the model, the cluster or the layout refuses is in `skipped`.
-StatedRun state(const PublishedRun& run, const ClusterCatalog& catalog);
+// Where a run's facts are looked up, and what it is predicted as.
+struct ValidationRequest {
+  ClusterCatalog catalog;
+  std::filesystem::path engines;      // configs/engines
+  std::optional<std::string> engine;  // of all runs; otherwise each run's own (docs/accuracy.md)
+};
+
+// Never throws: what the model, the cluster, the layout or the engine refuses is in `skipped`.
+StatedRun state(const PublishedRun& run, const ValidationRequest& request);
 
 }  // namespace parplan

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "planner/base/error.h"
+#include "planner/graph/engine_graph.h"
 #include "planner/search/parallel_for.h"
 #include "planner/suggest.h"
 
@@ -23,15 +24,16 @@ std::optional<double> ValidatedRun::memory_error() const {
   return static_cast<double>(memory.count) / (*run.memory_gib * 1024.0 * 1024.0 * 1024.0) - 1.0;
 }
 
-ValidatedRun validate(const PublishedRun& run, const ClusterCatalog& catalog, const GraphOfModel& graph_of) {
-  StatedRun stated = state(run, catalog);
+ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, const GraphOfModel& graph_of) {
+  StatedRun stated = state(run, of);
   ValidatedRun result;
   result.run = run;
   result.skipped = std::move(stated.skipped);
   result.assumed = std::move(stated.assumed);
+  result.engine = stated.training.engine.name;
   if (!result.skipped.empty()) return result;
   try {
-    const OpGraph graph = graph_of(stated.model);
+    const OpGraph graph = as_run_by(stated.training.engine, graph_of(stated.model));
     SuggestRequest request;
     request.graph = &graph;
     request.model_name = stated.model.name;
@@ -48,14 +50,14 @@ ValidatedRun validate(const PublishedRun& run, const ClusterCatalog& catalog, co
   return result;
 }
 
-std::vector<ValidatedRun> validate(std::span<const PublishedRun> runs, const ClusterCatalog& catalog,
+std::vector<ValidatedRun> validate(std::span<const PublishedRun> runs, const ValidationRequest& request,
                                    const GraphOfModel& graph_of, int threads,
                                    const std::function<void(std::size_t done, std::size_t all)>& progress) {
   std::vector<ValidatedRun> results(runs.size());
   std::mutex speaks;
   std::size_t done = 0;
   parallel_for(threads > 0 ? threads : threads_of_this_machine(), runs.size(), [&](int /*thread*/, std::size_t i) {
-    results[i] = validate(runs[i], catalog, graph_of);
+    results[i] = validate(runs[i], request, graph_of);
     const std::scoped_lock lock(speaks);
     if (progress) progress(++done, runs.size());
   });

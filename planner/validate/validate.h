@@ -14,9 +14,10 @@
 
 namespace parplan {
 
-// A published run beside its prediction, which is that of parplan's own runtime on these devices.
+// A published run beside its prediction.
 struct ValidatedRun {
   PublishedRun run;
+  std::string engine;                // that was predicted
   std::string skipped;               // why there is no prediction; else empty
   std::vector<std::string> assumed;  // as StatedRun
   Seconds step;                      // predicted, as is all from here on
@@ -30,10 +31,10 @@ struct ValidatedRun {
 
 // The model's graph; ConfigError where there is none.
 using GraphOfModel = std::function<OpGraph(const StatedModel&)>;
-ValidatedRun validate(const PublishedRun& run, const ClusterCatalog& catalog, const GraphOfModel& graph_of);
+ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, const GraphOfModel& graph_of);
 // All of them, in their order, on several threads (0: one for each core). `progress` may be empty;
 // one thread at a time calls it.
-std::vector<ValidatedRun> validate(std::span<const PublishedRun> runs, const ClusterCatalog& catalog,
+std::vector<ValidatedRun> validate(std::span<const PublishedRun> runs, const ValidationRequest& request,
                                    const GraphOfModel& graph_of, int threads,
                                    const std::function<void(std::size_t done, std::size_t all)>& progress);
 

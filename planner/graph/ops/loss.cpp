@@ -48,12 +48,18 @@ void localize_cross_entropy(const LocalOp& local, OpShape& shape) {
 OpWork cross_entropy_max_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 4 * s.rows)};
 }
-OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {  // subtract, exp, add; target, maximum, two sums
-  return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows)};
+// The bytes of `kernels` that each read and write all logits.
+Bytes rewritten(const OpShape& s, DataType type, int kernels) {
+  return Bytes(s.stepwise ? std::int64_t{2} * kernels * s.rows * s.columns * e(type) : 0);
+}
+// Subtract, exp, add; target, maximum, two sums. Step by step, the first two are kernels in place.
+OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {
+  return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows) + rewritten(s, type, 2)};
 }
 // The two sums of a token hold all that its loss needs; the other operands are for the gradient.
-OpWork cross_entropy_loss_work(const OpShape& s, DataType) {
-  return {flops(3 * s.rows), Bytes(8 * s.rows + 8)};
+// Step by step, a kernel makes the probabilities that the gradient is made of.
+OpWork cross_entropy_loss_work(const OpShape& s, DataType type) {
+  return {flops(3 * s.rows), Bytes(8 * s.rows + 8) + rewritten(s, type, 1)};
 }
 OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale
   return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};

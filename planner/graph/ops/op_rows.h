@@ -17,5 +17,6 @@ std::span<const OpRow> elementwise_rows();     // activations, gates, sums, bias
 std::span<const OpRow> loss_rows();            // cross-entropy
 std::span<const OpRow> movement_rows();        // filling, copying, adding and loading buffers
 std::span<const OpRow> optimizer_rows();       // norm of gradients, updates, loss scale
+std::span<const OpRow> foreign_rows();         // what engines other than parplan's runtime do in several kernels
 
 }  // namespace parplan

@@ -204,6 +204,7 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::linear_weight_gradient,
      .name = "linear_weight_gradient",
      .operands = linear_weight_gradient_operands,
+     .of_weights = true,
      .work = linear_weight_gradient_work,
      .cost = CostClass::product,
      .product = linear_weight_gradient_product,

@@ -14,7 +14,9 @@ void widen(DataType type, const void* from, std::int64_t count, float* to) {
     case DataType::tf32: std::copy_n(static_cast<const float*>(from), count, to); return;
     case DataType::bf16: std::copy_n(static_cast<const Eigen::bfloat16*>(from), count, to); return;
     case DataType::fp16: std::copy_n(static_cast<const Eigen::half*>(from), count, to); return;
-    case DataType::int32: break;
+    case DataType::int32:
+    case DataType::uint8:
+      break;
   }
   PARPLAN_ASSERT(false, name(type));
 }
@@ -31,7 +33,9 @@ void narrow(DataType type, const float* from, std::int64_t count, void* to) {
       std::transform(from, from + count, static_cast<Eigen::half*>(to),
                      [](float x) { return static_cast<Eigen::half>(x); });
       return;
-    case DataType::int32: break;
+    case DataType::int32:
+    case DataType::uint8:
+      break;
   }
   PARPLAN_ASSERT(false, name(type));
 }

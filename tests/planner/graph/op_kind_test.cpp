@@ -180,10 +180,15 @@ TEST_CASE("tf32 lies in memory as fp32") {
   CHECK(std::string_view(name(DataType::tf32)) == "tf32");
 }
 
+// Ops that families write, or that stand for them under other engines.
+bool is_forward(OpKind kind) {
+  return kind <= OpKind::cross_entropy_loss || (kind >= OpKind::attention_scores && kind <= OpKind::widen);
+}
+
 TEST_CASE("forward rows have a sharding rule and read no gradients, other rows have none") {
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    const bool forward = row.kind <= OpKind::cross_entropy_loss;
+    const bool forward = is_forward(row.kind);
     CHECK((row.sharding != ShardingRule::none) == forward);
     if (!forward) CHECK(row.gradients.empty());
     if (forward) CHECK(!has(row, OperandSource::output_gradient));
@@ -193,8 +198,8 @@ TEST_CASE("forward rows have a sharding rule and read no gradients, other rows h
 TEST_CASE("the gradients of a row write a gradient for each parameter and each input that has one") {
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    const bool differentiable = row.kind <= OpKind::cross_entropy_loss && row.kind != OpKind::cross_entropy_max &&
-                                row.kind != OpKind::cross_entropy_sums;
+    const bool differentiable =
+        is_forward(row.kind) && row.kind != OpKind::cross_entropy_max && row.kind != OpKind::cross_entropy_sums;
     CHECK(row.gradients.empty() == !differentiable);
     for (const OperandRow& operand : row.operands) {
       const bool wants = operand.source == OperandSource::parameter && differentiable;
@@ -222,19 +227,20 @@ TEST_CASE("what may share storage is a read operand and a written one") {
     CHECK(row.operands[row.in_place->read].access == Access::read);
     CHECK(row.operands[row.in_place->write].access == Access::write);
   }
-  CHECK(in_place == std::vector<std::string_view>{"add_position", "rotary", "activation", "gate", "scale", "softcap",
-                                                  "add", "add_layer_norm", "add_rms_norm", "head_norm_gradient",
-                                                  "query_key_norm_gradient", "rotary_gradient", "activation_gradient",
-                                                  "gate_gradient", "scale_gradient", "softcap_gradient",
-                                                  "cross_entropy_gradient"});
+  CHECK(in_place == std::vector<std::string_view>{
+                        "add_position", "rotary", "activation", "gate", "scale", "softcap", "add", "add_layer_norm",
+                        "add_rms_norm", "head_norm_gradient", "query_key_norm_gradient", "rotary_gradient",
+                        "activation_gradient", "gate_gradient", "scale_gradient", "softcap_gradient",
+                        "cross_entropy_gradient", "attention_softmax_gradient", "dropout_gradient"});
 }
 
-TEST_CASE("the gradients that can be added to are those of norms, of sums of squares and of linear") {
+TEST_CASE("the gradients that can be added to are those of norms, of sums of squares, of linear and of scores") {
   std::vector<std::string_view> accumulating;
   for (const OpRow& row : op_rows())
     if (row.accumulates) accumulating.push_back(row.name);
   CHECK(accumulating == std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient",
-                                                      "query_key_squares_gradient", "linear_input_gradient"});
+                                                      "query_key_squares_gradient", "linear_input_gradient",
+                                                      "attention_scores_gradient"});
 }
 
 TEST_CASE("a linear layer multiplies rows x columns x inner and moves its three matrices and the bias once") {

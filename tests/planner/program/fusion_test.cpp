@@ -63,7 +63,7 @@ Instruction copy(int from, int to) {
 }
 
 std::vector<Instruction> fused_list(std::vector<Instruction> instructions) {
-  fuse(instructions, temporary);
+  fuse(instructions, temporary, {});
   return instructions;
 }
 

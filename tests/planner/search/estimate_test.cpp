@@ -38,11 +38,12 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
   int count = 0, in_parts = 0;
   for (int setting = 0; setting < 300; ++setting) {
     const bool gpu = setting % 4 != 0;
-    const OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
+    OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     const std::array precisions =
         gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
     TrainingSpec training = training_of(16, precisions[random() % 2]);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     training.clip_norm = setting % 2;
     training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;
@@ -115,9 +116,10 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
   std::mt19937 random(5);
   for (int setting = 0; setting < 30; ++setting) {
     const bool gpu = setting % 4 != 0;
-    const OpGraph graph = random_graph(random, 16);
+    OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
-    const TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
+    TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(8, cluster.devices()), {});
     for (int trial = 0; trial < 20; ++trial) {
@@ -161,9 +163,10 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
   double gaps = 0.0;
   for (int setting = 0; setting < 150; ++setting) {
     const bool gpu = setting % 4 != 0;
-    const OpGraph graph = random_graph(random, 16);
+    OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     training.clip_norm = setting % 2;
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs =

@@ -7,6 +7,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include "models/find_model.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
+#include "planner/graph/engine_graph.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 
@@ -69,6 +71,23 @@ inline OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
   return build_graph(spec, sequence);
 }
 
+// parplan's own runtime in half of the cases; else any engine. `graph`: becomes what it runs.
+inline Engine random_engine(unsigned seed, OpGraph& graph) {
+  std::mt19937 random(seed);
+  const auto flip = [&] { return random() % 2 == 0; };
+  Engine engine;
+  if (flip()) return engine;
+  engine.name = "random";
+  for (bool Engine::*const fact :
+       {&Engine::fused_attention, &Engine::fused_norm, &Engine::fused_activation, &Engine::fused_dropout,
+        &Engine::fused_loss, &Engine::dropout, &Engine::repeats_layers, &Engine::overlaps_tensor,
+        &Engine::overlaps_data, &Engine::overlaps_pipeline})
+    engine.*fact = flip();
+  if (flip()) engine.host_per_op = Seconds(1e-6 * static_cast<double>(random() % 100));
+  graph = as_run_by(engine, std::move(graph));
+  return engine;
+}
+
 // Nodes and devices with random speeds, with and without levels above the nodes and rails; two
 // kinds of device if `heterogeneous`.
 inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous) {
@@ -99,6 +118,9 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
       rates.matrix_fp32 *= factor();
       rates.vector *= factor();
       rates.memory *= factor();
+      rates.sustained_half = rates.matrix_half * std::min(factor(), 1.0);
+      rates.sustained_weights = rates.matrix_half * std::min(factor(), 1.0);
+      rates.sustained_memory = rates.memory * std::min(factor(), 1.0);
     }
     const double inside = factor(), outside = factor();
     for (Link& link : group.node.links) {

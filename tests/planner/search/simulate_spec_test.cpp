@@ -59,10 +59,11 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
-    const OpGraph graph = random_graph(random, 16);
+    OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
-    NetworkCache networks(cluster);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    NetworkCache networks(cluster, training.engine);
     for (int trial = 0; trial < 6; ++trial) {
       ParallelSpec spec = random_layout(random, graph, gpu);
       if (trial == 0) spec.schedule = ScheduleKind::gpipe;
@@ -141,10 +142,11 @@ TEST_CASE("calls of a step whose middle repeats itself are those of the longer s
   int repeating = 0, tried = 0;
   for (int setting = 0; setting < 60; ++setting) {
     const bool gpu = setting % 3 != 0;
-    const OpGraph graph = random_graph(random, 16);
+    OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
-    const TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
-    NetworkCache networks(cluster);
+    TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    NetworkCache networks(cluster, training.engine);
     ParallelSpec spec = random_layout(random, graph, gpu);
     if (random() % 2) spec.input_slots = InputSlots::one_more;
     if (spec.mesh.size() > cluster.devices()) continue;
@@ -179,10 +181,11 @@ TEST_CASE("computations in a row take as long as one call as they do apart") {
   int fewer = 0;
   for (int setting = 0; setting < 60; ++setting) {
     const bool gpu = setting % 3 != 0;
-    const OpGraph graph = random_graph(random, 16);
+    OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
-    const TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
-    NetworkCache networks(cluster);
+    TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    NetworkCache networks(cluster, training.engine);
     ParallelSpec spec = random_layout(random, graph, gpu);
     if (random() % 3 == 0) spec.schedule = ScheduleKind::gpipe;
     if (spec.mesh.size() > cluster.devices()) continue;
@@ -317,16 +320,17 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
   std::mt19937 random(23);
   int tried = 0, updates = 0;
   for (int trial = 0; trial < 60; ++trial) {
-    const OpGraph graph = random_graph(random, 16);
+    OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, trial % 3 != 0, false);
-    const TrainingSpec training = training_of(8, trial % 3 != 0 ? DataType::bf16 : DataType::fp32);
+    TrainingSpec training = training_of(8, trial % 3 != 0 ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(trial), graph);
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(4, cluster.devices()), {});
     ParallelSpec spec = specs[random() % specs.size()];
     spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
     if (trial % 2 == 1 && spec.pp() > 1 && spec.virtual_stages == 1 && spec.zero_stage <= 1)
       spec.schedule = ScheduleKind::zero_bubble_h1;
     const Schedule schedule = schedule_of(spec, training);
-    NetworkCache networks(cluster);
+    NetworkCache networks(cluster, training.engine);
     Timeline timeline;
     const StepResult result = simulate_spec(graph, networks, training, spec, place(graph, spec), schedule, &timeline);
     INFO(describe(spec));

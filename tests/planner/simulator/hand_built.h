@@ -22,6 +22,7 @@ inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   device.rates[0].matrix_fp32 = FlopsPerSecond(2.0);
   model.rates = device.rates[0];
   model.device = std::make_shared<const DeviceKind>(device);
+  model.execution = execution_of(device, {});
   const GroupNetwork two = unit_network(2);
   for (const GroupKey group : {all_along(Axis::tp), all_along(Axis::pp), tied_stages, next_stage, previous_stage})
     model.networks[group] = two;

@@ -36,6 +36,33 @@ TEST_CASE("on a device that communicates itself a segment takes the sum of its i
   CHECK(costed.parts.exposed.tp == Seconds(4));
 }
 
+TEST_CASE("what an engine does not overlap takes its turn among the kernels") {
+  CostModel model = concurrent();
+  model.execution = execution_of(*model.device, {.name = "other", .overlaps_tensor = false});
+  const CostedSegment costed = cost_segment(layer(), model);
+  CHECK(costed.duration == Seconds(12));
+  CHECK(costed.parts.exposed.tp == Seconds(4));
+  // Other axes do as before.
+  model.execution = execution_of(*model.device, {.name = "other", .overlaps_data = false, .overlaps_pipeline = false});
+  CHECK(cost_segment(layer(), model).duration == Seconds(9));
+  CHECK(model.execution.posts_sends());
+  CHECK(execution_of(*model.device, {.overlaps_tensor = false, .overlaps_data = false, .overlaps_pipeline = false}) ==
+        sequential_execution);
+  CHECK(execution_of(*sequential().device, {}) == sequential_execution);
+}
+
+TEST_CASE("nothing runs before the host has submitted it") {
+  CostModel model = concurrent();
+  model.host_per_op = Seconds(1);
+  // The host is ahead but for the first kernel.
+  CHECK(cost_segment(layer(), model).duration == Seconds(10));
+  model.host_per_op = Seconds(5);
+  // Four ops are submitted at 5, 10, 15 and 20; the last takes 2.
+  const CostedSegment slow = cost_segment(layer(), model);
+  CHECK(slow.duration == Seconds(22));
+  CHECK(slow.parts.total() == slow.duration);
+}
+
 TEST_CASE("communication after the last kernel stands apart, since what follows decides whether it was awaited") {
   Segment segment = layer();
   segment.instructions.resize(2);

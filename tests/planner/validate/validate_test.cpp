@@ -9,6 +9,8 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/cost/cost_model.h"
+#include "planner/graph/engine_file.h"
+#include "planner/graph/engine_graph.h"
 #include "planner/suggest.h"
 #include "planner/validate/validation_report.h"
 #include "tests/planner/base/error_of.h"
@@ -20,6 +22,9 @@ namespace {
 const std::string source = PARPLAN_SOURCE_DIR;
 const std::string published = source + "/tests/data/published/";
 const ClusterCatalog catalog{source + "/configs/devices", source + "/configs/clusters"};
+const std::filesystem::path engines = source + "/configs/engines";
+const ValidationRequest as_stated{.catalog = catalog, .engines = engines, .engine = {}};
+const ValidationRequest as_own{.catalog = catalog, .engines = engines, .engine = "parplan"};
 
 // A GPT of 1.7 billion parameters on 32 A100, of which all is stated.
 PublishedRun stated_run() {
@@ -57,11 +62,12 @@ PublishedRun stated_run() {
 }
 
 TEST_CASE("a run of which all is stated is simulated as it stands") {
-  const ValidatedRun validated = validate(stated_run(), catalog, graph_of_published);
+  const ValidatedRun validated = validate(stated_run(), as_stated, graph_of_published);
   CHECK(validated.skipped == "");
   CHECK(validated.assumed.empty());
-  const StatedRun stated = state(stated_run(), catalog);
-  const OpGraph graph = graph_of_published(stated.model);
+  const StatedRun stated = state(stated_run(), as_stated);
+  CHECK(stated.training.engine == find_engine("megatron", engines));
+  const OpGraph graph = as_run_by(stated.training.engine, graph_of_published(stated.model));
   CHECK(static_cast<double>(parameter_count(graph)) == doctest::Approx(1.66e9).epsilon(0.01));
   ClusterOptions options;
   options.devices = 32;
@@ -72,11 +78,13 @@ TEST_CASE("a run of which all is stated is simulated as it stands") {
   request.training.precision = DataType::bf16;
   request.training.global_batch = 128;
   request.training.sequence_length = 2048;
+  request.training.engine = stated.training.engine;
   request.layout = LayoutRequest{
       {Choice::dp, 4}, {Choice::tp, 4}, {Choice::pp, 2}, {Choice::zero_stage, 1}, {Choice::micro_batch, 2}};
   const Plan plan = simulate_layout(request);
   CHECK(validated.step == plan.prediction.time.total());
   CHECK(validated.memory == plan.prediction.memory.peak());
+  CHECK(validated.engine == "megatron");
   CHECK(validated.fits());
   CHECK(*validated.step_error() == doctest::Approx(validated.step.value / 2.0 - 1.0));
   CHECK(*validated.memory_error() ==
@@ -86,7 +94,7 @@ TEST_CASE("a run of which all is stated is simulated as it stands") {
 TEST_CASE("facts that were not published are filled in and named") {
   PublishedRun run = stated_run();
   run.kv_heads.reset();  // as many as heads, in a GPT
-  CHECK(state(run, catalog).assumed.empty());
+  CHECK(state(run, as_stated).assumed.empty());
   run.vocabulary.reset();
   run.gbit_s_per_node.reset();
   run.zero_stage.reset();
@@ -94,7 +102,7 @@ TEST_CASE("facts that were not published are filled in and named") {
   run.sequence_parallel.reset();
   run.virtual_stages.reset();
   run.recompute = "";
-  const StatedRun stated = state(run, catalog);
+  const StatedRun stated = state(run, as_stated);
   CHECK(stated.skipped == "");
   CHECK(stated.assumed.size() == 7);
   CHECK(stated.model.vocabulary == 51200);
@@ -105,20 +113,35 @@ TEST_CASE("facts that were not published are filled in and named") {
   run.zero_stage.reset();
   run.gbit_s_per_node.reset();
   run.virtual_stages.reset();
-  CHECK(state(run, catalog).assumed.empty());
+  CHECK(state(run, as_stated).assumed.empty());
+}
+
+TEST_CASE("runs of one engine are predicted as its version of that time, or as the engine that is asked for") {
+  PublishedRun run = stated_run();
+  const auto engine = [&](const ValidationRequest& request) { return state(run, request).training.engine.name; };
+  CHECK(engine(as_stated) == "megatron");
+  run.source = "Korthikanti et al. 2022 (arXiv 2205.05198)";
+  CHECK(engine(as_stated) == "megatron-2022");
+  CHECK(engine(as_own) == "parplan");
+  run.engine = "fsdp";
+  CHECK(engine(as_stated) == "fsdp");
+  CHECK(state(run, as_stated).assumed.empty());
+  run.engine = "an engine without a file";
+  CHECK(engine(as_stated) == "parplan");
+  CHECK(state(run, as_stated).assumed.size() == 1);
 }
 
 TEST_CASE("half of the network is half of the bandwidth between nodes, and changes nothing within") {
   PublishedRun run = stated_run();
-  const Cluster whole = state(run, catalog).cluster;
+  const Cluster whole = state(run, as_stated).cluster;
   run.gbit_s_per_node = 800;
-  const Cluster half = state(run, catalog).cluster;
+  const Cluster half = state(run, as_stated).cluster;
   NetworkCache of_whole(whole), of_half(half);
   const DeviceMesh mesh{.degree = {.dp = 4, .tp = 8}, .order = {Axis::pp, Axis::dp, Axis::tp}};
   CHECK(of_half.group(mesh, Axis::tp) == of_whole.group(mesh, Axis::tp));
   CHECK(!(of_half.group(mesh, Axis::dp) == of_whole.group(mesh, Axis::dp)));
-  const ValidatedRun slower = validate(run, catalog, graph_of_published),
-                     faster = validate(stated_run(), catalog, graph_of_published);
+  const ValidatedRun slower = validate(run, as_stated, graph_of_published),
+                     faster = validate(stated_run(), as_stated, graph_of_published);
   CHECK(slower.step > faster.step);
   CHECK(slower.memory == faster.memory);
 }
@@ -127,7 +150,7 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
   const auto skipped = [](auto change) {
     PublishedRun run = stated_run();
     change(run);
-    const ValidatedRun validated = validate(run, catalog, graph_of_published);
+    const ValidatedRun validated = validate(run, as_stated, graph_of_published);
     CHECK(!validated.step_error());
     return validated.skipped;
   };
@@ -225,7 +248,7 @@ TEST_CASE("the named clusters have the line rates that runs are scaled from") {
     run.device = words.substr(0, words.find(' '));
     run.intra_node = words.substr(words.find(' ') + 1) + "-nvswitch";
     run.gbit_s_per_node.reset();
-    const StatedRun stated = state(run, catalog);
+    const StatedRun stated = state(run, as_stated);
     INFO(words << " " << stated.skipped);
     REQUIRE(stated.assumed.size() == 1);
     const std::string text = read_file(catalog.clusters_folder + "/" + stated.cluster.name + ".yaml");
@@ -243,7 +266,7 @@ TEST_CASE("what a table of runs says does not act on the terminal, and no file i
   run.source = "a\x1bpaper";
   PublishedRun skipped = run;
   skipped.device = "aba\x1b[31mcus";
-  const std::string table = validation_table(validate(std::vector{run, skipped}, catalog, graph_of_published, 1, {}));
+  const std::string table = validation_table(validate(std::vector{run, skipped}, as_stated, graph_of_published, 1, {}));
   CHECK(table.find('\x1b') == std::string::npos);
   CHECK(table.find("run\\u001b[2J") != std::string::npos);
   CHECK(table.find("aba\\u001b[31mcus") != std::string::npos);
@@ -254,7 +277,7 @@ TEST_CASE("every published run is stated or skipped with a reason, and the JSON 
   const std::vector<PublishedRun> all = read_published_runs(published + "runs.csv");
   std::vector<PublishedRun> some;
   for (std::size_t i = 0; i < all.size(); i += 7) some.push_back(all[i]);
-  const std::vector<ValidatedRun> runs = validate(some, catalog, graph_of_published, 2, {});
+  const std::vector<ValidatedRun> runs = validate(some, as_stated, graph_of_published, 2, {});
   const Json json = validation_json(runs, "test");
   CHECK(json["schema"] == "parplan.validate/1");
   CHECK(json["rows"].size() == some.size());

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "planner/base/units.h"
+
+namespace parplan {
+
+// How a training engine carries out a step: which kernels it fuses, what it computes again, what it
+// overlaps, and what its host costs. The graph (engine_graph.h), lowering and costs ask it; there is
+// no factor of a whole step. The default is parplan's own runtime, which alone can run plans.
+struct Engine {
+  std::string name = "parplan";
+  std::string title = "parplan's own runtime";
+  // Kernels that are one; otherwise each of their ops is a kernel that reads and writes memory.
+  bool fused_attention = true;   // else: scores, softmax, dropout and weighted sum, with the scores kept
+  bool fused_norm = true;        // a sum with the norm behind it
+  bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
+  bool fused_dropout = true;     // dropout with the residual sum behind it
+  bool fused_loss = true;        // else: logits widened to fp32 and kept so, each step of the softmax a kernel
+  bool dropout = false;          // behind attention's softmax and before residual sums (engine_graph.h)
+  // Full recompute repeats a whole layer, with its last product and reduction, not only what the
+  // backward reads.
+  bool repeats_layers = false;
+  // Communication overlaps with computation; else it takes its turn in the order of launch.
+  bool overlaps_tensor = true;    // over the tensor, context and expert axes
+  bool overlaps_data = true;      // over the data axis
+  bool overlaps_pipeline = true;  // transfers between stages
+  Seconds host_per_op{};  // the host's time to submit an op of a block's list; 0: steps are replayed
+  std::vector<std::string> sources = {};
+  bool operator==(const Engine&) const = default;
+};
+
+// Whether plans for it can be run: those for parplan's own runtime.
+inline bool is_own(const Engine& engine) { return engine.name == Engine{}.name; }
+
+}  // namespace parplan

@@ -1,0 +1,128 @@
+#include "planner/graph/engine_file.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "planner/base/error.h"
+#include "planner/base/file.h"
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+constexpr std::array facts = {
+    EngineFact{"fused_attention", "attention is one kernel that never writes its scores", &Engine::fused_attention},
+    EngineFact{"fused_norm", "a residual sum and the norm behind it are one kernel", &Engine::fused_norm},
+    EngineFact{"fused_activation", "a product and the GELU behind it are one kernel", &Engine::fused_activation},
+    EngineFact{"fused_dropout", "dropout and the residual sum behind it are one kernel", &Engine::fused_dropout},
+    EngineFact{"fused_loss", "the loss reads logits as they are, without a copy in fp32", &Engine::fused_loss},
+    EngineFact{"dropout", "attention and residual branches drop elements", &Engine::dropout},
+    EngineFact{"repeats_layers", "full recompute repeats whole layers", &Engine::repeats_layers},
+    EngineFact{"overlaps_tensor", "tensor-parallel communication overlaps with computation",
+               &Engine::overlaps_tensor},
+    EngineFact{"overlaps_data", "data-parallel communication overlaps with computation", &Engine::overlaps_data},
+    EngineFact{"overlaps_pipeline", "transfers between stages overlap with computation",
+               &Engine::overlaps_pipeline},
+    EngineFact{"host_per_op", "the host's time to submit an op", &Engine::host_per_op},
+};
+
+constexpr Seconds most_per_op{1.0};
+
+void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
+  if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) {
+    engine.**flag = node.as_bool();
+    return;
+  }
+  const Seconds time = node.as_duration();
+  if (time < Seconds(0.0) || time > most_per_op)
+    node.fail(fmt::format("expected a time from 0 to {}, found '{}'", write_duration(most_per_op), node.as_string()));
+  engine.*std::get<Seconds Engine::*>(fact.member) = time;
+}
+
+std::string value_of(const EngineFact& fact, const Engine& engine) {
+  if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) return engine.**flag ? "true" : "false";
+  return write_duration(engine.*std::get<Seconds Engine::*>(fact.member));
+}
+
+// As YAML in single quotes, where a quote stands twice; names and titles are printable lines.
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "''" : std::string(1, c);
+  return out + "'";
+}
+
+std::vector<std::string> keys_of_facts() {
+  std::vector<std::string> keys;
+  for (const EngineFact& fact : facts) keys.emplace_back(fact.key);
+  return keys;
+}
+
+}  // namespace
+
+std::span<const EngineFact> engine_facts() { return facts; }
+
+Engine read_engine(const YamlNode& document) {
+  document.allow_keys({"name", "title", "facts"});
+  Engine engine;
+  engine.name = document.at("name").as_name();
+  if (is_own(engine))
+    document.at("name").fail("'parplan' is parplan's own runtime, which no file describes; choose another name");
+  engine.title = printable_line(document.at("title").as_string());
+  const YamlNode given = document.at("facts");
+  given.allow_keys(keys_of_facts());
+  for (const EngineFact& fact : facts) {
+    const auto node = given.find(fact.key);
+    if (!node) continue;
+    node->allow_keys({"value", "source"});
+    read_fact(fact, node->at("value"), engine);
+    engine.sources.push_back(fmt::format("{}: {}", fact.key, printable_line(node->at("source").as_string())));
+  }
+  return engine;
+}
+
+Engine read_engine_of_plan(const YamlNode& node) {
+  std::vector<std::string> keys = keys_of_facts();
+  keys.insert(keys.begin(), {"name", "title"});
+  node.allow_keys(keys);
+  Engine engine;
+  engine.name = node.at("name").as_name();
+  engine.title = printable_line(node.at("title").as_string());
+  for (const EngineFact& fact : facts)
+    if (const auto given = node.find(fact.key)) read_fact(fact, *given, engine);
+  Engine own;
+  own.name = engine.name;
+  own.title = engine.title;
+  if (is_own(engine) && engine != own)
+    node.fail("this describes another engine than parplan's own runtime; give it another name");
+  return engine;
+}
+
+std::string write_engine_of_plan(const Engine& engine) {
+  std::string text = fmt::format("name: {}\ntitle: {}\n", quoted(engine.name), quoted(engine.title));
+  for (const EngineFact& fact : facts)
+    if (const std::string value = value_of(fact, engine); value != value_of(fact, Engine{}))
+      text += fmt::format("{}: {}\n", fact.key, value);
+  return text;
+}
+
+std::vector<std::string> engine_names(const std::filesystem::path& folder) {
+  std::vector<std::string> names = names_of_yaml_files(folder);
+  names.push_back(Engine{}.name);
+  std::ranges::sort(names);
+  return names;
+}
+
+Engine find_engine(const std::string& name, const std::filesystem::path& folder) {
+  if (name == Engine{}.name) return {};
+  if (std::filesystem::path(name).has_extension() || name.find('/') != std::string::npos)
+    return read_engine(YamlNode::load(name));
+  const std::vector<std::string> names = engine_names(folder);
+  if (std::ranges::find(names, name) == names.end())
+    throw ConfigError(
+        fmt::format("--engine: unknown engine '{}'; known are {}{}", name, join(names), did_you_mean(name, names)));
+  return read_engine(YamlNode::load((folder / (name + ".yaml")).string()));
+}
+
+}  // namespace parplan

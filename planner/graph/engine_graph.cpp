@@ -1,0 +1,172 @@
+#include "planner/graph/engine_graph.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "planner/base/error.h"
+
+namespace parplan {
+namespace {
+
+// A graph written anew, op by op, beside the one that it is made of.
+class Rewriting {
+ public:
+  Rewriting(const Engine& engine, OpGraph graph) : engine_(engine), from_(std::move(graph)) {
+    to_.name = from_.name;
+    to_.sequence = from_.sequence;
+    to_.vocabulary = from_.vocabulary;
+  }
+
+  OpGraph rewrite() {
+    for (const Block& block : from_.blocks) {
+      Block& written = to_.blocks.emplace_back(Block{.name = block.name, .first_op = op_count()});
+      if (block.input) written.input = mapped(*block.input);
+      for (int i = block.first_op; i < block.last_op; ++i) write(from_.ops[static_cast<std::size_t>(i)]);
+      if (block.output) written.output = mapped(*block.output);
+      written.last_op = op_count();
+    }
+    finish(to_);
+    return std::move(to_);
+  }
+
+ private:
+  int op_count() const { return static_cast<int>(to_.ops.size()); }
+
+  TensorId add(Tensor tensor) {
+    to_.tensors.push_back(std::move(tensor));
+    return static_cast<TensorId>(to_.tensors.size()) - 1;
+  }
+  TensorId mapped(TensorId id) {
+    const auto known = number_.find(id);
+    if (known != number_.end()) return known->second;
+    return number_[id] = add(from_.tensors[static_cast<std::size_t>(id)]);
+  }
+  std::vector<TensorId> mapped(const std::vector<TensorId>& ids) {
+    std::vector<TensorId> result;
+    for (const TensorId id : ids) result.push_back(mapped(id));
+    return result;
+  }
+  // A tensor of the same dims as another.
+  TensorId like(TensorId other, std::string name, TensorRole role) {
+    Tensor tensor = to_.tensors[static_cast<std::size_t>(other)];
+    tensor.name = std::move(name);
+    tensor.role = role;
+    return add(std::move(tensor));
+  }
+
+  void write(const Op& op) {
+    switch (op.kind) {
+      case OpKind::attention:
+        if (!engine_.fused_attention) return write_attention(op);
+        break;
+      case OpKind::add:
+        if (engine_.dropout && op.inputs.size() > 1) return write_sum(op);
+        break;
+      case OpKind::cross_entropy_max:
+      case OpKind::cross_entropy_sums:
+      case OpKind::cross_entropy_loss:
+        if (!engine_.fused_loss) return write_loss(op);
+        break;
+      default: break;
+    }
+    copy(op);
+  }
+
+  void copy(const Op& op) {
+    Op written = op;
+    written.inputs = mapped(op.inputs);
+    written.parameters = mapped(op.parameters);
+    written.outputs = mapped(op.outputs);
+    to_.ops.push_back(std::move(written));
+  }
+
+  TensorId dropped(OpKind kind, const std::string& name, TensorId x, OpShape attributes) {
+    const TensorId y = like(x, name + ".dropped", TensorRole::activation);
+    const TensorId mask = like(x, name + ".mask", TensorRole::mask);
+    to_.ops.push_back({.kind = kind,
+                       .name = name + ".dropout",
+                       .inputs = {x},
+                       .parameters = {},
+                       .outputs = {y, mask},
+                       .attributes = attributes});
+    return y;
+  }
+
+  void write_attention(const Op& op) {
+    const OpShape& heads = op.attributes;
+    const TensorId qkv = mapped(op.inputs[0]);
+    Tensor scores = to_.tensors[static_cast<std::size_t>(qkv)];
+    PARPLAN_ASSERT(heads.kv_heads > 0 && scores.dims.back().dim == Dim::kv_groups, op.name);
+    scores.name = op.name + ".scores";
+    scores.dims.back() = {Dim::kv_groups, heads.heads * from_.sequence, heads.heads / heads.kv_heads * from_.sequence};
+    const TensorId before = add(std::move(scores));
+    to_.ops.push_back({.kind = OpKind::attention_scores,
+                       .name = op.name + ".scores",
+                       .inputs = {qkv},
+                       .parameters = {},
+                       .outputs = {before},
+                       .attributes = heads});
+    TensorId probabilities = like(before, op.name + ".probabilities", TensorRole::activation);
+    to_.ops.push_back({.kind = OpKind::attention_softmax,
+                       .name = op.name + ".softmax",
+                       .inputs = {before},
+                       .parameters = {},
+                       .outputs = {probabilities},
+                       .attributes = {}});
+    if (engine_.dropout) probabilities = dropped(OpKind::attention_dropout, op.name, probabilities, {});
+    to_.ops.push_back({.kind = OpKind::attention_values,
+                       .name = op.name + ".values",
+                       .inputs = {probabilities, qkv},
+                       .parameters = {},
+                       .outputs = {mapped(op.outputs[0])},
+                       .attributes = heads});
+  }
+
+  // The branch of a residual sum drops elements.
+  void write_sum(const Op& op) {
+    Op written = op;
+    written.inputs = mapped(op.inputs);
+    written.inputs[1] = dropped(OpKind::dropout, op.name, written.inputs[1], {.in_sum = engine_.fused_dropout});
+    written.parameters = mapped(op.parameters);
+    written.outputs = mapped(op.outputs);
+    to_.ops.push_back(std::move(written));
+  }
+
+  void write_loss(const Op& op) {
+    Op written = op;
+    written.inputs = mapped(op.inputs);
+    const auto [wide, is_first] = wide_.try_emplace(written.inputs[0], 0);
+    if (is_first) {
+      wide->second = like(written.inputs[0], "logits.wide", TensorRole::statistic);
+      to_.ops.push_back({.kind = OpKind::widen,
+                         .name = "logits.widen",
+                         .inputs = {written.inputs[0]},
+                         .parameters = {},
+                         .outputs = {wide->second},
+                         .attributes = {}});
+    }
+    written.inputs[0] = wide->second;
+    written.attributes.stepwise = true;
+    written.parameters = mapped(op.parameters);
+    written.outputs = mapped(op.outputs);
+    to_.ops.push_back(std::move(written));
+  }
+
+  const Engine& engine_;
+  OpGraph from_, to_;
+  std::map<TensorId, TensorId> number_;  // of tensors of `from_` in `to_`
+  std::map<TensorId, TensorId> wide_;    // copies of logits in fp32
+};
+
+}  // namespace
+
+OpGraph as_run_by(const Engine& engine, OpGraph graph) {
+  Engine facts = engine;
+  facts.dropout =
+      engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
+  const bool as_it_is = facts.fused_attention && facts.fused_loss && !facts.dropout;
+  return as_it_is ? graph : Rewriting(facts, std::move(graph)).rewrite();
+}
+
+}  // namespace parplan

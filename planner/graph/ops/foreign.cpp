@@ -1,0 +1,215 @@
+#include "planner/graph/ops/op_rows.h"
+
+#include "planner/graph/ops/fused_qkv.h"
+#include "planner/graph/ops/row_parts.h"
+
+// What engines other than parplan's runtime do in kernels of their own: attention that writes its
+// scores, as matrix products of all heads and samples at once (torch.baddbmm, torch.bmm in
+// Megatron-LM's CoreAttention), dropout, and logits in fp32. Scores are computed for all keys: the
+// mask is applied to them, and nothing is left out.
+namespace parplan {
+namespace {
+
+using enum OperandSource;
+using enum Access;
+
+// Operands ----------------------------------------------------------------------------------------
+
+// Queries of all heads and samples: the rows of products with keys and values.
+std::int64_t query_rows(const OpShape& s) { return s.sequence * s.batch * s.heads; }
+std::int64_t head_elements(const OpShape& s) { return query_rows(s) * s.head_dim; }
+std::int64_t score_elements(const OpShape& s) { return query_rows(s) * s.sequence; }
+constexpr OperandSize queries{head_elements};
+constexpr OperandSize scores{score_elements};
+constexpr OperandSize mask{matrix.elements, OperandContent::mask};
+
+constexpr OperandRow attention_scores_operands[] = {{input, 0, read, fused}, {output, 0, write, scores}};
+constexpr OperandRow attention_softmax_operands[] = {{input, 0, read, matrix}, {output, 0, write, matrix}};
+constexpr OperandRow dropout_operands[] = {
+    {input, 0, read, matrix}, {output, 0, write, matrix}, {output, 1, write, mask}};
+constexpr OperandRow attention_values_operands[] = {
+    {input, 0, read, scores}, {input, 1, read, fused}, {output, 0, write, queries}};
+constexpr OperandRow widen_operands[] = {{input, 0, read, matrix}, {output, 0, write, in_fp32(matrix)}};
+
+constexpr OperandRow attention_probabilities_gradient_operands[] = {
+    {output_gradient, 0, read, queries}, {input, 1, read, fused}, {input_gradient, 0, write, scores}};
+constexpr OperandRow attention_values_gradient_operands[] = {
+    {output_gradient, 0, read, queries}, {input, 0, read, scores}, {input_gradient, 1, write, fused}};
+constexpr OperandRow attention_softmax_gradient_operands[] = {
+    {output_gradient, 0, read, matrix}, {output, 0, read, matrix}, {input_gradient, 0, write, matrix}};
+constexpr OperandRow attention_scores_gradient_operands[] = {
+    {output_gradient, 0, read, scores}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
+constexpr OperandRow dropout_gradient_operands[] = {
+    {output_gradient, 0, read, matrix}, {output, 1, read, mask}, {input_gradient, 0, write, matrix}};
+constexpr OperandRow widen_gradient_operands[] = {{output_gradient, 0, read, in_fp32(matrix)},
+                                                  {input_gradient, 0, write, matrix}};
+
+constexpr OpKind attention_scores_gradients[] = {OpKind::attention_scores_gradient};
+constexpr OpKind attention_softmax_gradients[] = {OpKind::attention_softmax_gradient};
+constexpr OpKind dropout_gradients[] = {OpKind::dropout_gradient};
+constexpr OpKind attention_values_gradients[] = {OpKind::attention_probabilities_gradient,
+                                                 OpKind::attention_values_gradient};
+constexpr OpKind widen_gradients[] = {OpKind::widen_gradient};
+
+// Widths ------------------------------------------------------------------------------------------
+
+std::vector<OperandWidth> attention_scores_widths(const OpShape& s) { return {{input, 0, fused_width(s)}}; }
+std::vector<OperandWidth> attention_values_widths(const OpShape& s) {
+  return {{input, 1, fused_width(s)}, {output, 0, s.heads * s.head_dim}};
+}
+
+// Products ----------------------------------------------------------------------------------------
+// A product of each head and sample is counted as one whose rows are the queries of all.
+
+Product with_keys(const OpShape& s, DataType type) {  // queries times keys, or dy times values
+  return {.m = query_rows(s), .n = s.sequence, .k = s.head_dim, .result = Bytes(score_elements(s) * e(type))};
+}
+Product with_scores(const OpShape& s, DataType type) {  // a row of scores for each query
+  return {.m = query_rows(s), .n = s.head_dim, .k = s.sequence, .result = Bytes(head_elements(s) * e(type))};
+}
+Product twice_with_scores(const OpShape& s, DataType type) {  // gradients of queries and of keys
+  return {.m = 2 * query_rows(s), .n = s.head_dim, .k = s.sequence, .result = Bytes(2 * head_elements(s) * e(type))};
+}
+// Half of attention's: every query with every key.
+ModelProducts half_of_attention(const OpShape& s) {
+  return {static_cast<double>(s.batch * s.sequence) * static_cast<double>(s.sequence),
+          static_cast<double>(s.heads * s.head_dim)};
+}
+
+// Work --------------------------------------------------------------------------------------------
+
+Flops of_product(const OpShape& s, int products) {
+  return Flops(2.0 * products * static_cast<double>(score_elements(s)) * static_cast<double>(s.head_dim));
+}
+// Keys or values of the key/value heads are read; the heads that share them read them again.
+OpWork one_product_work(const OpShape& s, DataType type) {
+  return {of_product(s, 1), Bytes((score_elements(s) + 2 * head_elements(s)) * e(type)), true};
+}
+OpWork attention_scores_gradient_work(const OpShape& s, DataType type) {
+  return {of_product(s, 2), Bytes((2 * score_elements(s) + 4 * head_elements(s)) * e(type)), true};
+}
+OpWork attention_softmax_work(const OpShape& s, DataType type) {  // scale, mask, maximum, exp, sum, divide
+  return {flops(6 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+}
+OpWork attention_softmax_gradient_work(const OpShape& s, DataType type) {
+  return {flops(4 * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+}
+// In the kernel of a sum, only the mask is another operand.
+OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, compare, scale
+  return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * (s.in_sum ? 1 : 2 * e(type) + 1))};
+}
+OpWork dropout_gradient_work(const OpShape& s, DataType type) {
+  return {flops(2 * s.rows * s.columns), Bytes(s.rows * s.columns * (2 * e(type) + 1))};
+}
+OpWork widen_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * (e(type) + 4))};
+}
+
+// Rows --------------------------------------------------------------------------------------------
+
+constexpr OpRow rows[] = {
+    {.kind = OpKind::attention_scores,
+     .name = "attention_scores",
+     .sharding = ShardingRule::heads,
+     .localize = localize_heads,
+     .widths = attention_scores_widths,
+     .operands = attention_scores_operands,
+     .gradients = attention_scores_gradients,
+     .module = OpModule::core_attention,
+     .foreign = true,
+     .work = one_product_work,
+     .cost = CostClass::product,
+     .product = with_keys,
+     .model_products = half_of_attention},
+    {.kind = OpKind::attention_softmax,
+     .name = "attention_softmax",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = attention_softmax_operands,
+     .gradients = attention_softmax_gradients,
+     .module = OpModule::core_attention,
+     .foreign = true,
+     .work = attention_softmax_work},
+    {.kind = OpKind::attention_dropout,
+     .name = "attention_dropout",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = dropout_operands,
+     .gradients = dropout_gradients,
+     .module = OpModule::core_attention,
+     .foreign = true,
+     .work = dropout_work},
+    {.kind = OpKind::attention_values,
+     .name = "attention_values",
+     .sharding = ShardingRule::heads,
+     .localize = localize_heads,
+     .widths = attention_values_widths,
+     .operands = attention_values_operands,
+     .gradients = attention_values_gradients,
+     .foreign = true,
+     .work = one_product_work,
+     .cost = CostClass::product,
+     .product = with_scores,
+     .model_products = half_of_attention},
+    {.kind = OpKind::dropout,
+     .name = "dropout",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = dropout_operands,
+     .gradients = dropout_gradients,
+     .foreign = true,
+     .work = dropout_work},
+    {.kind = OpKind::widen,
+     .name = "widen",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = widen_operands,
+     .gradients = widen_gradients,
+     .foreign = true,
+     .work = widen_work},
+    {.kind = OpKind::attention_probabilities_gradient,
+     .name = "attention_probabilities_gradient",
+     .operands = attention_probabilities_gradient_operands,
+     .foreign = true,
+     .work = one_product_work,
+     .cost = CostClass::product,
+     .product = with_keys},
+    {.kind = OpKind::attention_values_gradient,
+     .name = "attention_values_gradient",
+     .operands = attention_values_gradient_operands,
+     .foreign = true,
+     .work = one_product_work,
+     .cost = CostClass::product,
+     .product = with_scores},
+    {.kind = OpKind::attention_softmax_gradient,
+     .name = "attention_softmax_gradient",
+     .operands = attention_softmax_gradient_operands,
+     .foreign = true,
+     .in_place = InPlace{.read = 0, .write = 2},
+     .work = attention_softmax_gradient_work},
+    {.kind = OpKind::attention_scores_gradient,
+     .name = "attention_scores_gradient",
+     .operands = attention_scores_gradient_operands,
+     .accumulates = true,
+     .foreign = true,
+     .work = attention_scores_gradient_work,
+     .cost = CostClass::product,
+     .product = twice_with_scores},
+    {.kind = OpKind::dropout_gradient,
+     .name = "dropout_gradient",
+     .operands = dropout_gradient_operands,
+     .foreign = true,
+     .in_place = InPlace{.read = 0, .write = 2},
+     .work = dropout_gradient_work},
+    {.kind = OpKind::widen_gradient,
+     .name = "widen_gradient",
+     .operands = widen_gradient_operands,
+     .foreign = true,
+     .work = widen_work},
+};
+
+}  // namespace
+
+std::span<const OpRow> foreign_rows() { return rows; }
+
+}  // namespace parplan

@@ -1,0 +1,116 @@
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <variant>
+
+#include "models/families.h"
+#include "models/find_model.h"
+#include "planner/base/error.h"
+#include "planner/graph/engine_file.h"
+#include "planner/graph/engine_graph.h"
+#include "tests/planner/base/error_of.h"
+
+namespace parplan {
+namespace {
+
+const std::string source = PARPLAN_SOURCE_DIR;
+const std::filesystem::path folder = source + "/configs/engines";
+
+OpGraph graph_of(const std::string& model, std::int64_t sequence) {
+  return build_graph(load_model(model, source + "/models").spec, sequence);
+}
+
+Engine read(const std::string& text) { return read_engine(YamlNode::parse(text, "engine.yaml")); }
+
+// All that an engine may do otherwise than parplan's runtime.
+Engine unlike_ours() {
+  Engine engine{.name = "other", .title = "an engine that isn't ours"};
+  for (const EngineFact& fact : engine_facts())
+    if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) engine.**flag = !(engine.**flag);
+  engine.host_per_op = Seconds(20e-6);
+  return engine;
+}
+
+int ops_of_kind(const OpGraph& graph, OpKind kind) {
+  return static_cast<int>(std::ranges::count(graph.ops, kind, &Op::kind));
+}
+
+}  // namespace
+
+TEST_CASE("every engine's file is read under its own name, and says where each of its facts is from") {
+  const std::vector<std::string> names = engine_names(folder);
+  REQUIRE(names.size() > 5);
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    const Engine engine = find_engine(name, folder);
+    CHECK(engine.name == name);
+    CHECK(is_own(engine) == (name == "parplan"));
+    if (!is_own(engine)) CHECK(engine.sources.size() >= 5);
+    for (const std::string& one : engine.sources) CHECK(one.size() > one.find(": ") + 10);
+  }
+  CHECK(find_engine((folder / "ddp.yaml").string(), folder) == find_engine("ddp", folder));
+}
+
+TEST_CASE("an engine's file that is wrong is refused with its place, and an unknown name with the known ones") {
+  const std::string good = "name: e\ntitle: E\nfacts:\n  dropout: {value: true, source: a paper}\n";
+  CHECK(read(good).dropout);
+  CHECK(read(good).sources == std::vector<std::string>{"dropout: a paper"});
+  const auto error = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    return error_of<ConfigError>([&] { read(text); });
+  };
+  CHECK(error("name: e", "name: parplan").find("engine.yaml:1") != std::string::npos);
+  CHECK(error("dropout:", "droput:").find("did you mean 'dropout'") != std::string::npos);
+  CHECK(error(", source: a paper", "").find("missing key 'source'") != std::string::npos);
+  CHECK(error("value: true", "value: 2 us").find("engine.yaml:4") != std::string::npos);
+  CHECK(error("dropout: {value: true", "host_per_op: {value: 2 s").find("from 0 to 1 s") != std::string::npos);
+  const std::string unknown = error_of<ConfigError>([] { find_engine("megatrom", folder); });
+  CHECK(unknown.find("unknown engine 'megatrom'") != std::string::npos);
+  CHECK(unknown.find("did you mean 'megatron") != std::string::npos);
+}
+
+TEST_CASE("a plan's engine is read as it was written, and none passes for parplan's own") {
+  for (const Engine& engine : {unlike_ours(), Engine{.name = "plain", .title = "nothing differs"}}) {
+    const std::string text = write_engine_of_plan(engine);
+    CAPTURE(text);
+    CHECK(read_engine_of_plan(YamlNode::parse(text, "plan.yaml")) == engine);
+  }
+  Engine liar = unlike_ours();
+  liar.name = "parplan";
+  CHECK_THROWS_AS(read_engine_of_plan(YamlNode::parse(write_engine_of_plan(liar), "plan.yaml")), ConfigError);
+}
+
+TEST_CASE("an engine runs the model's parameters and products, by other ops where it does not fuse them") {
+  for (const char* model : {"gpt2", "llama3-8b", "gemma2-9b", "olmo2-7b", "bloom-7b1", "gptj-6b"}) {
+    CAPTURE(model);
+    const OpGraph own = graph_of(model, 512);
+    const OpGraph same = as_run_by({}, own);
+    CHECK(same.ops == own.ops);
+    CHECK(same.tensors == own.tensors);
+
+    const OpGraph other = as_run_by(unlike_ours(), own);
+    CHECK(parameter_count(other) == parameter_count(own));
+    CHECK(parameters(other).size() == parameters(own).size());
+    for (std::size_t i = 0; i < parameters(own).size(); ++i)
+      CHECK(other.tensors[parameters(other)[i]] == own.tensors[parameters(own)[i]]);
+    CHECK(other.blocks.size() == own.blocks.size());
+    CHECK(other.kinds.size() == own.kinds.size());
+    const int layers = ops_of_kind(own, OpKind::attention);
+    const bool drops = ops_of_kind(own, OpKind::rms_norm) == 0;
+    CHECK(ops_of_kind(other, OpKind::attention) == 0);
+    for (const OpKind kind : {OpKind::attention_scores, OpKind::attention_softmax, OpKind::attention_values})
+      CHECK(ops_of_kind(other, kind) == layers);
+    CHECK(ops_of_kind(other, OpKind::attention_dropout) == (drops ? layers : 0));
+    CHECK(ops_of_kind(other, OpKind::dropout) == (drops ? 2 * layers : 0));
+    CHECK(ops_of_kind(other, OpKind::widen) == 1);
+    CHECK(ops_of_kind(other, OpKind::linear) == ops_of_kind(own, OpKind::linear));
+  }
+  // Without a window, all pairs of queries and keys are those that model FLOPs count.
+  const OpGraph own = graph_of("gpt2", 512);
+  CHECK(model_flops_per_sample(as_run_by(unlike_ours(), own)).value ==
+        doctest::Approx(model_flops_per_sample(own).value).epsilon(1e-12));
+}
+
+}  // namespace parplan
