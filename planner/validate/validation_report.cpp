@@ -145,6 +145,7 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
     rows.push_back({{"id", one.run.id},
                     {"source", one.run.source},
                     {"engine", one.run.engine},
+                    {"predicted_engine", one.engine.empty() ? Json(nullptr) : Json(one.engine)},
                     {"device", one.run.device},
                     {"stated", std::string(stated(one))},
                     {"assumed", one.assumed.empty() || !is_predicted ? Json(nullptr) : Json(join(one.assumed, "; "))},

@@ -1,0 +1,71 @@
+"""Finds the rate of the tile model (planner/cost/tiling.h) that comes nearest to long bf16 products.
+
+For developers; the product and its tests never need it. The measurements are those of the wheel
+aiconfigurator-core (PyPI, Apache-2.0): NVIDIA's loops over matrix products of many shapes.
+
+    pip download --no-deps aiconfigurator-core==0.12.0 && unzip aiconfigurator_core-*.whl -d wheel
+    pip install numpy pandas pyarrow
+    python3 tests/golden/fit_sustained_products.py wheel
+
+Prints, for each card, the number of products of at least 8 TFLOP, the rate in TFLOP/s, and the mean
+error of the model at that rate. configs/devices/*.yaml have these rates as `sustained: half`.
+"""
+
+import glob
+import sys
+
+import numpy as np
+import pandas as pd
+
+# Folder of the wheel: multiprocessors, the datasheet's peak in FLOP/s, memory reached in B/s
+# (configs/devices).
+CARDS = {
+    "a100_sxm": (108, 312e12, 1794e9),
+    "h100_sxm": (132, 989.4e12, 2970e9),
+    "h200_sxm": (132, 989.4e12, 4224e9),
+    "b200_sxm": (148, 2250e12, 6776e9),
+    "gb200": (152, 2500e12, 7040e9),
+    "gb300": (152, 2500e12, 7040e9),
+}
+TILES = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+SPLITS = [1, 2, 4, 8, 16, 32]
+LEAST_FLOPS = 8e12
+
+
+def products(wheel: str, card: str) -> pd.DataFrame:
+    """Median latency (ms) of each bf16 product C[m, n] = A[m, k] B[k, n] over the wheel's libraries."""
+    files = glob.glob(f"{wheel}/aiconfigurator_core/systems/data/{card}/gemm/*/*/gemm_perf.parquet")
+    tables = [pd.read_parquet(file) for file in sorted(files)]
+    rows = pd.concat([t[t.gemm_dtype == "bfloat16"][["m", "n", "k", "latency"]] for t in tables])
+    return rows.groupby(["m", "n", "k"], as_index=False).latency.median()
+
+
+def arithmetic(m, n, k, multiprocessors: int):
+    """FLOPs of the cheapest tiling, with empty places in tiles and waves (best_tiling)."""
+    best = np.full(len(m), np.inf)
+    for tile_m, tile_n in TILES:
+        reuse = min(1.0, tile_m * tile_n / (tile_m + tile_n) / 64.0)
+        for parts in SPLITS:
+            tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts
+            places = np.ceil(tiles / multiprocessors) * multiprocessors
+            best = np.minimum(best, places * 2.0 * tile_m * tile_n / reuse * np.ceil(k / parts))
+    return best
+
+
+def main(wheel: str) -> None:
+    for card, (multiprocessors, peak, memory) in CARDS.items():
+        rows = products(wheel, card)
+        rows = rows[2.0 * rows.m * rows.n * rows.k >= LEAST_FLOPS]
+        m, n, k = (rows[size].to_numpy(float) for size in "mnk")
+        measured = rows.latency.to_numpy() * 1e-3
+        flops = arithmetic(m, n, k, multiprocessors)
+
+        def error(rate: float) -> float:
+            return np.abs((flops / rate + 2.0 * m * n / memory) / measured - 1.0).mean()
+
+        rate = min(np.arange(0.5, 1.001, 0.0025) * peak, key=error)
+        print(f"{card}: {len(rows)} products, {rate / 1e12:.0f} TFLOP/s, mean error {100 * error(rate):.1f} %")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
