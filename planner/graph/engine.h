@@ -27,6 +27,13 @@ struct Engine {
   bool overlaps_tensor = true;    // over the tensor, context and expert axes
   bool overlaps_data = true;      // over the data axis
   bool overlaps_pipeline = true;  // transfers between stages
+  // In bf16, gradients are held in bf16 beside those in fp32.
+  bool half_gradients = false;
+  // Layouts that it has.
+  bool has_tensor = true;       // tensor parallelism
+  bool has_pipeline = true;     // pipelines, of one stage on each rank
+  bool has_interleaved = true;  // pipelines of several
+  int most_zero = 3;            // the highest ZeRO stage
   Seconds host_per_op{};  // the host's time to submit an op of a block's list; 0: steps are replayed
   std::vector<std::string> sources = {};
   bool operator==(const Engine&) const = default;

@@ -20,11 +20,14 @@ constexpr std::array facts = {
     EngineFact{"fused_loss", "the loss reads logits as they are, without a copy in fp32", &Engine::fused_loss},
     EngineFact{"dropout", "attention and residual branches drop elements", &Engine::dropout},
     EngineFact{"repeats_layers", "full recompute repeats whole layers", &Engine::repeats_layers},
-    EngineFact{"overlaps_tensor", "tensor-parallel communication overlaps with computation",
-               &Engine::overlaps_tensor},
+    EngineFact{"overlaps_tensor", "tensor-parallel communication overlaps with computation", &Engine::overlaps_tensor},
     EngineFact{"overlaps_data", "data-parallel communication overlaps with computation", &Engine::overlaps_data},
-    EngineFact{"overlaps_pipeline", "transfers between stages overlap with computation",
-               &Engine::overlaps_pipeline},
+    EngineFact{"overlaps_pipeline", "transfers between stages overlap with computation", &Engine::overlaps_pipeline},
+    EngineFact{"half_gradients", "in bf16, gradients are held in bf16 beside those in fp32", &Engine::half_gradients},
+    EngineFact{"has_tensor", "there is tensor parallelism", &Engine::has_tensor},
+    EngineFact{"has_pipeline", "there are pipelines", &Engine::has_pipeline},
+    EngineFact{"has_interleaved", "there are interleaved pipelines", &Engine::has_interleaved},
+    EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero},
     EngineFact{"host_per_op", "the host's time to submit an op", &Engine::host_per_op},
 };
 
@@ -35,6 +38,10 @@ void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
     engine.**flag = node.as_bool();
     return;
   }
+  if (const auto* const number = std::get_if<int Engine::*>(&fact.member)) {
+    engine.** number = static_cast<int>(node.as_integer(0, Engine{}.most_zero));
+    return;
+  }
   const Seconds time = node.as_duration();
   if (time < Seconds(0.0) || time > most_per_op)
     node.fail(fmt::format("expected a time from 0 to {}, found '{}'", write_duration(most_per_op), node.as_string()));
@@ -43,6 +50,7 @@ void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
 
 std::string value_of(const EngineFact& fact, const Engine& engine) {
   if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) return engine.**flag ? "true" : "false";
+  if (const auto* const number = std::get_if<int Engine::*>(&fact.member)) return fmt::format("{}", engine.**number);
   return write_duration(engine.*std::get<Seconds Engine::*>(fact.member));
 }
 

@@ -16,7 +16,7 @@ namespace parplan {
 struct EngineFact {
   const char* key;
   const char* words;  // what it says
-  std::variant<bool Engine::*, Seconds Engine::*> member;
+  std::variant<bool Engine::*, int Engine::*, Seconds Engine::*> member;
 };
 std::span<const EngineFact> engine_facts();
 

@@ -67,8 +67,9 @@ std::string describe(const OpGraph& graph, const Limit& limit) {
 
 }  // namespace
 
-std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& /*training*/, const ParallelSpec& spec,
+std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                       int most) {
+  if (!training.engine.has_tensor) return {1};
   const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
   std::int64_t last = splits(all) ? most : std::min(most, 1);
   for (const Limit& limit : all) last = std::min(last, limit.pieces);
@@ -80,6 +81,8 @@ std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& 
 
 std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training,
                                           const ParallelSpec& spec) {
+  if (spec.tp() > 1 && !training.engine.has_tensor)
+    return fmt::format("engine {} has no tensor parallelism: tp must be 1", training.engine.name);
   const int tp = spec.tp();
   if (tp < 1) return fmt::format("the tensor-parallel degree is {}; it must be at least 1", tp);
   if (spec.sequence_parallel && tp == 1)

@@ -94,6 +94,8 @@ const char* words(BufferRole role) {
     case BufferRole::parameters: return "parameters of {}";
     case BufferRole::gradients: return "gradients of {}";
     case BufferRole::second_gradients: return "second gradients of {}";
+    case BufferRole::half_gradients:
+      return "gradients of {} in half precision";
     case BufferRole::first_moment: return "first moment of {}";
     case BufferRole::second_moment: return "second moment of {}";
     case BufferRole::master: return "master copy of {}";
@@ -131,6 +133,8 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::parameters: bucket().parameters = number; break;
     case BufferRole::gradients: bucket().gradients = number; break;
     case BufferRole::second_gradients: bucket().second_gradients = number; break;
+    case BufferRole::half_gradients:
+      break;
     case BufferRole::first_moment: bucket().first_moment = number; break;
     case BufferRole::second_moment: bucket().second_moment = number; break;
     case BufferRole::master: bucket().master = number; break;

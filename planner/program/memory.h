@@ -58,6 +58,7 @@ enum class BufferRole {
   parameters,        // of a bucket: whole, or this rank's shard (ZeRO-3)
   gradients,         // of a bucket: whole, or this rank's shard (ZeRO-2, 3)
   second_gradients,  // of a tied parameter's second use, where each has an accumulator
+  half_gradients,    // Engine::half_gradients; nothing reads them
   first_moment,
   second_moment,
   master,
@@ -132,6 +133,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     visit(buffer);
     buffer.role = BufferRole::second_gradients;
     if (bucket.accumulates_twice) visit(buffer);
+    buffer.role = BufferRole::half_gradients;
+    buffer.bytes = local(bucket, bucket.shards.gradients) * element;
+    if (training.engine.half_gradients && training.precision == DataType::bf16) visit(buffer);
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     RankBuffer buffer{.category = MemoryCategory::optimizer,

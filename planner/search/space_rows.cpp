@@ -93,7 +93,9 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
     values.emplace_back(ParallelSpec{}.schedule);
     return;
   }
-  const bool may_interleave = (spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely;
+  const bool has_interleaved = context.training.engine.has_interleaved;
+  const bool may_interleave =
+      has_interleaved && ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely);
   for (const ScheduleRow& row : schedule_rows())
     if (row.kind == ScheduleKind::interleaved ? may_interleave : !runs_backward_in_parts(row.kind))
       values.emplace_back(row.kind);

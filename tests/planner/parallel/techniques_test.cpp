@@ -87,10 +87,18 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
     REQUIRE_MESSAGE(setter != set.end(), "no test knows the technique " << row.name);
     for (const OpGraph* graph : {&tiny_gpt2(), &tiny_llama()})
       for (int dp : {1, 2})
-        for (bool sequence_parallel : {false, true}) {
+        for (int setting : {0, 1, 2}) {
+          const bool sequence_parallel = setting == 1;
           ParallelSpec spec = layout(*graph, dp, sequence_parallel ? 2 : 1, 1);
           spec.sequence_parallel = sequence_parallel;
-          const TrainingSpec training = batch_of(12);
+          TrainingSpec training = batch_of(12);
+          if (setting == 2)
+            training.engine = {.name = "poor",
+                               .fused_attention = false,
+                               .has_tensor = false,
+                               .has_pipeline = false,
+                               .has_interleaved = false,
+                               .most_zero = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
           for (int degree = row.name == "zero" ? 0 : 1; degree <= 13; ++degree) {
@@ -194,6 +202,34 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [6, 0] leaves stage 1 without a block");
   spec.stage_blocks = {3, 2};
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [3, 2] holds 5 blocks, and the model has 6 (embedding to head)");
+}
+
+TEST_CASE("Layouts that an engine lacks are refused in its name") {
+  const auto reason_of = [](const Engine& engine, const ParallelSpec& spec) {
+    TrainingSpec training = batch_of(16);
+    training.engine = engine;
+    return illegal(tiny_gpt2(), training, spec).value_or("legal");
+  };
+  const Engine own, ddp{.name = "ddp", .has_tensor = false, .has_pipeline = false, .most_zero = 0},
+      plain{.name = "plain", .fused_attention = false, .has_interleaved = false, .most_zero = 1};
+  CHECK(reason_of(ddp, layout(tiny_gpt2(), 2, 1, 1)) == "legal");
+  CHECK(reason_of(ddp, layout(tiny_gpt2(), 1, 2, 1)) == "engine ddp has no tensor parallelism: tp must be 1");
+  CHECK(reason_of(ddp, layout(tiny_gpt2(), 1, 1, 2)) == "engine ddp has no pipelines: pp must be 1");
+  ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.zero_stage = 2;
+  CHECK(reason_of(own, spec) == "legal");
+  CHECK(reason_of(plain, spec) == "engine plain has no ZeRO stage 2; its highest is 1");
+  spec = layout(tiny_gpt2(), 1, 1, 2);
+  spec.schedule = ScheduleKind::interleaved;
+  spec.virtual_stages = 2;
+  spec.stage_blocks = {2, 2, 1, 1};
+  CHECK(reason_of(own, spec) == "legal");
+  CHECK(reason_of(plain, spec) == "engine plain has no interleaved pipelines: virtual_stages must be 1");
+  spec = layout(tiny_gpt2(), 1, 1, 1);
+  spec.mesh.degree.cp = 2;
+  CHECK(reason_of(own, spec) == "legal");
+  CHECK(reason_of(plain, spec) ==
+        "engine plain has no attention over keys and values gathered from other ranks: cp must be 1");
 }
 
 TEST_CASE("Zero-bubble pipelines need whole gradients") {
