@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/routes.h"
+#include "planner/parallel/techniques.h"
 #include "planner/search/parallel_for.h"
 
 namespace parplan {
@@ -62,6 +63,8 @@ std::optional<Circumstances> changed(const ExplainedPlan& explained, Resource re
     if (!batch) return std::nullopt;
     then.training.global_batch = batch->global_batch;
     spec.micro_batch = batch->micro_batch;
+    // An interleaved pipeline may be left with fewer micro-batches than a group of them.
+    if (illegal(explained.graph, then.training, spec)) return std::nullopt;
     factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
   }
   NetworkCache networks(then.variation.cluster, then.training.engine);

@@ -47,7 +47,7 @@ enum class OpKind {
   add_layer_norm,  // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
   add_rms_norm,    // a, (b), (bias), gamma -> sum, y, rstd
   linear_gelu,     // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
-  // forward, of engines other than parplan's runtime (OpRow::foreign); no family writes them
+  // forward, of engines other than parplan's runtime (is_foreign); no family writes them
   // (planner/graph/engine_graph.h)
   attention_scores,   // fused qkv -> scores of every query and key, [sequence, batch, heads x keys]
   attention_softmax,  // scores -> causal softmax over keys
@@ -95,6 +95,13 @@ enum class OpKind {
   update_loss_scale,  // norm -> loss scale: halved after an overflow, doubled after many steps without one
   count_
 };
+
+// Whether only engines other than parplan's runtime have it: no backend has a kernel, and `run`
+// refuses plans for such engines.
+constexpr bool is_foreign(OpKind kind) {
+  return (kind >= OpKind::attention_scores && kind <= OpKind::widen) ||
+         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::widen_gradient);
+}
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 
@@ -329,9 +336,6 @@ struct OpRow {
   // Forward ops: the part of a layer whose results selective recompute keeps or computes again
   // together.
   OpModule module = OpModule::none;
-  // Only engines other than parplan's runtime have it: no backend has a kernel, and `run` refuses
-  // plans for such engines.
-  bool foreign = false;
   // A product that adds to fp32 gradients of weights.
   bool of_weights = false;
   // The operands that may share storage if the read one is not needed again.

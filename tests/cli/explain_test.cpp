@@ -17,6 +17,21 @@ using testing::cpu_8;
 using testing::Folder;
 using testing::tiny_gpt2;
 
+TEST_CASE("a plan with no more micro-batches than an interleaved pipeline needs is explained") {
+  const Folder folder;
+  const std::string plan = folder.path("plan.yaml");
+  const Called made =
+      call({"suggest",       "gpt2", "--cluster", "dgx-a100", "--devices",  "4",           "--global-batch",   "4",
+            "--seq-len",     "512",  "--pp",      "4",        "--schedule", "interleaved", "--virtual-stages", "3",
+            "--micro-batch", "1",    "-o",        plan,       "--quiet"});
+  INFO(made.err);
+  REQUIRE(made.code == 0);
+  // Half of the batch would be too few for it.
+  const Called explained = call({"explain", plan, "--quiet"});
+  CHECK(explained.err == "");
+  CHECK(explained.code == 0);
+}
+
 TEST_CASE("What a plan's file says is escaped before it reaches a terminal") {
   const Folder folder;
   const std::string plan = folder.path("plan.yaml");

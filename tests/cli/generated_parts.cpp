@@ -101,7 +101,10 @@ std::string accuracy(const std::string& file) {
   const std::string source = PARPLAN_SOURCE_DIR;
   const std::vector<ValidatedRun> runs =
       validate(read_published_runs(source + "/tests/data/published/" + file),
-               {source + "/configs/devices", source + "/configs/clusters"}, graph_of_published, 0, {});
+               {.catalog = {source + "/configs/devices", source + "/configs/clusters"},
+                .engines = source + "/configs/engines",
+                .engine = {}},
+               graph_of_published, 0, {});
   const auto percent = [](double share) { return fmt::format("{:.1f} %", 100.0 * share); };
   std::string text =
       "| | | runs | mean | median | largest | bias | rank correlation |\n|---|---|---|---|---|---|---|---|\n";

@@ -180,7 +180,7 @@ TEST_CASE("kernels allocate nothing, from the first call on" * doctest::skip(!al
     std::vector<Array> arrays;
     for (int i = 0; i < 9; ++i) arrays.emplace_back(numbers(largest, i));
     for (const OpRow& row : op_rows()) {
-      if (row.kind == OpKind::load_tokens || row.kind == OpKind::load_targets || row.foreign) continue;
+      if (row.kind == OpKind::load_tokens || row.kind == OpKind::load_targets || is_foreign(row.kind)) continue;
       OpShape shape{.rows = rows, .columns = columns, .inner = inner, .sequence = sequence, .batch = 1,
                     .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim, .valid = columns, .bias = true,
                     .second = true, .norm = true, .master = true, .scaled = true, .epsilon = 1e-5, .theta = 10000.0,
