@@ -47,8 +47,8 @@ CommandBody declare_validate(CLI::App& app) {
   add_option(app,
              {.names = "RUNS",
               .type = "",
-              .description = "CSV of published, measured training runs (docs/accuracy.md lists the columns), or "
-                             "vTrain's table of one node",
+              .description = "CSV of published, measured training runs (docs/accuracy.md lists the columns), "
+                             "vTrain's table of one node, or a table of NCCL's collectives",
               .required = true},
              arguments->runs);
   add_option(app,

@@ -159,6 +159,36 @@ PublishedRun run_of_node(const Line<node_columns.size()>& line) {
   return run;
 }
 
+constexpr std::array collective_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
+                                           "algbw",    "busbw", "time_us", "source"};
+
+// Bus bandwidth is what NCCL's tests call it: the bytes that a ring sends of each rank, by time.
+double bus_over_algorithm(std::string_view kind, double ranks) {
+  return (kind == "all_reduce" ? 2.0 : 1.0) * (ranks - 1.0) / ranks;
+}
+
+PublishedRun run_of_collective(const Line<collective_columns.size()>& line) {
+  PublishedRun run;
+  run.id = line.place.substr(line.place.rfind('/') + 1);
+  run.source = line.text("source");
+  run.engine = "nccl";
+  run.device = line.text("hardware");
+  run.outcome = "ok";
+  run.devices = line.whole("gpus");
+  run.collective =
+      PublishedCollective{.kind = line.text("collective"), .bytes = line.whole("bytes"), .nodes = line.whole("nodes")};
+  constexpr double giga = 1e9;
+  if (const auto microseconds = line.number<double>("time_us")) {
+    run.step_seconds = *microseconds * 1e-6;
+  } else if (const auto bytes = run.collective->bytes; bytes && run.devices.value_or(0) > 1) {
+    const auto bus = line.number<double>("busbw"), algorithm = line.number<double>("algbw");
+    const double share = bus_over_algorithm(run.collective->kind, static_cast<double>(*run.devices));
+    const double rate = algorithm.value_or(bus.value_or(0.0) / share) * giga;
+    if (rate > 0.0) run.step_seconds = static_cast<double>(*bytes) / rate;
+  }
+  return run;
+}
+
 // A table of runs: FILE and its text.
 struct Table {
   const std::string& path;
@@ -208,9 +238,12 @@ std::vector<PublishedRun> read_published_runs(const std::string& path) {
     return read_lines(table, node_columns, run_of_node, std::make_index_sequence<node_columns.size()>());
   if (is_header(header, "step_time_s"))
     return read_lines(table, run_columns, published_run, std::make_index_sequence<run_columns.size()>());
+  if (is_header(header, "busbw"))
+    return read_lines(table, collective_columns, run_of_collective,
+                      std::make_index_sequence<collective_columns.size()>());
   throw ConfigError(
-      fmt::format("{}:1: error: the header has neither step_time_s (a file of runs) nor iteration_ms "
-                  "(vTrain's table of one node); docs/accuracy.md lists the columns",
+      fmt::format("{}:1: error: the header has none of step_time_s (a file of runs), iteration_ms "
+                  "(vTrain's table of one node) and busbw (collectives); docs/accuracy.md lists the columns",
                   path));
 }
 

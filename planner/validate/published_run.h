@@ -7,8 +7,16 @@
 
 namespace parplan {
 
+// A collective that somebody measured by itself, such as NCCL's tests do.
+struct PublishedCollective {
+  std::string kind;                   // "all_reduce", "all_gather", "reduce_scatter", "alltoall"
+  std::optional<std::int64_t> bytes;  // of the whole buffer, as NCCL's tests count them
+  std::optional<std::int64_t> nodes;
+};
+
 // A training run that somebody measured and published: a line of a CSV file, as it stands there.
-// Absent: not stated.
+// Absent: not stated. A line of a table of collectives has its device's text in `device`, its ranks
+// in `devices`, and its time in `step_seconds`.
 struct PublishedRun {
   std::string id, source, engine, family, device, precision, data_parallel, outcome, intra_node, recompute;
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, feature, vocabulary, sequence, experts;
@@ -19,10 +27,11 @@ struct PublishedRun {
   std::optional<bool> sequence_parallel;
   std::optional<double> step_seconds;
   std::optional<double> memory_gib;  // of the fullest device
+  std::optional<PublishedCollective> collective = {};
 };
 
-// Reads a file of runs (docs/accuracy.md), or vTrain's table of one node of eight A100, which its
-// header tells apart. Columns that are not known are ignored. ConfigError with the place.
+// Reads a file of runs (docs/accuracy.md), vTrain's table of one node of eight A100, or a table of
+// collectives, which their headers tell apart. Columns that are not known are ignored. ConfigError with the place.
 std::vector<PublishedRun> read_published_runs(const std::string& path);
 
 }  // namespace parplan

@@ -11,6 +11,7 @@
 #include "planner/graph/engine_graph.h"
 #include "planner/search/parallel_for.h"
 #include "planner/suggest.h"
+#include "planner/validate/collective_run.h"
 
 namespace parplan {
 
@@ -25,9 +26,16 @@ std::optional<double> ValidatedRun::memory_error() const {
 }
 
 ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, const GraphOfModel& graph_of) {
-  StatedRun stated = state(run, of);
   ValidatedRun result;
   result.run = run;
+  if (run.collective) {
+    PredictedCollective predicted = predict_collective(run, of.catalog);
+    result.skipped = std::move(predicted.skipped);
+    result.assumed = std::move(predicted.assumed);
+    result.step = predicted.time;
+    return result;
+  }
+  StatedRun stated = state(run, of);
   result.skipped = std::move(stated.skipped);
   result.assumed = std::move(stated.assumed);
   result.engine = stated.training.engine.name;
@@ -123,7 +131,7 @@ OrderSummary summarise_order(std::span<const ValidatedRun> runs, double apart) {
   };
   std::vector<std::vector<const ValidatedRun*>> groups;
   for (const ValidatedRun& one : runs) {
-    if (!one.step_error()) continue;
+    if (!one.step_error() || one.run.collective) continue;
     auto group = std::ranges::find_if(
         groups, [&](const auto& other) { return same_job(other.front()->run) == same_job(one.run); });
     if (group == groups.end()) group = groups.insert(groups.end(), std::vector<const ValidatedRun*>());

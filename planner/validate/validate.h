@@ -20,7 +20,7 @@ struct ValidatedRun {
   std::string engine;                // that was predicted
   std::string skipped;               // why there is no prediction; else empty
   std::vector<std::string> assumed;  // as StatedRun
-  Seconds step;                      // predicted, as is all from here on
+  Seconds step;                      // predicted, as is all from here on; of a collective its time
   Bytes memory;                      // of the fullest device
   Bytes capacity;                    // of that device
   bool fits() const { return memory <= capacity; }

@@ -34,6 +34,13 @@ std::optional<std::pair<double, double>> memory_of(const ValidatedRun& one) {
   return std::pair(static_cast<double>(one.memory.count), *one.run.memory_gib * 1024.0 * 1024.0 * 1024.0);
 }
 
+// Of collectives, whether bandwidth or latency matters; nothing for runs.
+std::string size_of_message(const PublishedRun& run) {
+  constexpr std::int64_t mebibyte = 1 << 20;
+  if (!run.collective) return "";
+  return run.collective->bytes.value_or(0) >= mebibyte ? "messages of 1 MiB and more" : "messages below 1 MiB";
+}
+
 // What runs are summed up by.
 struct Division {
   const char* key = nullptr;  // in JSON
@@ -45,6 +52,7 @@ constexpr std::array divisions = {
     Division{"sources", "source", [](const PublishedRun& run) { return run.source; }},
     Division{"engines", "engine", [](const PublishedRun& run) { return run.engine; }},
     Division{"devices", "device", [](const PublishedRun& run) { return run.device; }},
+    Division{"message_sizes", "message size", size_of_message},
 };
 
 // Names in the order of their first runs.
@@ -57,6 +65,7 @@ std::vector<Part> parts_of(std::span<const ValidatedRun> runs, const Division& d
   for (const ValidatedRun& one : runs) {
     if (stated(one) != with) continue;
     const std::string name = division.of(one.run);
+    if (name.empty()) continue;
     auto part = std::ranges::find(parts, name, &Part::name);
     if (part == parts.end()) part = parts.insert(parts.end(), Part{.name = name, .steps = {}, .memory = {}});
     if (const auto steps = steps_of(one)) part->steps.push_back(*steps);
@@ -98,7 +107,7 @@ struct OutOfMemory {
 OutOfMemory out_of_memory(std::span<const ValidatedRun> runs) {
   OutOfMemory result;
   for (const ValidatedRun& one : runs) {
-    if (!one.skipped.empty()) continue;
+    if (!one.skipped.empty() || one.run.collective) continue;
     const bool ran_out = one.run.outcome == "oom";
     ++(ran_out ? result.recorded : result.fitted);
     result.called_fits += ran_out && one.fits();
@@ -142,23 +151,24 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
   for (const ValidatedRun& one : runs) {
     const bool is_predicted = one.skipped.empty();
     const auto if_predicted = [&](auto value) { return is_predicted ? Json(value) : Json(nullptr); };
-    rows.push_back({{"id", one.run.id},
-                    {"source", one.run.source},
-                    {"engine", one.run.engine},
-                    {"predicted_engine", one.engine.empty() ? Json(nullptr) : Json(one.engine)},
-                    {"device", one.run.device},
-                    {"stated", std::string(stated(one))},
-                    {"assumed", one.assumed.empty() || !is_predicted ? Json(nullptr) : Json(join(one.assumed, "; "))},
-                    {"skipped", is_predicted ? Json(nullptr) : Json(one.skipped)},
-                    {"predicted_step_time_s", if_predicted(one.step.value)},
-                    {"measured_step_time_s", optional_number(one.run.step_seconds)},
-                    {"error", optional_number(one.step_error())},
-                    {"predicted_memory_peak_bytes", if_predicted(one.memory.count)},
-                    {"measured_memory_peak_bytes",
-                     one.run.memory_gib ? json_number(*one.run.memory_gib * 1024.0 * 1024.0 * 1024.0) : Json(nullptr)},
-                    {"memory_error", optional_number(one.memory_error())},
-                    {"predicted_to_fit", if_predicted(one.fits())},
-                    {"outcome", one.run.outcome}});
+    rows.push_back(
+        {{"id", one.run.id},
+         {"source", one.run.source},
+         {"engine", one.run.engine},
+         {"predicted_engine", one.engine.empty() ? Json(nullptr) : Json(one.engine)},
+         {"device", one.run.device},
+         {"stated", std::string(stated(one))},
+         {"assumed", one.assumed.empty() || !is_predicted ? Json(nullptr) : Json(join(one.assumed, "; "))},
+         {"skipped", is_predicted ? Json(nullptr) : Json(one.skipped)},
+         {"predicted_step_time_s", if_predicted(one.step.value)},
+         {"measured_step_time_s", optional_number(one.run.step_seconds)},
+         {"error", optional_number(one.step_error())},
+         {"predicted_memory_peak_bytes", one.run.collective ? Json(nullptr) : if_predicted(one.memory.count)},
+         {"measured_memory_peak_bytes",
+          one.run.memory_gib ? json_number(*one.run.memory_gib * 1024.0 * 1024.0 * 1024.0) : Json(nullptr)},
+         {"memory_error", optional_number(one.memory_error())},
+         {"predicted_to_fit", one.run.collective ? Json(nullptr) : if_predicted(one.fits())},
+         {"outcome", one.run.outcome}});
   }
   return rows;
 }
@@ -193,8 +203,10 @@ std::string summary_in_words(std::span<const ValidatedRun> runs) {
         "groups)\n",
         right(all), right(apart), 100.0 * close_runs, 100.0 * all.regret, all.groups);
   const OutOfMemory memory = out_of_memory(runs);
-  text += fmt::format("memory: {} of {} runs that ran out of memory are predicted to fit, {} of {} that ran are not\n",
-                      memory.called_fits, memory.recorded, memory.refused, memory.fitted);
+  if (memory.recorded + memory.fitted > 0)
+    text +=
+        fmt::format("memory: {} of {} runs that ran out of memory are predicted to fit, {} of {} that ran are not\n",
+                    memory.called_fits, memory.recorded, memory.refused, memory.fitted);
   std::map<std::string, int> skipped;
   for (const ValidatedRun& one : runs)
     if (!one.skipped.empty()) ++skipped[one.skipped];
@@ -206,13 +218,15 @@ std::string summary_in_words(std::span<const ValidatedRun> runs) {
 std::string validation_table(std::span<const ValidatedRun> runs) {
   std::vector<std::vector<std::string>> rows{
       {"run", "stated", "predicted", "measured", "error", "predicted memory", "measured", "error"}};
-  const auto seconds = [](double value) { return fmt::format("{:.3f} s", value); };
+  const auto seconds = [](double value) { return format_duration(Seconds(value)); };
   const auto error = [](const std::optional<double>& of) { return of ? percent(*of) : "-"; };
   for (const ValidatedRun& one : runs) {
     if (!one.skipped.empty()) continue;
+    const bool is_collective = one.run.collective.has_value();
     rows.push_back({printable_line(one.run.id), std::string(stated(one)), seconds(one.step.value),
                     one.run.step_seconds ? seconds(*one.run.step_seconds) : printable_line(one.run.outcome),
-                    error(one.step_error()), format_bytes(one.memory) + (one.fits() ? "" : " (does not fit)"),
+                    error(one.step_error()),
+                    is_collective ? "-" : format_bytes(one.memory) + (one.fits() ? "" : " (does not fit)"),
                     one.run.memory_gib ? fmt::format("{:.1f} GiB", *one.run.memory_gib) : "-",
                     error(one.memory_error())});
   }

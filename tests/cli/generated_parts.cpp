@@ -109,7 +109,7 @@ std::string accuracy(const std::string& file) {
   std::string text =
       "| | | runs | mean | median | largest | bias | rank correlation |\n|---|---|---|---|---|---|---|---|\n";
   for (const SummaryRow& row : summary_rows(runs)) {
-    if (row.of != "all" && row.of != "engine") continue;
+    if (row.of != "all" && row.of != "message size" && (row.of != "engine" || row.name == "nccl")) continue;
     const ErrorSummary& errors = row.errors;
     text += fmt::format("| {}, {} | {} | {} | {} | {} | {} | {} | {} |\n", row.quantity, row.stated, row.name,
                         errors.count, percent(errors.mean_absolute), percent(errors.median_absolute),

@@ -8,6 +8,8 @@
 #include "cli/published_model.h"
 #include "planner/base/error.h"
 #include "planner/base/file.h"
+#include "planner/cluster/group_network.h"
+#include "planner/cost/collective_time.h"
 #include "planner/cost/cost_model.h"
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
@@ -231,7 +233,7 @@ TEST_CASE("files of runs are told apart by their headers, and faults have places
     INFO(message);
     CHECK(message.find(words) != std::string::npos);
   };
-  has(fault("a,b\n1,2\n"), path + ":1: error: the header has neither step_time_s");
+  has(fault("a,b\n1,2\n"), path + ":1: error: the header has none of step_time_s");
   has(fault(std::regex_replace(header, std::regex("layers"), "floors") + "\n"), "no column 'layers'");
   has(fault(header + "\n" + row + "\n" + std::regex_replace(row, std::regex(",24,2304,"), ",many,2304,") + "\n"),
       path + ":3: error: layers is 'many'; expected a number");
@@ -292,6 +294,48 @@ TEST_CASE("every published run is stated or skipped with a reason, and the JSON 
   }
   CHECK(exact > 5);
   CHECK(json["summary"]["exact"]["all"][0]["step_time"]["runs"] == exact);
+}
+
+TEST_CASE("a published collective is predicted as a group that communicates alone") {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("nccl.csv",
+                                        "hardware,nodes,gpus,collective,bytes,algbw,busbw,time_us,source\n"
+                                        "DGX H100,1,8,all_reduce,268435456,,350,,NCCL\n"
+                                        "DGX H100,2,16,all_gather,1024,1,,,NCCL\n"
+                                        "DGX H100,1,4,all_reduce,4096,,,20,NCCL\n"
+                                        "DGX H100,3,16,all_reduce,4096,,,20,NCCL\n"
+                                        "an abacus,1,2,all_reduce,4096,,,20,NCCL\n"
+                                        "DGX H100,1,8,all_reduce,,,350,,NCCL\n"
+                                        "DGX H100,1,2,p2p_write,4096,,350,,NCCL\n");
+  const std::vector<PublishedRun> lines = read_published_runs(path);
+  REQUIRE(lines.size() == 7);
+  // Bus bandwidth of an all-reduce is 2 (n - 1) / n of bytes over time.
+  CHECK(*lines[0].step_seconds == doctest::Approx(268435456.0 * 1.75 / 350e9));
+  CHECK(*lines[1].step_seconds == doctest::Approx(1024 / 1e9));
+  CHECK(*lines[2].step_seconds == doctest::Approx(20e-6));
+  const std::vector<ValidatedRun> runs = validate(lines, as_stated, graph_of_published, 1, {});
+  ClusterOptions options;
+  options.devices = 16;
+  const Cluster two_nodes = find_cluster("dgx-h100", catalog, options);
+  const DeviceMesh mesh{.degree = {.dp = 16}, .order = {}};
+  CHECK(runs[1].step == collective_time(InstructionKind::all_gather, Bytes(1024),
+                                        group_network(two_nodes, mesh, Axis::dp), BackendKind::cuda));
+  for (int i = 0; i < 3; ++i) CHECK(runs[i].step_error());
+  CHECK(runs[3].skipped == "16 GPUs of dgx-h100 are 2 nodes, not 3");
+  CHECK(runs[4].skipped == "an abacus is in no file of configs/clusters");
+  CHECK(runs[5].skipped == "the size of the message is not stated");
+  CHECK(runs[6].skipped == "collective 'p2p_write' is not modelled");
+  // They are no layouts of one model, and say nothing about memory.
+  CHECK(summarise_order(runs, 0.0).pairs == 0);
+  const Json json = validation_json(runs, "1");
+  CHECK(json.at("summary").at("out_of_memory").at("fitted") == 0);
+  CHECK(json.at("rows").at(0).at("predicted_memory_peak_bytes").is_null());
+  const Json& sizes = json.at("summary").at("exact").at("message_sizes");
+  REQUIRE(sizes.size() == 2);
+  CHECK(sizes.at(0).at("name") == "messages of 1 MiB and more");
+  CHECK(sizes.at(0).at("step_time").at("runs") == 1);
+  CHECK(sizes.at(1).at("step_time").at("runs") == 2);
+  CHECK(validation_table(runs).find("ran out of memory") == std::string::npos);
 }
 
 }  // namespace
