@@ -56,7 +56,7 @@ TEST_CASE("the quick and the searched answer to what binds agree") {
                           Case{"gpt2", "azure-ndv2", 4, 16, mixed, Constraint::communication, true},  // one NIC a node
                           // GPUs reach the network by PCIe and a NIC of the same rate each. More is
                           // communicated than is waited for: computation hides it.
-                          Case{"gpt2-xl", "dgx-h100", 4, 32, data, Constraint::communication, false}}) {
+                          Case{"gpt2-xl", "dgx-b200", 4, 32, data, Constraint::communication, false}}) {
     INFO(std::string(one.model) << " on " << std::string(one.cluster));
     const OpGraph graph = build_graph(load_model(source + "/models/" + one.model + ".yaml", "").spec, 1024);
     SuggestRequest request = request_of(graph, cluster_of(one.cluster), one.batch);
