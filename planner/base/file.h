@@ -29,7 +29,8 @@ void write_through_temporary(const std::filesystem::path& path,
 // would be lost.
 void check_can_write(const std::filesystem::path& path);
 
-// The names, without their ending, of the files NAME.yaml in a folder, sorted. A missing folder has none.
+// The names, without their ending, of the files NAME.yaml in a folder, sorted. A missing folder has
+// none.
 std::vector<std::string> names_of_yaml_files(const std::filesystem::path& folder);
 
 // The file that a name leads to: symbolic links are followed to their end, so two names of one file

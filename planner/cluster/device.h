@@ -36,8 +36,8 @@ struct DeviceRates {
   FlopsPerSecond matrix_tf32{};  // 0 where absent: products in tf32 then run as in fp32
   FlopsPerSecond vector;         // arithmetic outside matrix units, fp32
   BytesPerSecond memory;         // reachable, per device
-  // What training steps sustain, where it is known to be less than what one kernel reaches in a loop:
-  // boards at their limit of power, results that leave the cache, other data. 0: as above.
+  // What training steps sustain, where it is known to be less than what one kernel reaches in a
+  // loop: boards at their limit of power, results that leave the cache, other data. 0: as above.
   FlopsPerSecond sustained_half{};     // products in half precision
   FlopsPerSecond sustained_weights{};  // those that add to fp32 gradients of weights
   BytesPerSecond sustained_memory{};   // kernels that move data, but for copies and the like

@@ -8,8 +8,8 @@
 namespace parplan {
 
 // How a training engine carries out a step: which kernels it fuses, what it computes again, what it
-// overlaps, and what its host costs. The graph (engine_graph.h), lowering and costs ask it; there is
-// no factor of a whole step. The default is parplan's own runtime, which alone can run plans.
+// overlaps, and what its host costs. The graph (engine_graph.h), lowering and costs ask it; there
+// is no factor of a whole step. The default is parplan's own runtime, which alone can run plans.
 struct Engine {
   std::string name = "parplan";
   std::string title = "parplan's own runtime";

@@ -49,7 +49,9 @@ constexpr std::array kind_rows = {
 
 PredictedCollective predict_collective(const PublishedRun& run, const ClusterCatalog& catalog) {
   const PublishedCollective& collective = *run.collective;
-  const auto skip = [](std::string why) { return PredictedCollective{.skipped = std::move(why), .assumed = {}, .time = {}}; };
+  const auto skip = [](std::string why) {
+    return PredictedCollective{.skipped = std::move(why), .assumed = {}, .time = {}};
+  };
   const auto* const kind = std::ranges::find(kind_rows, collective.kind, &KindRow::text);
   if (kind == kind_rows.end()) return skip(fmt::format("collective '{}' is not modelled", collective.kind));
   if (!collective.bytes || *collective.bytes < 1) return skip("the size of the message is not stated");

@@ -31,7 +31,8 @@ struct PublishedRun {
 };
 
 // Reads a file of runs (docs/accuracy.md), vTrain's table of one node of eight A100, or a table of
-// collectives, which their headers tell apart. Columns that are not known are ignored. ConfigError with the place.
+// collectives, which their headers tell apart. Columns that are not known are ignored. ConfigError
+// with the place.
 std::vector<PublishedRun> read_published_runs(const std::string& path);
 
 }  // namespace parplan

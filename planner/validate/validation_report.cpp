@@ -34,7 +34,7 @@ std::optional<std::pair<double, double>> memory_of(const ValidatedRun& one) {
   return std::pair(static_cast<double>(one.memory.count), *one.run.memory_gib * 1024.0 * 1024.0 * 1024.0);
 }
 
-// Of collectives, whether bandwidth or latency matters; nothing for runs.
+// Whether bandwidth or latency matters for a collective; nothing for runs.
 std::string size_of_message(const PublishedRun& run) {
   constexpr std::int64_t mebibyte = 1 << 20;
   if (!run.collective) return "";

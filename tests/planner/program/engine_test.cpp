@@ -65,7 +65,8 @@ TEST_CASE("a layer of Megatron-LM of 2021 saves what Korthikanti et al. counted"
     CHECK(layer(of, megatron_2021(), Recompute::none, 2).saved_bytes == over_two);
     // Selective recompute of attention's core leaves out what grows with the square of the
     // sequence (equation 6).
-    CHECK(layer(of, megatron_2021(), Recompute::core_attn).saved_bytes == expected - 5 * of.heads * of.sequence * tokens);
+    CHECK(layer(of, megatron_2021(), Recompute::core_attn).saved_bytes ==
+          expected - 5 * of.heads * of.sequence * tokens);
     CHECK(layer(of, megatron_2021(), Recompute::full).saved_bytes == 2 * tokens * of.hidden);
   }
 }
@@ -73,7 +74,8 @@ TEST_CASE("a layer of Megatron-LM of 2021 saves what Korthikanti et al. counted"
 TEST_CASE("an engine that repeats layers repeats all of their forward, with its communication") {
   const Sizes sizes{256, 1, 512, 8};
   Engine engine = megatron_2021();
-  const LoweredBlock kept = layer(sizes, engine, Recompute::none, 2), repeated = layer(sizes, engine, Recompute::full, 2);
+  const LoweredBlock kept = layer(sizes, engine, Recompute::none, 2),
+                     repeated = layer(sizes, engine, Recompute::full, 2);
   for (const InstructionKind kind : {InstructionKind::kernel, InstructionKind::all_reduce_sum})
     CHECK(count(repeated.backward, kind) == count(kept.backward, kind) + count(repeated.forward, kind));
   engine.repeats_layers = engine.dropout = false;  // masks would be needed again
