@@ -14,7 +14,7 @@ namespace {
 
 using namespace testing;
 
-Json json_of(std::vector<std::string> arguments) {
+Json answer_of(std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"--json", "-", "--quiet"});
   const Called called = call(arguments);
   INFO(called.err);
@@ -30,7 +30,7 @@ TEST_CASE("every engine's plans are of layouts that it has, in its name, and exp
   for (const std::string& name : engine_names(engines_folder())) {
     CAPTURE(name);
     const Engine engine = find_engine(name, engines_folder());
-    const Json json = json_of({"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
+    const Json json = answer_of({"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "16",
                                "--seq-len", "512", "--engine", name, "-o", plan});
     CHECK(json.at("inputs").at("training").at("engine") == name);
     for (const Json& row : json.at("plans")) {
@@ -42,11 +42,11 @@ TEST_CASE("every engine's plans are of layouts that it has, in its name, and exp
     }
     // The plan alone says what it predicts.
     const Json& best = json.at("plans").at(0);
-    const Json again = json_of({"simulate", plan}).at("plans").at(0);
+    const Json again = answer_of({"simulate", plan}).at("plans").at(0);
     CHECK(again.at("engine") == name);
     CHECK(again.at("step_time_s") == best.at("step_time_s"));
     CHECK(again.at("memory_peak_bytes") == best.at("memory_peak_bytes"));
-    if (name == "ddp") CHECK(json_of({"explain", plan}).at("plans").at(0).at("engine") == name);
+    if (name == "ddp") CHECK(answer_of({"explain", plan}).at("plans").at(0).at("engine") == name);
     if (is_own(engine)) continue;
     const Called run = call({"run", plan});
     CHECK(run.code == 2);
@@ -56,7 +56,7 @@ TEST_CASE("every engine's plans are of layouts that it has, in its name, and exp
 
 TEST_CASE("an engine that overlaps less, fuses less and repeats more takes longer") {
   const auto step = [](const std::string& engine) {
-    return json_of({"simulate", "gpt3-175b", "--cluster", "dgx-a100", "--devices", "64", "--global-batch", "64",
+    return answer_of({"simulate", "gpt3-175b", "--cluster", "dgx-a100", "--devices", "64", "--global-batch", "64",
                     "--seq-len", "2048", "--tp", "8", "--pp", "8", "--micro-batch", "1", "--recompute", "full",
                     "--engine", engine})
         .at("plans").at(0).at("step_time_s").get<double>();
