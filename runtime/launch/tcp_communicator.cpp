@@ -40,9 +40,6 @@ constexpr std::int64_t reduction_piece = 64 * 1024;
 constexpr std::chrono::seconds connect_patience(60);
 constexpr std::chrono::milliseconds look_interval(20);
 constexpr std::chrono::seconds reason_patience(1);
-// Connections that have not said whose they are: how many there may be, and for how long each.
-constexpr std::size_t most_strangers = 256;
-constexpr std::chrono::seconds stranger_patience(10);
 // Looks for data before the process sleeps until some comes.
 constexpr int eager_looks = 50;
 

@@ -56,9 +56,6 @@ constexpr std::chrono::seconds farewell_patience(1);
 // patience: it tells them which processes are missing.
 constexpr std::chrono::milliseconds welcome_margin(5000);
 constexpr int welcome_margin_part = 4;
-// Connections that have not said who they are: how many there may be, and for how long each.
-constexpr std::size_t most_strangers = 256;
-constexpr std::chrono::seconds stranger_patience(10);
 // A stranger so old makes room for another one.
 constexpr std::chrono::seconds least_stranger_patience(1);
 // Between two attempts to accept a connection while there are no descriptors.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -7,6 +8,10 @@
 #include <unistd.h>
 
 namespace parplan {
+
+// Connections that have not said whose they are: how many there may be, and for how long each.
+inline constexpr std::size_t most_strangers = 256;
+inline constexpr std::chrono::seconds stranger_patience(10);
 
 // The descriptor of a socket, or none.
 class Socket {
