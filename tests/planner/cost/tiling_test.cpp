@@ -77,9 +77,21 @@ TEST_CASE("the gradients of a product are products of the same three sizes") {
     CAPTURE(row.name);
     CHECK(is_product(row.kind) == (row.work(shape, DataType::fp32).matrix && row.kind != OpKind::attention &&
                                    row.kind != OpKind::attention_gradient));
-    if (!is_product(row.kind)) continue;
+    if (!is_product(row.kind) || is_foreign(row.kind)) continue;
     const Product product = product_of(row.kind, shape, DataType::fp32);
     CHECK(product.m * product.n * product.k == 2 * 3 * 5);
+  }
+}
+
+TEST_CASE("the products of attention that is not fused are those of every query with every key") {
+  const OpShape shape{.sequence = 7, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 5};
+  for (const OpRow& row : op_rows()) {
+    if (!is_product(row.kind) || !is_foreign(row.kind)) continue;
+    CAPTURE(row.name);
+    const Product product = product_of(row.kind, shape, DataType::bf16);
+    const std::int64_t products = row.kind == OpKind::attention_scores_gradient ? 2 : 1;
+    CHECK(product.m * product.n * product.k == products * (2 * 4) * 7 * 7 * 5);
+    CHECK(row.work(shape, DataType::bf16).flops.value == static_cast<double>(2 * product.m * product.n * product.k));
   }
 }
 

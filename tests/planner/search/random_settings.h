@@ -111,6 +111,8 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
     cluster.groups[1].device.memory_capacity = Bytes(20'000'000'000);
   }
   const auto factor = [&] { return std::exp2(std::uniform_real_distribution<double>(-6.0, 3.0)(random)); };
+  std::mt19937 apart = random;  // so that these draws change no others
+  const auto share = [&] { return std::exp2(std::uniform_real_distribution<double>(-2.0, 0.0)(apart)); };
   for (NodeGroup& group : cluster.groups) {
     group.device.kernel_launch *= factor();
     for (DeviceRates& rates : group.device.rates) {
@@ -118,9 +120,9 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
       rates.matrix_fp32 *= factor();
       rates.vector *= factor();
       rates.memory *= factor();
-      rates.sustained_half = rates.matrix_half * std::min(factor(), 1.0);
-      rates.sustained_weights = rates.matrix_half * std::min(factor(), 1.0);
-      rates.sustained_memory = rates.memory * std::min(factor(), 1.0);
+      rates.sustained_half = rates.matrix_half * share();
+      rates.sustained_weights = rates.matrix_half * share();
+      rates.sustained_memory = rates.memory * share();
     }
     const double inside = factor(), outside = factor();
     for (Link& link : group.node.links) {
