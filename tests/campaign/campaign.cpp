@@ -249,6 +249,7 @@ struct Kind {
   std::string or_says = "";           // this alone is enough; empty: it is not
   bool cut = false;
   std::vector<std::string> or_at_start = {};  // one of these is enough for what happens before the first step
+  bool goes_on = false;  // what was stopped, once the other process has ended; both have to say why
 };
 
 const std::vector<Kind>& kinds() {
@@ -265,6 +266,8 @@ const std::vector<Kind>& kinds() {
       {"a process is killed", Start::torchrun_variables, SIGKILL, "", 0, {"was lost"}, "", false, absent},
       {"a process is stopped", Start::processes, SIGSTOP, "", 0, {"was lost: no sign of life"}, "", false, absent},
       {"a process is stopped", Start::mpi, SIGSTOP, "", 0, {"was lost: no sign of life"}, "", false, absent},
+      // Nobody ends a stopped process there: the other has to end alone, this one when it goes on.
+      {"a process is stopped", Start::torchrun_variables, SIGSTOP, "", 0, {"was lost"}, "", false, absent, true},
       {"a process is cut off", Start::torchrun_variables, 0, "", 0, both_lost, "", true},
       {"the network is cut", Start::two_machines, 0, "", 0, both_lost, "", true},
       {"no thread can be created", Start::threads, 0, "thread", 6, {}},
@@ -280,6 +283,7 @@ const std::vector<Kind>& kinds() {
 bool says(const Kind& kind, const std::string& text, bool at_start) {
   if (text.empty()) return false;
   const auto has = [&](const std::string& words) { return text.find(words) != std::string::npos; };
+  if (kind.goes_on && text.find("error: ") == text.rfind("error: ")) return false;
   if (at_start && std::ranges::any_of(kind.or_at_start, has)) return true;
   return std::ranges::all_of(kind.must_say, has) || (!kind.or_says.empty() && has(kind.or_says));
 }
@@ -363,9 +367,17 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
       for (const pid_t pid : job.of_rank(rank)) kill(pid, kind.signal);
   }
   // Twelve limits, to say how long it took rather than that it took longer.
-  while (!job.code() && Clock::now() - began < std::chrono::duration<double>(12 * setting.limit))
-    std::this_thread::sleep_for(5ms);
-  verdict.seconds = std::chrono::duration<double>(Clock::now() - began).count();
+  const auto wait_until = [&](const auto& is_so) {
+    while (!is_so() && Clock::now() - began < std::chrono::duration<double>(12 * setting.limit))
+      std::this_thread::sleep_for(5ms);
+    verdict.seconds = std::max(verdict.seconds, std::chrono::duration<double>(Clock::now() - began).count());
+  };
+  if (kind.goes_on) {
+    wait_until([&] { return job.code() || job.of_rank(1 - rank).empty(); });
+    began = Clock::now();
+    for (const pid_t pid : job.of_rank(rank)) kill(pid, SIGCONT);
+  }
+  wait_until([&] { return job.code().has_value(); });
   const std::string said = text_of_file(output);
   if (!job.code()) {
     verdict.fault = "it does not end";
