@@ -45,6 +45,8 @@ struct ScheduleForms {
   // alone `computing`, and the slowest stage at least `slowest`. May be omitted.
   Seconds (*least_time)(Seconds total, Seconds computing, Seconds slowest, const PipelineShape& shape) = nullptr;
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
+  // The same for the last stage alone, where its rank holds others.
+  int (*last_stage_in_flight)(const PipelineShape& shape) = nullptr;
   // With backwards in two parts: the slots for weight gradients.
   SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
   Schedule (*actions)(const PipelineShape& shape) = nullptr;

@@ -316,6 +316,14 @@ int most_in_flight(const std::vector<Action>& rank) {
   return most;
 }
 
+int most_in_flight_of_last_stage(const Schedule& schedule) {
+  const int last = schedule.stages() - 1;
+  std::vector<Action> of_stage;
+  std::ranges::copy_if(schedule.ranks[schedule.rank_of_stage[last]], std::back_inserter(of_stage),
+                       [&](const Action& action) { return action.stage == last; });
+  return most_in_flight(of_stage);
+}
+
 bool splits_backward(const Schedule& schedule, int stage) {
   return std::ranges::any_of(schedule.ranks[schedule.rank_of_stage[stage]], [&](const Action& action) {
     return action.stage == stage && action.phase == Phase::backward_inputs;

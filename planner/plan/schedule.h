@@ -92,6 +92,8 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
 // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
 // once, until backward or backward_inputs.
 int most_in_flight(const std::vector<Action>& rank);
+// The same of the last stage alone.
+int most_in_flight_of_last_stage(const Schedule& schedule);
 
 // The slots that a rank has for what weight gradients read: of micro-batches between their forward
 // and the end of their backward, and between its two parts. None where backwards are whole.

@@ -62,6 +62,9 @@ int input_buffers(const std::vector<Action>& actions) {
 
 Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
   const std::vector<Action>& actions = schedule.ranks[rank];
+  const int last_stage = schedule.stages() - 1;
+  const bool has_head =
+      schedule.rank_of_stage[last_stage] == rank && std::ranges::count(schedule.rank_of_stage, rank) > 1;
   int micro_batches = 0;
   std::set<int> split;  // stages
   for (const Action& action : actions) {
@@ -69,21 +72,24 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
     if (action.phase == Phase::backward_inputs) split.insert(action.stage);
   }
   Slots slots{.saved = most_in_flight(actions),
+              .head = has_head ? most_in_flight_of_last_stage(schedule) : 0,
               .inputs = inputs == InputSlots::one_more ? input_buffers(actions) : 0,
               .exchanges = schedule.ranks.size() > 1 ? std::min(schedule.exchanges, micro_batches) : 1,
               .for_weights = most_between(actions, split, Part::both),
               .left = most_between(actions, split, Part::second),
               .actions = {}};
-  FreeSlots saved(slots.saved), arriving(slots.inputs), for_weights(slots.for_weights), left(slots.left);
+  FreeSlots saved(slots.saved), heads(slots.head), arriving(slots.inputs), for_weights(slots.for_weights),
+      left(slots.left);
   std::map<std::pair<int, int>, ActionSlots> held;  // by stage and micro-batch
   std::array<int, 2> exchanged{};                   // per flow
   for (const Action& action : actions) {
     const std::pair key{action.stage, action.micro_batch};
     const bool is_forward = action.phase == Phase::forward, has_parts = split.contains(action.stage);
-    const bool arrives = action.stage > 0 && slots.inputs > 0;
+    const bool arrives = action.stage > 0 && slots.inputs > 0, takes_head = has_head && action.stage == last_stage;
     if (is_forward) {
       ActionSlots& taken = held[key];
       taken.saved = saved.take(action);
+      if (takes_head) taken.head = heads.take(action);
       if (arrives) taken.input = arriving.take(action);
       if (has_parts) taken.for_weights = for_weights.take(action);
     }
@@ -96,6 +102,7 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
       of_action.exchange = taken % slots.exchanges;
       if (!is_forward || sends(schedule, action)) ++taken;
       if (!is_forward) saved.free(slot->second.saved);
+      if (!is_forward && takes_head) heads.free(slot->second.head);
       if (!is_forward && arrives) arriving.free(slot->second.input);
     }
     if (action.phase == Phase::backward_weights) left.free(slot->second.left);

@@ -10,6 +10,7 @@ namespace parplan {
 // The buffers of one action, as indices into the rank's buffers of each kind.
 struct ActionSlots {
   int saved = 0;     // slot of saved activations
+  int head = 0;      // slot of those of the last block, where it has its own
   int input = 0;     // buffer for the activation that arrives, where it lies apart
   int exchange = 0;  // forward: activation to send; backward: activation gradient
   // Of stages that run backwards in two parts: the slot of what the forward saves for the second,
@@ -24,6 +25,8 @@ struct Slots {
   // The number of slots of saved activations: that of the micro-batches that the rank holds at
   // once.
   int saved = 0;
+  // The number of slots that the model's last block has of its own: 0 where it lies in the others.
+  int head = 0;
   // The number of buffers for arriving activations: 0 where these arrive in the slots.
   int inputs = 0;
   int exchanges = 0;  // number of exchange buffers of either kind
@@ -37,10 +40,12 @@ struct Slots {
 
 // Plays a rank's list. A forward takes the slot that has been free the longest, whose former
 // content is the most likely to be no longer in use, and the backward of its micro-batch, or the
-// first part of it, frees the slot; what the second part reads is in slots that it frees. Buffers
-// for arriving activations are used likewise; with `one_more`, there is one more of them than
-// micro-batches that hold one, unless no micro-batch would use it. Exchange buffers take turns: the
-// result of an action is still being sent during the next.
+// first part of it, frees the slot; what the second part reads is in slots that it frees. The
+// stages of a rank share its slots. But where it holds the last stage beside others, the last block
+// (the head, whose logits are far larger than what layers save) has slots of its own, as many as
+// that stage needs. Buffers for arriving activations are used likewise; with `one_more`, there is
+// one more of them than micro-batches that hold one, unless no micro-batch would use it. Exchange
+// buffers take turns: the result of an action is still being sent during the next.
 Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs);
 
 }  // namespace parplan

@@ -67,8 +67,10 @@ struct Lowering {
     bool holds_gradients = false;  // of uses since the last reduction
   };
   std::map<int, UnreducedTied> unreduced_tied;
-  std::vector<std::vector<int>> saved;  // by slot, then position of the block in its stage
-  std::vector<std::vector<int>> for_weights, left;  // likewise
+  std::vector<std::vector<int>> saved;              // by slot, then `position_in_slot`
+  std::vector<int> position_in_slot;                // by block of the graph, for those that the rank holds
+  std::vector<int> head;                            // what the last block saves, where it has slots of its own
+  std::vector<std::vector<int>> for_weights, left;  // by slot, then position of the block in its stage
   std::vector<int> input;       // of a stage, from another rank, where it lies apart
   std::vector<int> gradient;    // of an activation between blocks
   std::vector<int> output;      // an activation on its way to another rank
@@ -92,6 +94,7 @@ struct Lowering {
   int bucket_index(int block) const;  // of its own bucket, in program.buckets
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }
   DataShards shards_of(int block) const { return rank_buckets[bucket_index(block)].shards; }
+  bool has_own_slots(int block) const { return slots.head > 0 && block + 1 == static_cast<int>(graph.blocks.size()); }
   // The bucket of the tied parameter that a block uses.
   std::optional<int> tied_bucket_of(int block) const { return tied_buckets[block]; }
 };

@@ -34,6 +34,24 @@ void make_buckets(Lowering& lowering) {
 
 namespace {
 
+// Where a rank holds several stages, which share its slots, the largest blocks of all stages lie in
+// one place of a slot, the second largest in another, and so on: that takes least. Otherwise blocks
+// lie in their order.
+std::vector<int> positions_in_slot(const Lowering& lowering) {
+  std::vector<int> positions(lowering.graph.blocks.size());
+  for (const int stage : lowering.stages) {
+    const BlockRange range = lowering.blocks_of(stage);
+    std::vector<int> blocks;
+    for (int b = range.first; b < range.last; ++b)
+      if (!lowering.has_own_slots(b)) blocks.push_back(b);
+    if (lowering.stages.size() > 1)
+      std::ranges::stable_sort(blocks, std::ranges::greater(),
+                               [&](int block) { return lowering.segments_of(block).saved_bytes; });
+    for (std::size_t i = 0; i < blocks.size(); ++i) positions[blocks[i]] = static_cast<int>(i);
+  }
+  return positions;
+}
+
 // The buffers of one rank, each in an entry of its own (`times` is 1); only buffers that take turns
 // share an entry.
 std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
@@ -46,20 +64,25 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
          .tied = bucket.tied.has_value(),
          .accumulates_twice = bucket.blocks.size() > 1 && lowering.job.layout.tied_gradients == TiedGradients::apart,
          .homes = bucket.homes});
-  // A slot holds a micro-batch of any of the rank's stages.
+  // A slot holds a micro-batch of any of the rank's stages, but not the last block where that has
+  // slots of its own.
   std::vector<SavedSizes> saved, for_weights, left;
   std::int64_t crossing = 0;
   std::int64_t sent = 0;
   std::int64_t input = 0;
+  std::int64_t head = 0;
   const Schedule& schedule = lowering.job.schedule;
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
-    for (std::vector<SavedSizes>* sizes : {&saved, &for_weights, &left})
-      sizes->resize(std::max(saved.size(), static_cast<std::size_t>(range.size())));
+    const auto blocks = static_cast<std::size_t>(range.size());
+    const bool has_head = lowering.has_own_slots(range.last - 1);
+    saved.resize(std::max(saved.size(), blocks - (has_head ? 1 : 0)));
+    for (std::vector<SavedSizes>* sizes : {&for_weights, &left}) sizes->resize(std::max(sizes->size(), blocks));
     for (int b = range.first; b < range.last; ++b) {
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
       const auto at = static_cast<std::size_t>(b - range.first);
-      saved[at].bytes = std::max(saved[at].bytes, segments.saved_bytes);
+      std::int64_t& in_slot = lowering.has_own_slots(b) ? head : saved[lowering.position_in_slot[b]].bytes;
+      in_slot = std::max(in_slot, segments.saved_bytes);
       for_weights[at].bytes = std::max(for_weights[at].bytes, segments.for_weights_bytes);
       left[at].bytes = std::max(left[at].bytes, segments.left_bytes);
       crossing = std::max({crossing, segments.input_bytes, segments.output_bytes});
@@ -78,6 +101,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .sent_bytes = sent,
                         .scratch_bytes = scratch,
                         .in_flight = lowering.slots.saved,
+                        .head_bytes = head,
+                        .head_in_flight = lowering.slots.head,
                         .for_weights_in_flight = lowering.slots.for_weights,
                         .left_in_flight = lowering.slots.left,
                         .exchanges = lowering.slots.exchanges,
@@ -104,7 +129,9 @@ const char* words(BufferRole role) {
     case BufferRole::gathered_tied: return "gathered tied parameter";
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
-    case BufferRole::saved: return "saved of {}, slot {}";
+    case BufferRole::saved:
+    case BufferRole::head:
+      return "saved of {}, slot {}";
     case BufferRole::for_weights:
       return "saved of {} for weight gradients, slot {}";
     case BufferRole::left:
@@ -122,7 +149,8 @@ const char* words(BufferRole role) {
 
 // Whether it is one of a block's buffers for a micro-batch.
 bool is_slot(BufferRole role) {
-  return role == BufferRole::saved || role == BufferRole::for_weights || role == BufferRole::left;
+  return role == BufferRole::saved || role == BufferRole::head || role == BufferRole::for_weights ||
+         role == BufferRole::left;
 }
 
 // Records a buffer's number where the later passes look for it.
@@ -144,6 +172,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
     case BufferRole::saved: lowering.saved[slot].push_back(number); break;
+    case BufferRole::head:
+      lowering.head.push_back(number);
+      break;
     case BufferRole::for_weights:
       lowering.for_weights[slot].push_back(number);
       break;
@@ -164,18 +195,25 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
   lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
+  lowering.position_in_slot = positions_in_slot(lowering);
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
-  const auto block_name = [&](std::size_t position) {
-    for (const int stage : lowering.stages)
-      if (const BlockRange range = lowering.blocks_of(stage); position < static_cast<std::size_t>(range.size()))
-        return lowering.graph.blocks[range.first + position].name;
+  const auto block_name = [&](BufferRole role, std::size_t position) {
+    if (role == BufferRole::head) return lowering.graph.blocks.back().name;
+    for (const int stage : lowering.stages) {
+      const BlockRange range = lowering.blocks_of(stage);
+      for (int b = range.first; b < range.last; ++b) {
+        const int at = role == BufferRole::saved ? lowering.position_in_slot[b] : b - range.first;
+        if (at == static_cast<int>(position) && !(role == BufferRole::saved && lowering.has_own_slots(b)))
+          return lowering.graph.blocks[b].name;
+      }
+    }
     return std::string();
   };
   const auto add = [&](const RankBuffer& buffer, int slot) {
     std::string of;
     if (is_slot(buffer.role))
-      of = block_name(buffer.of);
+      of = block_name(buffer.role, buffer.of);
     else if (is_persistent(buffer.role) && buffer.role != BufferRole::loss_scale)
       of = lowering.rank_buckets[buffer.of].name;
     else of = fmt::format("{}", slot);

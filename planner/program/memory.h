@@ -41,6 +41,9 @@ struct RankSizes {
   std::int64_t sent_bytes = 0;
   std::int64_t scratch_bytes = 0;  // the largest of its Segments' and of step_scratch_bytes
   int in_flight = 1;               // slots of saved activations
+  // What the last block saves, and its slots, where it has its own (activation_slots.h).
+  std::int64_t head_bytes = 0;
+  int head_in_flight = 0;
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
   int exchanges = 1;               // exchange_buffers of schedule.h
@@ -68,6 +71,7 @@ enum class BufferRole {
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
   saved,        // by a block's forward for its backward
+  head,         // the same of the last block, where it has slots of its own
   for_weights,  // by a block's forward for its backward_weights
   left,         // by a block's backward_inputs for its backward_weights
   input,        // an activation from another rank, until its backward
@@ -176,6 +180,8 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                        .of = i});
   };
   of_blocks(BufferRole::saved, sizes.saved, sizes.in_flight);
+  if (sizes.head_in_flight > 0)
+    one(BufferRole::head, MemoryCategory::activations, sizes.head_bytes, sizes.head_in_flight);
   if (sizes.for_weights_in_flight > 0)
     of_blocks(BufferRole::for_weights, sizes.for_weights, sizes.for_weights_in_flight);
   if (sizes.left_in_flight > 0) of_blocks(BufferRole::left, sizes.left, sizes.left_in_flight);

@@ -147,6 +147,12 @@ std::optional<int> stage_of(const std::optional<Action>& neighbour) {
   return neighbour ? std::optional(neighbour->stage) : std::nullopt;
 }
 
+// Where a block saves what its backward reads.
+int saved_of(const Lowering& lowering, int block, const ActionSlots& slots) {
+  return lowering.has_own_slots(block) ? lowering.head[slots.head]
+                                       : lowering.saved[slots.saved][lowering.position_in_slot[block]];
+}
+
 // The buffer of a block for a micro-batch: nothing where the rank has no such slots.
 std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot, std::size_t block) {
   return slots.empty() ? std::nullopt : std::optional(slots[slot][block]);
@@ -155,14 +161,13 @@ std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot,
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   const int stages = lowering.job.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
-  const std::vector<int>& slot = lowering.saved[slots.saved];
   const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
   std::optional<int> to_send;
   if (to) to_send = lowering.output[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   if (from)
-    transfer(lowering, "activation", InstructionKind::receive, action.stage, *from, input.value_or(slot.front()),
-             lowering.segments_of(range.first).input_bytes);
+    transfer(lowering, "activation", InstructionKind::receive, action.stage, *from,
+             input.value_or(saved_of(lowering, range.first, slots)), lowering.segments_of(range.first).input_bytes);
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
   visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
@@ -170,10 +175,10 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
     add_call(lowering, lowering.segments_of(block).forward,
              {{binding::parameters, parameters},
               {binding::tied_parameters, tied_parameters},
-              {binding::saved, slot[at]},
+              {binding::saved, saved_of(lowering, block, slots)},
               {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, at)},
               {binding::input, input},
-              {binding::output, block + 1 < range.last ? slot[at + 1] : to_send},
+              {binding::output, block + 1 < range.last ? saved_of(lowering, block + 1, slots) : to_send},
               {binding::loss, lowering.program.loss_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, {});
@@ -189,7 +194,6 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   Program& program = lowering.program;
   const int stages = lowering.job.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
-  const std::vector<int>& slot = lowering.saved[slots.saved];
   const int gradient = lowering.gradient[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
@@ -230,7 +234,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     }
     const auto at = static_cast<std::size_t>(block - range.first);
     const Lowering::BlockSegments& segments = lowering.segments_of(block);
-    const int saved = slot[at];
+    const int saved = saved_of(lowering, block, slots);
     const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
     std::vector<int> frees{saved};
     if (has_parts && !in_parts) frees.push_back(*for_weights);

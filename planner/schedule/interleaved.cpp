@@ -182,6 +182,14 @@ int interleaved_in_flight(int rank, const PipelineShape& shape) {
   return std::min(warm_up_of(rank, shape) + 1, turns_of(shape));
 }
 
+// The last rank runs backward turn t after forward turn (v - 1) g + t. In whole groups both are of
+// the same micro-batch of the last stage. A last group of r micro-batches has gone forward through
+// it (v - 1) (g - r) turns earlier.
+int interleaved_last_stage_in_flight(const PipelineShape& shape) {
+  const int remainder = shape.micro_batches % shape.group;
+  return std::max(1, std::min(remainder, (chunks_of(shape) - 1) * (shape.group - remainder) + 1));
+}
+
 int interleaved_period(const PipelineShape& shape) { return std::lcm(shape.group, most_exchange_buffers(shape)); }
 
 }  // namespace parplan

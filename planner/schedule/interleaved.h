@@ -22,6 +22,7 @@ Seconds interleaved_least_time(Seconds total, Seconds computing, Seconds slowest
 // The least time of the pipeline, however stages are cut; see schedules.h.
 Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShape& shape);
 int interleaved_in_flight(int rank, const PipelineShape& shape);
+int interleaved_last_stage_in_flight(const PipelineShape& shape);
 int interleaved_period(const PipelineShape& shape);
 
 }  // namespace parplan

@@ -24,6 +24,7 @@ constexpr std::array rows = {
                 .least_time = gpipe_least_time,
                 .least = least_gpipe_time,
                 .in_flight = gpipe_in_flight,
+                .last_stage_in_flight = nullptr,
                 .for_weights = nullptr,
                 .period = every_second},
     ScheduleRow{.kind = ScheduleKind::one_f_one_b,
@@ -34,6 +35,7 @@ constexpr std::array rows = {
                 .least_time = one_f_one_b_least_time,
                 .least = least_one_f_one_b_time,
                 .in_flight = one_f_one_b_in_flight,
+                .last_stage_in_flight = nullptr,
                 .for_weights = nullptr,
                 .period = every_second},
     // What one of a rank's stages does says little of the rank.
@@ -45,6 +47,7 @@ constexpr std::array rows = {
                 .least_time = interleaved_least_time,
                 .least = least_interleaved_time,
                 .in_flight = interleaved_in_flight,
+                .last_stage_in_flight = interleaved_last_stage_in_flight,
                 .for_weights = nullptr,
                 .period = interleaved_period},
     ScheduleRow{.kind = ScheduleKind::zero_bubble_h1,
@@ -55,6 +58,7 @@ constexpr std::array rows = {
                 .least_time = zero_bubble_h1_least_time,
                 .least = least_zero_bubble_h1_time,
                 .in_flight = zero_bubble_h1_in_flight,
+                .last_stage_in_flight = nullptr,
                 .for_weights = zero_bubble_h1_for_weights,
                 .period = every_second},
 };
@@ -74,6 +78,7 @@ ScheduleForms forms_of(const ScheduleRow& row) {
           .through_stage = row.through_stage,
           .least_time = row.least_time,
           .in_flight = row.in_flight,
+          .last_stage_in_flight = row.last_stage_in_flight,
           .for_weights = row.for_weights,
           .actions = row.actions};
 }

@@ -31,6 +31,8 @@ struct ScheduleRow {
   // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds
   // at once.
   int (*in_flight)(int rank, const PipelineShape& shape) = nullptr;
+  // Where ranks hold several stages: that of the micro-batches of the last stage.
+  int (*last_stage_in_flight)(const PipelineShape& shape) = nullptr;
   // With backwards in two parts: the slots for weight gradients.
   SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
   // After this number of micro-batches the middle of a long step repeats itself: a multiple of two,

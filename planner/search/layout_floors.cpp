@@ -54,6 +54,11 @@ double speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const S
   return sum;
 }
 
+// The slots that the last block has of its own.
+std::int64_t slots_of_last_block(const ParallelSpec& spec, const PipelineShape& shape) {
+  return spec.virtual_stages > 1 ? row_of(spec.schedule).last_stage_in_flight(shape) : 0;
+}
+
 }  // namespace
 
 LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
@@ -437,6 +442,9 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
   const auto most = static_cast<std::size_t>(std::ranges::max_element(blocks_) - blocks_.begin());
   Shares shares{.of_byte = {}, .needed = 0.0, .least_fixed = bytes.least_fixed};
   std::vector<double> least(blocks_.size(), std::numeric_limits<double>::infinity());
+  // The last block has its own slots.
+  const auto last = static_cast<std::size_t>(graph_.blocks.back().kind);
+  const std::int64_t heads = slots_of_last_block(spec, shape);
   int in_flight = -1;
   for (int s = 0; s < shape.ranks; ++s) {
     // Ranks that hold equally much follow one another.
@@ -445,7 +453,8 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
       continue;
     }
     const auto takes = [&](std::size_t kind) {
-      const std::int64_t saved = in_flight * bytes.saved[kind] / spec.virtual_stages;
+      std::int64_t saved = in_flight * bytes.saved[kind] / spec.virtual_stages;
+      if (spec.virtual_stages > 1 && kind == last) saved = std::min(saved, heads * bytes.saved[kind]);
       return static_cast<double>(bytes.state[kind] + saved);
     };
     shares.of_byte.push_back(1.0 / std::max(takes(most), 1.0));
@@ -489,8 +498,10 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   // it can hold with more blocks it can with fewer, so no cut gets further. The last rank takes the
   // rest: it may hold that, although it could not hold less and send it on. Where ranks hold
   // several stages, this counts blocks: all but the first and the last, which are on the first and
-  // the last rank, are alike. Slots of saved activations are as large as the largest stage needs.
+  // the last rank, are alike. Slots of saved activations are as large as the largest stage needs;
+  // the last block has its own.
   const int stages = spec.virtual_stages;  // of a rank
+  const std::int64_t heads = slots_of_last_block(spec, shape);
   std::size_t held = 0;
   for (int s = 0; s < shape.ranks; ++s) {
     const bool is_last = s + 1 == shape.ranks;
@@ -506,8 +517,10 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       auto& fixed = holding.fixed;
       const auto fits = [&](std::size_t end) {
         if (most && table.seconds[end] - table.seconds[held] > *most * (1 + 1e-9)) return false;
-        const std::int64_t growing =
-            table.state[end] - table.state[held] + in_flight * (table.saved[end] - table.saved[held]) / stages;
+        const std::size_t shared = stages > 1 && end == blocks ? end - 1 : end;  // of these blocks
+        const std::int64_t growing = table.state[end] - table.state[held] +
+                                     in_flight * (table.saved[shared] - table.saved[held]) / stages +
+                                     heads * (table.saved[end] - table.saved[shared]);
         if (growing + table.least_fixed > capacity) return false;
         if (stages > 1) return true;
         const BlockRange range{static_cast<int>(held), static_cast<int>(end)};

@@ -358,20 +358,27 @@ std::int64_t scratch_of(const LoweredBlock& block) {
 
 }  // namespace
 
-// A slot of saved activations holds any of the rank's stages: at each position the larger block.
-void Estimator::share_slots(std::span<const HeldStage> held, bool inputs_lie_apart) {
+// A slot of saved activations holds any of the rank's stages: of each the largest block in one
+// place, the second largest in another, as positions_in_slot (make_buffers.cpp) has it.
+std::int64_t Estimator::share_slots(std::span<const HeldStage> held, bool inputs_lie_apart) {
   saved_.clear();
+  std::int64_t head = 0;
   for (const HeldStage& stage : held) {
-    saved_.resize(std::max(saved_.size(), static_cast<std::size_t>(stage.blocks.size())));
-    for (int i = 0; i < stage.blocks.size(); ++i) {
-      const Block& block = graph_.blocks[stage.blocks.first + i];
-      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[block.kind];
-      const std::int64_t bytes = i == 0 && inputs_lie_apart && stage.blocks.first > 0
-                                     ? saved_bytes_without_input(lowered)
-                                     : lowered.saved_bytes;
-      saved_[i].bytes = std::max(saved_[i].bytes, bytes);
+    sizes_.clear();
+    for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
+      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[graph_.blocks[b].kind];
+      const bool input_apart = inputs_lie_apart && b > 0 && b == stage.blocks.first;
+      sizes_.push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
+    if (stage.blocks.last == static_cast<int>(graph_.blocks.size())) {
+      head = sizes_.back();
+      sizes_.pop_back();
+    }
+    std::ranges::sort(sizes_, std::ranges::greater());
+    saved_.resize(std::max(saved_.size(), sizes_.size()));
+    for (std::size_t i = 0; i < sizes_.size(); ++i) saved_[i].bytes = std::max(saved_[i].bytes, sizes_[i]);
   }
+  return head;
 }
 
 MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
@@ -408,7 +415,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     }
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
-  if (held.size() > 1) share_slots(held, inputs_lie_apart);
+  const std::int64_t head = held.size() > 1 ? share_slots(held, inputs_lie_apart) : 0;
   if (tied_uses > 0) {
     buckets_.push_back(bucket_of(shapes_[held.front().shapes]->tied_elements, spec, placements));
     buckets_.back().tied = true;
@@ -419,6 +426,10 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   const int in_flight = schedule.in_flight(rank, shape);
   const SlotsForWeights slots =
       schedule.for_weights != nullptr ? schedule.for_weights(rank, shape) : SlotsForWeights{};
+  int heads = 0;
+  if (held.size() > 1 && holds_last)
+    heads = schedule.last_stage_in_flight != nullptr ? schedule.last_stage_in_flight(shape)
+                                                     : most_in_flight_of_last_stage(schedule.actions(shape));
   int inputs = 0;
   if (input > 0)
     inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
@@ -431,6 +442,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
                                   .in_flight = in_flight,
+                                  .head_bytes = head,
+                                  .head_in_flight = heads,
                                   .for_weights_in_flight = slots.saved,
                                   .left_in_flight = slots.left,
                                   .exchanges = exchange_buffers(shape),

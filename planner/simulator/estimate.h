@@ -245,7 +245,8 @@ class Estimator {
                                  const MeshView& view, int environment);
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                            int rank, std::span<const HeldStage> held);
-  void share_slots(std::span<const HeldStage> held, bool inputs_lie_apart);
+  // Returns what the last block saves, where the rank holds it: it has slots of its own.
+  std::int64_t share_slots(std::span<const HeldStage> held, bool inputs_lie_apart);
   // From the first block that uses the tied parameter to the last; empty where none does.
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.
@@ -281,6 +282,7 @@ class Estimator {
   // Buffers that estimates reuse.
   std::vector<BucketSizes> buckets_;
   std::vector<SavedSizes> saved_, for_weights_, left_;
+  std::vector<std::int64_t> sizes_;  // of what a stage's blocks save
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
   std::vector<BlockRange> ranges_;   // by stage

@@ -1,11 +1,12 @@
 // Jobs whose processes are killed, stopped, cut off or refused memory and threads at random
 // moments, and a table of how they ended:
 //
-//   campaign PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]
+//   campaign PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED [WHAT]]]]
 //
 // MPIRUN may be "-": then there are no jobs over MPI. FAULTS is the library of faults.cpp. There
-// are TRIALS of each kind; a job has to end within LIMIT seconds of what happens to it. The exit
-// code is 1 if one does not, says nothing, or leaves a process behind.
+// are TRIALS of each kind, or of those that are called WHAT ("a process is stopped"); a job has to
+// end within LIMIT seconds of what happens to it. The exit code is 1 if one does not, says nothing,
+// or leaves a process behind.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -373,6 +374,8 @@ Verdict try_once(Setting& setting, const Kind& kind, int number) {
     verdict.seconds = std::max(verdict.seconds, std::chrono::duration<double>(Clock::now() - began).count());
   };
   if (kind.goes_on) {
+    // The other may not have been started yet.
+    wait_until([&] { return job.code() || !job.of_rank(1 - rank).empty(); });
     wait_until([&] { return job.code() || job.of_rank(1 - rank).empty(); });
     began = Clock::now();
     for (const pid_t pid : job.of_rank(rank)) kill(pid, SIGCONT);
@@ -420,7 +423,7 @@ void make_plans(const Setting& setting) {
 
 int main(int count, char** words) {
   if (count < 6) {
-    fmt::print("{} PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED]]]\n", words[0]);
+    fmt::print("{} PARPLAN MPIRUN FAULTS SOURCE FOLDER [TRIALS [LIMIT [SEED [WHAT]]]]\n", words[0]);
     return 2;
   }
   Setting setting{.parplan = words[1],
@@ -444,6 +447,7 @@ int main(int count, char** words) {
       "|---|---|---|---|---|---|---|\n";
   int number = 0;
   for (const Kind& kind : kinds()) {
+    if (count > 9 && kind.name != words[9]) continue;
     if (kind.start == Start::mpi && setting.mpirun == "-") continue;
     if (kind.start == Start::two_machines && !TwoMachines().are_there()) {
       fmt::print("cut networks are not tried: no network namespaces can be made here\n");

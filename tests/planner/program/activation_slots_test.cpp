@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "planner/schedule/schedules.h"
+#include "tests/planner/program/random_plans.h"
 #include "tests/planner/schedule/random_orders.h"
 
 namespace parplan {
@@ -23,6 +24,14 @@ Slots slots_of(const std::vector<std::string>& actions) {
       ranks[s].back().stage = s;
     }
   return play_slots(one_stage_a_rank(std::move(ranks)), 0, InputSlots::in_flight);
+}
+
+// What a Program saves for its backward: the bytes of one block, or of all.
+std::int64_t saved_bytes(const Program& program, const std::string& block) {
+  std::int64_t bytes = 0;
+  for (const Buffer& buffer : program.buffers)
+    if (buffer.name.starts_with("saved of " + block)) bytes += buffer.bytes;
+  return bytes;
 }
 
 }  // namespace
@@ -159,6 +168,68 @@ TEST_CASE("what the weight gradients read is held until they are there, and all 
     }
   }
   CHECK(in_parts > 100);
+}
+
+TEST_CASE("the last block has slots of its own where its rank holds other stages") {
+  const ScheduleRow& row = row_of(ScheduleKind::interleaved);
+  for (const int ranks : {1, 2, 3})
+    for (const int chunks : {2, 3})
+      for (const int micro_batches : {1, 2, 3, 5, 8}) {
+        const PipelineShape shape{ranks, ranks * chunks, micro_batches, ranks + 1};
+        const Schedule schedule = row.actions(shape);
+        for (int rank = 0; rank < ranks; ++rank) {
+          INFO(ranks << " ranks, " << chunks << " chunks, " << micro_batches << " micro-batches, rank " << rank);
+          const Slots slots = play_slots(schedule, rank, InputSlots::in_flight);
+          CHECK(slots.head == (rank + 1 == ranks ? row.last_stage_in_flight(shape) : 0));
+          std::map<int, int> held;  // slot to micro-batch of the last stage
+          int highest = -1;
+          for (std::size_t i = 0; i < slots.actions.size(); ++i) {
+            const auto [stage, phase, m] = schedule.ranks[rank][i];
+            if (stage + 1 < schedule.stages()) continue;
+            const int slot = slots.actions[i].head;
+            highest = std::max(highest, slot);
+            if (phase == Phase::forward) {
+              CHECK(held.emplace(slot, m).second);
+            } else {
+              REQUIRE(held.contains(slot));
+              CHECK(held.at(slot) == m);
+              held.erase(slot);
+            }
+          }
+          CHECK(highest == slots.head - 1);
+        }
+      }
+  // With one stage a rank, the slots are those of all its blocks.
+  CHECK(play_slots(row_of(ScheduleKind::one_f_one_b).actions({2, 4}), 1, InputSlots::in_flight).head == 0);
+}
+
+TEST_CASE("slots of several stages take what their largest blocks save, and the head what its own stage needs") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  TrainingSpec training;
+  training.global_batch = 8;
+  training.sequence_length = 16;
+  ParallelSpec alone;
+  alone.micro_batch = 1;
+  const int blocks = static_cast<int>(graph.blocks.size());
+  alone.stage_blocks = {blocks};
+  const Program whole = lower(job_of(graph, training, alone), 0);
+  const std::int64_t embedding = saved_bytes(whole, graph.blocks.front().name);
+  const std::int64_t layer = saved_bytes(whole, graph.blocks[1].name);
+  const std::int64_t head = saved_bytes(whole, graph.blocks.back().name);
+  REQUIRE(embedding < layer);
+  REQUIRE(head > 0);
+  ParallelSpec spec = alone;
+  spec.mesh.degree.pp = 2;
+  spec.schedule = ScheduleKind::interleaved;
+  spec.virtual_stages = 2;
+  spec.stage_blocks = {2, 1, 1, blocks - 4};
+  REQUIRE(blocks >= 6);
+  REQUIRE(!illegal(graph, training, spec));
+  const Job job = job_of(graph, training, spec);
+  const PipelineShape shape = shape_of(spec, training);
+  const ScheduleRow& row = row_of(spec.schedule);
+  CHECK(saved_bytes(lower(job, 0), "") == row.in_flight(0, shape) * (layer + embedding));
+  CHECK(saved_bytes(lower(job, 1), "") == row.in_flight(1, shape) * (blocks - 5) * layer + head);
 }
 
 TEST_CASE("the stages of one rank share its slots and buffers, and send only what leaves it") {

@@ -87,7 +87,13 @@ TEST_CASE("Activations in flight are as the row says") {
         INFO(describe(row, shape) << ", rank " << rank);
         CHECK(row.in_flight(rank, shape) == most_in_flight(schedule.ranks[rank]));
       }
+      if (row.last_stage_in_flight) {
+        INFO(describe(row, shape));
+        CHECK(row.last_stage_in_flight(shape) == most_in_flight_of_last_stage(schedule));
+      }
     }
+  CHECK(row_of(ScheduleKind::interleaved).last_stage_in_flight({2, 4, 8}) == 1);
+  CHECK(row_of(ScheduleKind::interleaved).last_stage_in_flight({2, 4, 5, 3}) == 2);
   CHECK(row_of(ScheduleKind::gpipe).in_flight(3, {4, 8}) == 8);
   CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(0, {4, 8}) == 4);
   CHECK(row_of(ScheduleKind::one_f_one_b).in_flight(3, {4, 8}) == 1);
