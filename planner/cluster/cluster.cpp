@@ -71,9 +71,14 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
   if (const auto bandwidth = value.find("bandwidth")) layout.bandwidth = read_positive_bandwidth(*bandwidth);
   if (const auto latency = value.find("latency")) layout.latency = latency->as_duration();
   if (const auto nics = value.find("nics")) {
-    nics->allow_keys({"count", "line_rate"});
+    nics->allow_keys({"count", "line_rate", "reached"});
     layout.nics = NicLayout{.count = static_cast<int>(nics->at("count").as_integer(1, 4096)),
                             .line_rate = read_line_rate(nics->at("line_rate"))};
+    if (const auto reached = nics->find("reached")) {
+      layout.nics->reached = read_line_rate(*reached);
+      if (*layout.nics->reached > layout.nics->line_rate)
+        reached->fail("a NIC reaches no more than its line rate");
+    }
   }
   if (const auto problem = problem_with(layout, device)) value.fail(*problem);
   NodeKind node = build_node(layout, device);

@@ -97,6 +97,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
 
   const BytesPerSecond pcie = pcie_bandwidth(device.pcie_generation, device.pcie_lanes);
   const int count = layout.nics->count;
+  const BytesPerSecond reached = layout.nics->reached.value_or(layout.nics->line_rate * nic_reached_share);
   const int network = add_vertex(node, "network", VertexKind::network);
   const int switches = host_bridge ? 0 : smaller(layout.devices, count);
   std::vector<int> pcie_switches;
@@ -109,7 +110,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
     const int nic = add_vertex(node, fmt::format("NIC{}", n), VertexKind::nic);
     const int near = host_bridge ? *host_bridge : pcie_switches[n / (count / switches)];
     add_link(node, near, nic, pcie, pcie_link_latency, "PCIe");
-    add_link(node, nic, network, layout.nics->line_rate * nic_reached_share, Seconds(0.0), "network");
+    add_link(node, nic, network, reached, Seconds(0.0), "network");
   }
   return node;
 }

@@ -33,6 +33,8 @@ enum class Intra {
 struct NicLayout {
   int count = 0;
   BytesPerSecond line_rate;  // of one NIC
+  // What one NIC was measured to reach; if absent, nic_reached_share of the line rate.
+  std::optional<BytesPerSecond> reached = {};
 };
 struct NodeLayout {
   std::string name;

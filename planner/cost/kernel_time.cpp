@@ -39,6 +39,15 @@ BytesPerSecond memory_rate(OpKind op, const DeviceRates& rates) {
   return sustains_all ? rates.memory : std::min(rates.sustained_memory, rates.memory);
 }
 
+// Whether a product's operands begin where matrix units can read them: at multiples of 16 bytes
+// (cuBLAS, Tensor Core Usage). The batched products of single heads that do not ran on the ordinary
+// cores: BLOOM's steps with heads of 108 and 150 elements (bigscience@9e64ede, tr11-176B-ml
+// chronicles-prequel.md, "Another round of NHEADS").
+bool is_aligned(OpKind op, const OpShape& shape, DataType type) {
+  constexpr std::int64_t alignment = 16;
+  return !row_of(op).by_head || !is_half(type) || shape.head_dim * size_of(type) % alignment == 0;
+}
+
 // How much slower one device is because of the others at work; 1 where it works alone.
 double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
@@ -51,6 +60,7 @@ Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork&
   FlopsPerSecond reached = is_product ? sustained(op, type, device, rates) : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
+  if (is_product && !is_aligned(op, shape, type)) return work.flops / std::min(reached, rates.vector);
   if (is_attention(op)) {
     reached *= row_of(op).unmeasured_share;
     return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);

@@ -27,8 +27,15 @@ struct Engine {
   bool overlaps_tensor = true;    // over the tensor, context and expert axes
   bool overlaps_data = true;      // over the data axis
   bool overlaps_pipeline = true;  // transfers between stages
-  // In bf16, gradients are held in bf16 beside those in fp32.
+  // A transfer between stages is split over the tensor axis, and gathered behind it.
+  bool splits_transfers = false;
+  // Backwards leave gradients in half precision, and kernels of their own add those of
+  // micro-batches: in bf16 to sums in fp32, in fp16 to sums in fp16.
   bool half_gradients = false;
+  // Sums in fp32 are reduced and scattered where the optimizer is sharded; else all-reduced.
+  bool scatters_fp32 = true;
+  // They are reduced in half precision where the training is, whatever they are summed in.
+  bool reduces_half = false;
   // Layouts that it has.
   bool has_tensor = true;       // tensor parallelism
   bool has_pipeline = true;     // pipelines, of one stage on each rank

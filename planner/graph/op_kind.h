@@ -338,6 +338,8 @@ struct OpRow {
   OpModule module = OpModule::none;
   // A product that adds to fp32 gradients of weights.
   bool of_weights = false;
+  // Products of each head alone: rows of their operands begin head_dim elements apart.
+  bool by_head = false;
   // The operands that may share storage if the read one is not needed again.
   std::optional<InPlace> in_place = {};
 

@@ -14,8 +14,23 @@ Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label l
   return instruction;
 }
 
-Instruction clear_gradients(std::int64_t elements, Label label) {
-  return flat_kernel(OpKind::fill_zero, elements, Stream::compute, label);
+Instruction clear_gradients(std::int64_t elements, Label label, DataType type) {
+  return flat_kernel(OpKind::fill_zero, elements, Stream::compute, label, type);
+}
+
+std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training) {
+  const DataType sums = gradient_type(training);
+  std::vector<Instruction> kernels{flat_kernel(OpKind::accumulate, elements, Stream::compute, Label::compute, sums)};
+  if (sums != training.precision) {
+    Instruction widen = flat_kernel(OpKind::widen, elements, Stream::compute, Label::compute, training.precision);
+    widen.shape.columns = 1;
+    kernels.insert(kernels.begin(), widen);
+  }
+  return kernels;
+}
+
+DataType gradient_type(const TrainingSpec& training) {
+  return training.engine.half_gradients && training.precision == DataType::fp16 ? DataType::fp16 : DataType::fp32;
 }
 
 Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label label) {
@@ -38,8 +53,14 @@ Instruction update_parameters(std::int64_t elements, bool decays, const Training
   return instruction;
 }
 
-InstructionKind gradient_reduction(const DataShards& shards) {
-  return shards.optimizer ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
+std::int64_t reduced_bytes(const TrainingSpec& training) {
+  return training.engine.reduces_half && is_half(training.precision) ? size_of(training.precision)
+                                                                     : gradient_bytes(training);
+}
+
+InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training) {
+  const bool scatters = training.engine.scatters_fp32 || gradient_type(training) != DataType::fp32 || shards.gradients;
+  return shards.optimizer && scatters ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
 }
 
 }  // namespace parplan

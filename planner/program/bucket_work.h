@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "planner/graph/training_spec.h"
 #include "planner/plan/placement.h"
@@ -15,18 +16,26 @@ namespace parplan {
 Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label label,
                         DataType type = DataType::fp32);
 
-Instruction clear_gradients(std::int64_t elements, Label label);
+// `type`: gradient_type
+Instruction clear_gradients(std::int64_t elements, Label label, DataType type = DataType::fp32);
 Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label label);
 Instruction sum_of_squares(std::int64_t elements);
 // AdamW, Adam or SGD on parameters that all decay, or that do not.
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training);
 
+// Adds what one micro-batch's backward left in half precision (Engine::half_gradients).
+std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
+
+// The type in which gradients are summed over micro-batches and data-parallel ranks: fp32 but in
+// fp16 under engines with half_gradients.
+DataType gradient_type(const TrainingSpec& training);
 // What sums the gradients of all data-parallel ranks: a reduce-scatter where each rank updates its
-// shard, else an all-reduce. Gradients are fp32.
-InstructionKind gradient_reduction(const DataShards& shards);
+// shard, else an all-reduce.
+InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training);
 
 // Bytes of an element of a bucket in each of its roles.
-inline constexpr std::int64_t gradient_bytes = 4;
+inline std::int64_t gradient_bytes(const TrainingSpec& training) { return size_of(gradient_type(training)); }
+std::int64_t reduced_bytes(const TrainingSpec& training);  // of what goes over the data axis
 inline constexpr std::int64_t state_bytes = 4;  // moments and master copies
 
 // The copies of the optimizer's state that a rank keeps for each of its parameters.

@@ -179,6 +179,10 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
   return result;
 }
 
+int transfer_parts(const TensorLayout& residual, const DeviceMesh& mesh, const Engine& engine) {
+  return engine.splits_transfers && residual[Axis::tp] == replicate() ? mesh.degree.tp : 1;
+}
+
 std::int64_t saved_bytes_without_input(const LoweredBlock& block) {
   return block.saved_bytes - align_up(Bytes(block.input_bytes), alignment).count;
 }

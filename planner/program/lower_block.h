@@ -56,6 +56,10 @@ struct LoweredBlock {
   std::int64_t output_bytes = 0;
 };
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context);
+// The parts into which an activation or its gradient is split when it goes to another stage: one
+// for each rank of the tensor axis, where the engine splits what they all hold
+// (Engine::splits_transfers), else 1.
+int transfer_parts(const TensorLayout& residual, const DeviceMesh& mesh, const Engine& engine);
 // What a block whose input does not lie apart would save if it did.
 std::int64_t saved_bytes_without_input(const LoweredBlock& block);
 // The same with what is kept as `recompute` says, instead of the context's row.

@@ -107,6 +107,8 @@ void make_buckets(Lowering& lowering);                           // make_buffers
 void make_buffers(Lowering& lowering);                           // make_buffers.cpp
 void begin_step(Lowering& lowering);                             // step_begin_and_end.cpp
 void run_actions(Lowering& lowering);                            // run_actions.cpp
+// Of the data axis, under engines that do not overlap them with the backward.
+void reduce_at_end(Lowering& lowering);                          // run_actions.cpp
 void end_step(Lowering& lowering);                               // step_begin_and_end.cpp
 void plan_memory(Program& program, Bytes overhead);              // memory.cpp
 void count_communication(Program& program);                      // lower.cpp

@@ -131,7 +131,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     RankBuffer buffer{.role = BufferRole::gradients,
                        .category = MemoryCategory::gradients,
                        .home = bucket.homes.gradients,
-                       .bytes = local(bucket, bucket.shards.gradients) * gradient_bytes,
+                       .bytes = local(bucket, bucket.shards.gradients) * gradient_bytes(training),
                        .times = bucket.times,
                        .of = i};
     visit(buffer);
@@ -162,12 +162,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
-  if (own.unreduced) one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes, pair);
+  if (own.unreduced) one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.tied && bucket.shards.gradients)
       visit(RankBuffer{.role = BufferRole::unreduced_tied,
                         .category = MemoryCategory::buffers,
-                        .bytes = bucket.elements * gradient_bytes,
+                        .bytes = bucket.elements * gradient_bytes(training),
                         .of = i});
   });
   const auto of_blocks = [&](BufferRole role, std::span<const SavedSizes> blocks, int slots) {

@@ -70,8 +70,31 @@ void clear(Lowering& lowering, int buffer, std::int64_t elements) {
   if (elements == 0) return;
   constexpr const char* title = "fill_zero";
   call_again(lowering, {title, elements, 0, 0}, {buffer}, {}, [&]() -> Call& {
-    return call_on_pieces(lowering, title, Stream::compute, {clear_gradients(elements, Label::dp)},
-                          {{{buffer, 0, elements * gradient_bytes, Access::write}}});
+    const TrainingSpec& training = lowering.job.training;
+    return call_on_pieces(lowering, title, Stream::compute,
+                          {clear_gradients(elements, Label::dp, gradient_type(training))},
+                          {{{buffer, 0, elements * gradient_bytes(training), Access::write}}});
+  });
+}
+
+bool is_hybrid(const DeviceMesh& mesh, DataShards shards) { return mesh.dp_shard > 0 && shards.optimizer; }
+// The ranks over which a bucket's gradients are summed first.
+GroupKey data_group(const DeviceMesh& mesh, DataShards shards) {
+  return is_hybrid(mesh, shards) ? shard_group(mesh) : all_along(Axis::dp);
+}
+
+// Under engines with half_gradients: adds what one micro-batch's backward left in half precision to
+// the sum. In fp16, what the first left is the sum.
+void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elements, int micro_batch) {
+  const TrainingSpec& training = lowering.job.training;
+  if (!training.engine.half_gradients || !is_half(training.precision) || elements == 0) return;
+  if (gradient_type(training) == training.precision && micro_batch == 0) return;
+  constexpr const char* title = "gradients.add";
+  call_again(lowering, {title, elements, 0, 0}, {accumulator}, {}, [&]() -> Call& {
+    std::vector<Instruction> kernels = add_half_gradients(elements, training);
+    const std::vector<std::vector<Piece>> pieces(
+        kernels.size(), {{accumulator, 0, elements * gradient_bytes(training), Access::update}});
+    return call_on_pieces(lowering, title, Stream::compute, std::move(kernels), pieces);
   });
 }
 
@@ -80,38 +103,48 @@ void reduce_over_replicas(Lowering& lowering, const Piece& shard) {
   collective(lowering, "data.all_reduce.shards", InstructionKind::all_reduce_sum, shard_replicas, {shard});
 }
 
+// Sums a bucket's accumulated gradients, which are whole on every rank, over the data axis.
+void reduce_accumulated(Lowering& lowering, int index, int accumulator) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const DeviceMesh& mesh = lowering.job.layout.mesh;
+  const DataShards shards = lowering.rank_buckets[index].shards;
+  const InstructionKind kind = gradient_reduction(shards, lowering.job.training);
+  const std::int64_t element = reduced_bytes(lowering.job.training);
+  collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, data_group(mesh, shards),
+             {{accumulator, 0, bucket.elements * element}});
+  if (is_hybrid(mesh, shards))
+    reduce_over_replicas(lowering, {accumulator, bucket.shard_begin * element, bucket.shard_elements * element});
+}
+
 // Comes after a block's backward. Without sharded gradients, the accumulated bucket is reduced
-// once, after the last micro-batch; with them, each micro-batch's bucket is reduced and added to
-// this rank's shard. With hybrid sharding, this sums over the shard group; shards are summed over
-// the replicas of the group once, after the last micro-batch.
+// once, after the last micro-batch: here, beside the backwards of other blocks, or at the end of
+// the step under engines that overlap nothing with it (reduce_at_end). With them, each
+// micro-batch's bucket is reduced and added to this rank's shard. With hybrid sharding, this sums
+// over the shard group; shards are summed over the replicas of the group once, after the last
+// micro-batch.
 void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int unreduced, bool last_micro_batch) {
   const Bucket& bucket = lowering.program.buckets[index];
   const DataShards shards = lowering.rank_buckets[index].shards;
   const DeviceMesh& mesh = lowering.job.layout.mesh;
   if (group_size(mesh, Axis::dp) == 1 || bucket.elements == 0) return;
-  const bool is_hybrid = mesh.dp_shard > 0 && shards.optimizer;
-  const GroupKey group = is_hybrid ? shard_group(mesh) : all_along(Axis::dp);
-  const std::int64_t bytes = bucket.elements * gradient_bytes;
-  const std::int64_t shard_bytes = bucket.shard_elements * gradient_bytes;
-  const InstructionKind kind = gradient_reduction(shards);
   if (!shards.gradients) {
-    if (last_micro_batch)
-      collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, group, {{accumulator, 0, bytes}});
-    if (last_micro_batch && is_hybrid)
-      reduce_over_replicas(lowering, {accumulator, bucket.shard_begin * gradient_bytes, shard_bytes});
+    if (last_micro_batch && lowering.job.training.engine.overlaps_data) reduce_accumulated(lowering, index, accumulator);
     return;
   }
+  const std::int64_t element = gradient_bytes(lowering.job.training), sent = reduced_bytes(lowering.job.training);
+  const std::int64_t shard_bytes = bucket.shard_elements * element;
   constexpr const char* title = "data.reduce_scatter.gradients";
   call_again(lowering, {title, bucket.elements, bucket.shard_begin, bucket.shard_elements}, {unreduced, accumulator},
              {unreduced}, [&]() -> Call& {
-               return call_on_pieces(lowering, title, Stream::dp,
-                                     {communication(kind, group, Stream::dp),
-                                      accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
-                                     {{{unreduced, 0, bytes, Access::update}},
-                                      {{unreduced, bucket.shard_begin * gradient_bytes, shard_bytes, Access::read},
-                                       {accumulator, 0, shard_bytes, Access::update}}});
+               return call_on_pieces(
+                   lowering, title, Stream::dp,
+                   {communication(gradient_reduction(shards, lowering.job.training), data_group(mesh, shards), Stream::dp),
+                    accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
+                   {{{unreduced, 0, bucket.elements * sent, Access::update}},
+                    {{unreduced, bucket.shard_begin * element, shard_bytes, Access::read},
+                     {accumulator, 0, shard_bytes, Access::update}}});
              });
-  if (last_micro_batch && is_hybrid) reduce_over_replicas(lowering, {accumulator, 0, shard_bytes});
+  if (last_micro_batch && is_hybrid(mesh, shards)) reduce_over_replicas(lowering, {accumulator, 0, bucket.shard_elements * sent});
 }
 
 // Stages ------------------------------------------------------------------------------------------
@@ -121,18 +154,43 @@ bool is_last(const Lowering& lowering, const Action& action) {
   return action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training);
 }
 
-// Sends a buffer to the rank of a neighbouring stage, or receives it from there.
-Call& transfer(Lowering& lowering, const char* what, InstructionKind kind, int stage, int neighbour, int buffer,
-               std::int64_t bytes) {
-  const GroupKey group = towards(stage, neighbour);
+// Communication of one buffer: over a group, or with a neighbouring stage.
+Call& communicate(Lowering& lowering, const char* what, InstructionKind kind, GroupKey group, Access access, int buffer,
+                  std::int64_t bytes) {
   return call_again(lowering, {what, static_cast<std::int64_t>(kind), static_cast<std::int64_t>(group.members), bytes},
                     {buffer}, {}, [&]() -> Call& {
                       const Stream stream = stream_of(kind, group);
-                      const Access access = kind == InstructionKind::send ? Access::read : Access::write;
                       const DataType type = in_memory(lowering.job.training.precision);
                       return call_on_pieces(lowering, fmt::format("pipeline.{}.{}", name(kind), what), stream,
                                             {communication(kind, group, stream, type)}, {{{buffer, 0, bytes, access}}});
                     });
+}
+
+// What crosses the boundary after a block: an activation, or its gradient.
+struct Crossing {
+  const char* what;
+  int block;
+  std::int64_t bytes;
+};
+
+int parts_of(const Lowering& lowering, const Crossing& crossing) {
+  const Layout& layout = lowering.job.layout;
+  return transfer_parts(layout.of_block(crossing.block).placements.residual, layout.mesh,
+                        lowering.job.training.engine);
+}
+
+Call& send(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
+  return communicate(lowering, crossing.what, InstructionKind::send, towards(stage, neighbour), Access::read, buffer,
+                     crossing.bytes / parts_of(lowering, crossing));
+}
+
+void receive(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
+  const int parts = parts_of(lowering, crossing);
+  communicate(lowering, crossing.what, InstructionKind::receive, towards(stage, neighbour), Access::write, buffer,
+              crossing.bytes / parts);
+  if (parts > 1)
+    communicate(lowering, crossing.what, InstructionKind::all_gather, all_along(Axis::tp), Access::update, buffer,
+                crossing.bytes);
 }
 
 // The buffer of the activation that enters a stage, where it lies apart from what its first block
@@ -166,8 +224,8 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   if (to) to_send = lowering.output[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   if (from)
-    transfer(lowering, "activation", InstructionKind::receive, action.stage, *from,
-             input.value_or(saved_of(lowering, range.first, slots)), lowering.segments_of(range.first).input_bytes);
+    receive(lowering, {"activation", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage,
+            *from, input.value_or(saved_of(lowering, range.first, slots)));
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
   visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
@@ -185,8 +243,8 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
     return lowering.next_call() - 1;
   });
   if (to)
-    transfer(lowering, "activation", InstructionKind::send, action.stage, *to, *to_send,
-             lowering.segments_of(range.last - 1).output_bytes)
+    send(lowering, {"activation", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage, *to,
+         *to_send)
         .frees.push_back(*to_send);
 }
 
@@ -200,8 +258,8 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const bool last_micro_batch = is_last(lowering, action);
   const bool in_parts = action.phase == Phase::backward_inputs, has_parts = lowering.splits_backward[action.stage] != 0;
   if (from)
-    transfer(lowering, "gradient", InstructionKind::receive, action.stage, *from, gradient,
-             lowering.segments_of(range.last - 1).output_bytes);
+    receive(lowering, {"gradient", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage,
+            *from, gradient);
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.rbegin(), blocks.rend(), range.first);
   visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
@@ -255,14 +313,19 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::loss_scale, program.loss_scale_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, std::move(frees));
-    if (!in_parts || !segments.backward_weights)
+    if (!in_parts || !segments.backward_weights) {
+      if (!lowering.shards_of(block).gradients)
+        add_half_gradients(lowering, gradients, bucket.elements, action.micro_batch);
       reduce_over_data_axis(lowering, own, bucket.gradients, gradients, last_micro_batch);
+    }
+    if (tied && !lowering.shards_of(block).gradients)
+      add_half_gradients(lowering, *tied_gradients, program.buckets[*tied].elements, action.micro_batch);
     if (completes_tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);
     return call;
   });
   if (to)
-    transfer(lowering, "gradient", InstructionKind::send, action.stage, *to, gradient,
-             lowering.segments_of(range.first).input_bytes)
+    send(lowering, {"gradient", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage, *to,
+         gradient)
         .frees.push_back(gradient);
 }
 
@@ -283,6 +346,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
               {binding::left, left},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, {*for_weights, *left});
+    add_half_gradients(lowering, gradients, lowering.program.buckets[own].elements, action.micro_batch);
     reduce_over_data_axis(lowering, own, gradients, gradients, is_last(lowering, action));
   }
 }
@@ -298,6 +362,17 @@ void run_actions(Lowering& lowering) {
                                                                    : backward;
     run(lowering, actions[i], lowering.slots.actions[i]);
     lowering.program.tasks.push_back({actions[i], first, lowering.next_call()});
+  }
+}
+
+void reduce_at_end(Lowering& lowering) {
+  if (lowering.job.training.engine.overlaps_data || group_size(lowering.job.layout.mesh, Axis::dp) == 1) return;
+  const std::vector<Bucket>& buckets = lowering.program.buckets;
+  for (std::size_t i = buckets.size(); i-- > 0;) {
+    const auto index = static_cast<int>(i);
+    if (buckets[i].elements == 0 || lowering.rank_buckets[i].shards.gradients) continue;
+    reduce_accumulated(lowering, index, buckets[i].gradients);
+    if (buckets[i].second_gradients) reduce_accumulated(lowering, index, *buckets[i].second_gradients);
   }
 }
 

@@ -17,7 +17,8 @@ using Range = BucketRange;
 Piece gradient_piece(const Lowering& lowering, std::size_t index, int buffer, Range range, Access access) {
   const std::int64_t begin =
       lowering.rank_buckets[index].shards.gradients ? lowering.program.buckets[index].shard_begin : 0;
-  return {buffer, (range.begin - begin) * gradient_bytes, (range.end - range.begin) * gradient_bytes, access};
+  const std::int64_t element = gradient_bytes(lowering.job.training);
+  return {buffer, (range.begin - begin) * element, (range.end - range.begin) * element, access};
 }
 
 Piece parameter_piece(const Lowering& lowering, std::size_t index, Range range, Access access) {
@@ -41,7 +42,8 @@ Range shard_of(const Bucket& bucket) { return {bucket.shard_begin, bucket.shard_
 void clear(Lowering& lowering, int buffer) {
   const std::int64_t bytes = lowering.program.buffers[buffer].bytes;
   if (bytes == 0) return;
-  call_on_pieces(lowering, "fill_zero", Stream::compute, {clear_gradients(bytes / gradient_bytes, Label::optimizer)},
+  call_on_pieces(lowering, "fill_zero", Stream::compute,
+                 {clear_gradients(bytes / size_of(DataType::fp32), Label::optimizer)},
                  {{{buffer, 0, bytes, Access::write}}});
 }
 
@@ -221,6 +223,7 @@ void begin_step(Lowering& lowering) {
 void end_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();
+  reduce_at_end(lowering);
   for (std::size_t i = program.buckets.size(); i-- > 0;)
     for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, axis);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);

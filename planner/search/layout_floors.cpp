@@ -363,8 +363,9 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
   if (shape.stages == 1)
     return {.all = work.all, .slowest = work.all, .transfer = {}, .time = shape.micro_batches * work.all};
   Bytes crossing(std::numeric_limits<std::int64_t>::max());
+  const int parts = transfer_parts(placements.residual, spec.mesh, training_.engine);
   for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, choices.front()))
-    crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes)));
+    crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes) / parts));
   const Seconds transfer =
       boundaries_are_alike(cluster_, spec.mesh)
           ? collective_time(InstructionKind::send, crossing, estimator.networks().stages(spec.mesh, 0, 1),

@@ -33,6 +33,12 @@ Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients +
 
 std::int64_t crossing_bytes(const LoweredBlock& block) { return std::max(block.input_bytes, block.output_bytes); }
 
+// What one rank sends of it.
+Bytes sent_bytes(std::int64_t crossing, const ParallelSpec& spec, const Placements& placements,
+                 const TrainingSpec& training) {
+  return Bytes(crossing / transfer_parts(placements.residual, spec.mesh, training.engine));
+}
+
 }  // namespace
 
 bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh) {
@@ -197,15 +203,16 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     BucketCosts costs;
     if (whole == 0) return costs;
     costs.gather = collective(InstructionKind::all_gather, whole * element);
-    costs.reduce = collective(gradient_reduction(shards), whole * gradient_bytes);
+    costs.reduce = collective(gradient_reduction(shards, training_), whole * reduced_bytes(training_));
     if (spec.mesh.dp_shard > 0)
-      costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * gradient_bytes),
+      costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * reduced_bytes(training_)),
                                      *view.replicas, backend);
     if (shards.gradients) {
       costs.accumulate = kernel(accumulate_gradients(local(true), Stream::dp, Label::dp));
-      costs.clear = kernel(clear_gradients(whole, Label::dp));
+      costs.clear = kernel(clear_gradients(whole, Label::dp, gradient_type(training_)));
     }
-    costs.begin_clear = kernel(clear_gradients(local(shards.gradients), Label::optimizer));
+    costs.begin_clear = kernel(clear_gradients(
+        local(shards.gradients) * gradient_bytes(training_) / size_of(DataType::fp32), Label::optimizer));
     if (computes_norm(training_)) costs.norm = kernel(sum_of_squares(local(shards.optimizer)));
     costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
     return costs;
@@ -785,7 +792,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
       known_transfer =
-          collective_time(InstructionKind::send, Bytes(crossing_bytes(shapes.kinds.front())), *next, backend);
+          collective_time(InstructionKind::send,
+                          sent_bytes(crossing_bytes(shapes.kinds.front()), spec, placements, training_), *next, backend);
     }
     transfer_.push_back(known_transfer);
     before += bound.plain_forward + known_transfer;
@@ -883,7 +891,8 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
   for (int s = 0; s + 1 < frame.shape.stages; ++s) {
     const GroupNetwork* next = &next_network(spec.mesh, view, s, s + 1);
     if (known == nullptr || !(next == known || *next == *known))
-      transfer = collective_time(InstructionKind::send, Bytes(crossing), *next, cluster_.backend());
+      transfer = collective_time(InstructionKind::send, sent_bytes(crossing, spec, placements, training_), *next,
+                                 cluster_.backend());
     known = next;
     frame.crossing.push_back(frame.crossing.back() + transfer);
     frame.slowest_transfer = std::max(frame.slowest_transfer, transfer);

@@ -23,8 +23,10 @@ struct NodeRow {
   std::string_view cluster;
   double gbit_s_per_node = 0.0;
   std::string_view instead = "";
+  std::string_view source = "";  // of the run: contains this
 };
 constexpr std::array node_rows = {
+    NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "jean-zay-a100", 400, "", "bigscience"},
     NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600},
     NodeRow{"a100-sxm4-40gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600, "a100-sxm4-40gb"},
     NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch", 8, "dgx-h100", 3200},
@@ -109,6 +111,7 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
   const std::int64_t devices = required(run.devices, "the number of devices");
   const auto row = std::ranges::find_if(node_rows, [&](const NodeRow& one) {
     return run.device == one.device && run.intra_node == one.intra_node &&
+           run.source.find(one.source) != std::string::npos &&
            run.devices_per_node.value_or(one.devices_per_node) == one.devices_per_node;
   });
   if (row == node_rows.end())
