@@ -131,6 +131,7 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
                   .rates = device.rates,
                   .execution = execution_of(*device.device, networks.engine()),
                   .host_per_op = host_per_op(*device.device, networks.engine()),
+                  .blocks_launches = networks.engine().blocks_launches,
                   .networks = {}};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
@@ -164,10 +165,12 @@ Bytes communicated_bytes(const Instruction& instruction) {
 }
 
 Seconds duration(const Instruction& instruction, const CostModel& model) {
-  if (instruction.kind == InstructionKind::kernel)
-    return kernel_time(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
-  return collective_time(instruction.kind, communicated_bytes(instruction), model.network(instruction.group),
-                         model.device->backend);
+  const Seconds time =
+      instruction.kind == InstructionKind::kernel
+          ? kernel_time(instruction.op, instruction.shape, instruction.type, *model.device, model.rates)
+          : collective_time(instruction.kind, communicated_bytes(instruction), model.network(instruction.group),
+                            model.device->backend);
+  return model.blocks_launches ? time + model.host_per_op : time;
 }
 
 }  // namespace parplan

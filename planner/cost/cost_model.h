@@ -41,6 +41,7 @@ struct CostModel {
   DeviceRates rates;                          // with as many devices of a node at work as the job uses
   Execution execution{};
   Seconds host_per_op{};                      // Engine::host_per_op
+  bool blocks_launches = false;               // Engine::blocks_launches
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
 
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none

@@ -42,6 +42,7 @@ struct Engine {
   bool has_interleaved = true;  // pipelines of several
   int most_zero = 3;            // the highest ZeRO stage
   Seconds host_per_op{};  // the host's time to submit an op of a block's list; 0: steps are replayed
+  bool blocks_launches = false;  // the host waits for each op before it submits the next
   std::vector<std::string> sources = {};
   bool operator==(const Engine&) const = default;
 };

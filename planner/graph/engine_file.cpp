@@ -35,6 +35,7 @@ constexpr std::array facts = {
     EngineFact{"has_interleaved", "there are interleaved pipelines", &Engine::has_interleaved},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero},
     EngineFact{"host_per_op", "the host's time to submit an op", &Engine::host_per_op},
+    EngineFact{"blocks_launches", "the host waits for each op before it submits the next", &Engine::blocks_launches},
 };
 
 constexpr Seconds most_per_op{1.0};
@@ -67,6 +68,17 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
+// The engine that another is like, which is like none itself.
+Engine read_base(const YamlNode& like, const std::filesystem::path& folder) {
+  const std::string name = like.as_name();
+  const std::vector<std::string> names = names_of_yaml_files(folder);
+  if (std::ranges::find(names, name) == names.end())
+    like.fail(fmt::format("unknown engine '{}'; known are {}{}", name, join(names), did_you_mean(name, names)));
+  const YamlNode document = YamlNode::load((folder / (name + ".yaml")).string());
+  if (document.find("like")) like.fail(fmt::format("'{}' is like another engine itself; name that one", name));
+  return read_engine(document);
+}
+
 std::vector<std::string> keys_of_facts() {
   std::vector<std::string> keys;
   for (const EngineFact& fact : facts) keys.emplace_back(fact.key);
@@ -77,9 +89,10 @@ std::vector<std::string> keys_of_facts() {
 
 std::span<const EngineFact> engine_facts() { return facts; }
 
-Engine read_engine(const YamlNode& document) {
-  document.allow_keys({"name", "title", "facts"});
+Engine read_engine(const YamlNode& document, const std::filesystem::path& folder) {
+  document.allow_keys({"name", "title", "like", "facts"});
   Engine engine;
+  if (const auto like = document.find("like")) engine = read_base(*like, folder);
   engine.name = document.at("name").as_name();
   if (is_own(engine))
     document.at("name").fail("'parplan' is parplan's own runtime, which no file describes; choose another name");
@@ -91,7 +104,9 @@ Engine read_engine(const YamlNode& document) {
     if (!node) continue;
     node->allow_keys({"value", "source"});
     read_fact(fact, node->at("value"), engine);
-    engine.sources.push_back(fmt::format("{}: {}", fact.key, printable_line(node->at("source").as_string())));
+    const std::string key = fmt::format("{}: ", fact.key);
+    std::erase_if(engine.sources, [&](const std::string& source) { return source.starts_with(key); });
+    engine.sources.push_back(key + printable_line(node->at("source").as_string()));
   }
   return engine;
 }
@@ -131,12 +146,12 @@ std::vector<std::string> engine_names(const std::filesystem::path& folder) {
 Engine find_engine(const std::string& name, const std::filesystem::path& folder) {
   if (name == Engine{}.name) return {};
   if (std::filesystem::path(name).has_extension() || name.find('/') != std::string::npos)
-    return read_engine(YamlNode::load(name));
+    return read_engine(YamlNode::load(name), folder);
   const std::vector<std::string> names = engine_names(folder);
   if (std::ranges::find(names, name) == names.end())
     throw ConfigError(
         fmt::format("--engine: unknown engine '{}'; known are {}{}", name, join(names), did_you_mean(name, names)));
-  return read_engine(YamlNode::load((folder / (name + ".yaml")).string()));
+  return read_engine(YamlNode::load((folder / (name + ".yaml")).string()), folder);
 }
 
 }  // namespace parplan

@@ -11,8 +11,7 @@
 
 namespace parplan {
 
-// A fact of an engine's file. All facts are optional there: those that are missing are as in
-// parplan's own runtime.
+// A fact of an engine's file. All facts are optional there.
 struct EngineFact {
   const char* key;
   const char* words;  // what it says
@@ -20,8 +19,10 @@ struct EngineFact {
 };
 std::span<const EngineFact> engine_facts();
 
-// An engine's file (configs/engines/NAME.yaml): name, title and facts, each with its source.
-Engine read_engine(const YamlNode& document);
+// An engine's file (configs/engines/NAME.yaml): name, title and facts, each with its source. What
+// it does not state is as in the engine that it says it is `like` (of `folder`), else as in
+// parplan's own runtime.
+Engine read_engine(const YamlNode& document, const std::filesystem::path& folder = {});
 // The `engine` of a plan, without sources: facts that differ from parplan's own runtime.
 Engine read_engine_of_plan(const YamlNode& node);
 std::string write_engine_of_plan(const Engine& engine);

@@ -53,6 +53,7 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2401.10241", "megatron-2022"},  // Qi et al. 2023
     EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
     EngineRow{"megatron", "", "megatron"},
+    EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
     EngineRow{"torch", "", "ddp"},
