@@ -53,9 +53,8 @@ Instruction update_parameters(std::int64_t elements, bool decays, const Training
   return instruction;
 }
 
-std::int64_t reduced_bytes(const TrainingSpec& training) {
-  return training.engine.reduces_half && is_half(training.precision) ? size_of(training.precision)
-                                                                     : gradient_bytes(training);
+DataType reduced_type(const TrainingSpec& training) {
+  return training.engine.reduces_half && is_half(training.precision) ? training.precision : gradient_type(training);
 }
 
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training) {

@@ -29,13 +29,17 @@ std::vector<Instruction> add_half_gradients(std::int64_t elements, const Trainin
 // The type in which gradients are summed over micro-batches and data-parallel ranks: fp32 but in
 // fp16 under engines with half_gradients.
 DataType gradient_type(const TrainingSpec& training);
+// The type in which they go over the data axis.
+DataType reduced_type(const TrainingSpec& training);
 // What sums the gradients of all data-parallel ranks: a reduce-scatter where each rank updates its
 // shard, else an all-reduce.
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training);
 
 // Bytes of an element of a bucket in each of its roles.
 inline std::int64_t gradient_bytes(const TrainingSpec& training) { return size_of(gradient_type(training)); }
-std::int64_t reduced_bytes(const TrainingSpec& training);  // of what goes over the data axis
+inline std::int64_t reduced_bytes(const TrainingSpec& training) {
+  return size_of(reduced_type(training));
+}
 inline constexpr std::int64_t state_bytes = 4;  // moments and master copies
 
 // The copies of the optimizer's state that a rank keeps for each of its parameters.

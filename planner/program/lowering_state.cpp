@@ -168,12 +168,12 @@ Instruction communication(InstructionKind kind, GroupKey group, Stream stream, D
 }
 
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
-                const std::vector<Piece>& pieces) {
+                const std::vector<Piece>& pieces, DataType type) {
   const Stream stream = stream_of(kind, group);
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> operands;
   for (const Piece& piece : pieces) {
-    instructions.push_back(communication(kind, group, stream));
+    instructions.push_back(communication(kind, group, stream, type));
     operands.push_back({piece});
   }
   call_on_pieces(lowering, std::move(name), stream, std::move(instructions), operands);

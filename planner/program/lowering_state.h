@@ -155,7 +155,7 @@ Call& call_again(Lowering& lowering, const PiecesKey& key, std::initializer_list
 }
 // The same collective on every piece, on the stream of its axis.
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
-                const std::vector<Piece>& pieces);
+                const std::vector<Piece>& pieces, DataType type = DataType::fp32);
 // The group by which a stage's rank exchanges with the rank of a neighbouring stage: stages go
 // around the ring of ranks.
 GroupKey towards(int stage, int neighbour);

@@ -100,7 +100,8 @@ void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elemen
 
 // Hybrid sharding: sums a shard over the ranks that hold the same one.
 void reduce_over_replicas(Lowering& lowering, const Piece& shard) {
-  collective(lowering, "data.all_reduce.shards", InstructionKind::all_reduce_sum, shard_replicas, {shard});
+  collective(lowering, "data.all_reduce.shards", InstructionKind::all_reduce_sum, shard_replicas, {shard},
+             reduced_type(lowering.job.training));
 }
 
 // Sums a bucket's accumulated gradients, which are whole on every rank, over the data axis.
@@ -111,7 +112,7 @@ void reduce_accumulated(Lowering& lowering, int index, int accumulator) {
   const InstructionKind kind = gradient_reduction(shards, lowering.job.training);
   const std::int64_t element = reduced_bytes(lowering.job.training);
   collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, data_group(mesh, shards),
-             {{accumulator, 0, bucket.elements * element}});
+             {{accumulator, 0, bucket.elements * element}}, reduced_type(lowering.job.training));
   if (is_hybrid(mesh, shards))
     reduce_over_replicas(lowering, {accumulator, bucket.shard_begin * element, bucket.shard_elements * element});
 }
@@ -138,7 +139,8 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
              {unreduced}, [&]() -> Call& {
                return call_on_pieces(
                    lowering, title, Stream::dp,
-                   {communication(gradient_reduction(shards, lowering.job.training), data_group(mesh, shards), Stream::dp),
+                   {communication(gradient_reduction(shards, lowering.job.training), data_group(mesh, shards),
+                                  Stream::dp, reduced_type(lowering.job.training)),
                     accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
                    {{{unreduced, 0, bucket.elements * sent, Access::update}},
                     {{unreduced, bucket.shard_begin * element, shard_bytes, Access::read},

@@ -60,7 +60,7 @@ void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) 
   }
   if (!pieces.empty())
     collective(lowering, fmt::format("{}.all_reduce.gradients", axis_word(axis)), InstructionKind::all_reduce_sum,
-               all_along(axis), pieces);
+               all_along(axis), pieces, gradient_type(lowering.job.training));
 }
 
 // Adds the gradients of the uses of a tied parameter: two accumulators of this rank, or those of
@@ -75,7 +75,8 @@ void add_tied(Lowering& lowering, std::size_t index) {
                    {accumulate_gradients(bucket.shard_elements, Stream::compute, Label::optimizer)},
                    {{gradient_piece(lowering, index, *bucket.second_gradients, shard, Access::read), sum}});
   } else if (!lowering.program.group(tied_stages).empty()) {
-    collective(lowering, "pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, tied_stages, {sum});
+    collective(lowering, "pipeline.all_reduce.tied_gradients", InstructionKind::all_reduce_sum, tied_stages, {sum},
+               gradient_type(lowering.job.training));
   }
 }
 

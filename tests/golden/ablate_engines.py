@@ -45,6 +45,9 @@ PARTS = {
         data, "true", "overlaps_tensor", "overlaps_data", "overlaps_pipeline"),
     "separate elementwise kernels and loss": lambda data: set_facts(
         data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss"),
+    "gradients in half precision": lambda data: (
+        set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
+    "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
     "the host's time": lambda data: set_facts(data, "0 us", "host_per_op"),
 }
 

@@ -105,6 +105,22 @@ TEST_CASE("matrix products of a GPU with known multiprocessors pay for whole wav
         Seconds(10 * 2.0 * 64 * 64 / 0.5));
 }
 
+TEST_CASE("products of single heads that do not lie at 16 bytes run on the ordinary cores") {
+  DeviceKind device = tiled_device();
+  device.rates[0].matrix_half = device.rates[0].matrix_fp32 * 16.0;
+  const auto time = [&](OpKind op, std::int64_t head_dim, DataType type) {
+    const OpShape shape{.rows = 2560, .sequence = 2560, .batch = 1, .heads = 4, .kv_heads = 4, .head_dim = head_dim};
+    return kernel_time(op, shape, type, device, device.rates[0]) /
+           Seconds(row_of(op).work(shape, type).flops / device.rates[0].vector);
+  };
+  for (const OpKind op : {OpKind::attention_scores, OpKind::attention_values, OpKind::attention_values_gradient}) {
+    CAPTURE(name(op));
+    CHECK(time(op, 100, DataType::fp16) == doctest::Approx(1.0).epsilon(1e-3));
+    CHECK(time(op, 104, DataType::fp16) < 0.9);
+    CHECK(time(op, 100, DataType::fp32) < 2.0);
+  }
+}
+
 TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's rate") {
   const DeviceKind device = tiled_device();
   const OpShape shape{.sequence = 129, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 2};

@@ -72,6 +72,31 @@ TEST_CASE("an engine's file that is wrong is refused with its place, and an unkn
   CHECK(unknown.find("did you mean 'megatron") != std::string::npos);
 }
 
+TEST_CASE("an engine that is like another has its facts but for those that it states") {
+  const Engine base = find_engine("megatron-deepspeed", folder), bloom = find_engine("bloom", folder);
+  Engine as_base = bloom;
+  CHECK(bloom.blocks_launches);
+  as_base.blocks_launches = false;
+  as_base.name = base.name;
+  as_base.title = base.title;
+  as_base.sources = base.sources;
+  CHECK(as_base == base);
+  CHECK(bloom.sources.size() == base.sources.size() + 1);
+  const auto read_like = [](const std::string& like, const std::string& facts) {
+    return read_engine(YamlNode::parse("name: e\ntitle: E\nlike: " + like + "\nfacts:\n" + facts, "engine.yaml"),
+                       folder);
+  };
+  const std::string waits = "  dropout: {value: false, source: its README}\n";
+  const Engine other = read_like("megatron-deepspeed", waits);
+  CHECK_FALSE(other.dropout);
+  CHECK(other.sources.size() == base.sources.size());
+  CHECK(std::ranges::count(other.sources, "dropout: its README") == 1);
+  CHECK(error_of<ConfigError>([&] { read_like("megatrom", waits); }).find("did you mean 'megatron") !=
+        std::string::npos);
+  CHECK(error_of<ConfigError>([&] { read_like("bloom", waits); }) ==
+        "engine.yaml:3:7: error: 'bloom' is like another engine itself; name that one");
+}
+
 TEST_CASE("a plan's engine is read as it was written, and none passes for parplan's own") {
   for (const Engine& engine : {unlike_ours(), Engine{.name = "plain", .title = "nothing differs"}}) {
     const std::string text = write_engine_of_plan(engine);

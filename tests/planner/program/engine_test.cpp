@@ -8,7 +8,9 @@
 #include "planner/graph/engine_graph.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/job.h"
+#include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
+#include "tests/planner/program/random_plans.h"
 
 namespace parplan {
 namespace {
@@ -102,6 +104,119 @@ TEST_CASE("what an engine does not fuse stays apart") {
   engine.fused_activation = false;
   CHECK(kernels(engine, OpKind::linear_gelu) == 0);
   CHECK(kernels(engine, OpKind::activation) == 1);
+}
+
+namespace {
+
+// What rank `pipeline_rank` does in a step of a small GPT on two pipeline stages, two data-parallel
+// and two tensor-parallel ranks, in four micro-batches.
+Program small_step(const Engine& engine, DataType precision, int zero, int pipeline_rank) {
+  const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"));
+  TrainingSpec training;
+  training.global_batch = 8;
+  training.sequence_length = 16;
+  training.precision = precision;
+  training.engine = engine;
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 2, .dp = 2, .tp = 2};
+  spec.micro_batch = 1;
+  spec.zero_stage = zero;
+  spec.schedule = ScheduleKind::one_f_one_b;
+  const int blocks = static_cast<int>(graph.blocks.size());
+  spec.stage_blocks = {blocks / 2, blocks - blocks / 2};
+  const Job job = job_of(graph, training, spec, BackendKind::cuda);
+  return lower(job, 4 * pipeline_rank);
+}
+
+struct Step {
+  std::string call;
+  const Instruction* instruction;
+};
+// Its instructions in the order of launch.
+std::vector<Step> steps_of(const Program& program) {
+  std::vector<Step> steps;
+  for (const Call& call : program.calls)
+    for (const Instruction& one : program.segments[call.segment].instructions)
+      steps.push_back({program.segments[call.segment].name, &one});
+  return steps;
+}
+std::int64_t bytes_of(const Instruction& instruction) {
+  return instruction.operands.front().bytes;
+}
+int calls_named(const Program& program, const std::string& words) {
+  return static_cast<int>(std::ranges::count_if(
+      steps_of(program), [&](const Step& step) { return step.call.find(words) != std::string::npos; }));
+}
+
+}  // namespace
+
+TEST_CASE("an engine that does not overlap reductions with the backward runs them when all transfers are done") {
+  const auto reduces_before_a_transfer = [&](bool overlaps) {
+    const Program program = small_step({.name = "other", .overlaps_data = overlaps}, DataType::bf16, 0, 1);
+    const std::vector<Step> steps = steps_of(program);
+    const auto is_send = [](const Step& step) { return step.instruction->kind == InstructionKind::send; };
+    const auto is_reduction = [](const Step& step) { return step.call.starts_with("data.all_reduce"); };
+    const auto last_send = std::ranges::find_if(steps.rbegin(), steps.rend(), is_send).base();
+    CHECK(std::ranges::count_if(steps, is_reduction) > 1);
+    return std::ranges::any_of(steps.begin(), last_send, is_reduction);
+  };
+  CHECK(reduces_before_a_transfer(true));
+  CHECK_FALSE(reduces_before_a_transfer(false));
+}
+
+TEST_CASE("transfers split over the tensor axis are gathered, and send as many bytes less") {
+  const auto sent = [&](const Program& program, InstructionKind kind) {
+    std::int64_t bytes = 0;
+    for (const Step& step : steps_of(program))
+      if (step.instruction->kind == kind && step.call.find("pipeline.") == 0) bytes += bytes_of(*step.instruction);
+    return bytes;
+  };
+  for (const int rank : {0, 1}) {
+    const Program whole = small_step({.name = "other"}, DataType::bf16, 0, rank),
+                  split = small_step({.name = "other", .splits_transfers = true}, DataType::bf16, 0, rank);
+    for (const InstructionKind kind : {InstructionKind::send, InstructionKind::receive})
+      CHECK(2 * sent(split, kind) == sent(whole, kind));
+    CHECK(sent(whole, InstructionKind::all_gather) == 0);
+    CHECK(sent(split, InstructionKind::all_gather) == sent(whole, InstructionKind::receive));
+  }
+}
+
+TEST_CASE("gradients are summed and reduced in the types that the engine has for them") {
+  const Engine own{.name = "other"}, half{.name = "other", .half_gradients = true},
+      reduced{.name = "other", .half_gradients = true, .scatters_fp32 = false, .reduces_half = true};
+  struct Expected {
+    const Engine& engine;
+    DataType precision;
+    int element, reduced;  // bytes
+    InstructionKind kind;
+    int added_of_4;  // micro-batches whose gradients a kernel adds
+    int kernels;     // of each
+  };
+  using enum InstructionKind;
+  for (const Expected& expected : {Expected{own, DataType::bf16, 4, 4, reduce_scatter, 0, 0},
+                                   Expected{own, DataType::fp16, 4, 4, reduce_scatter, 0, 0},
+                                   Expected{half, DataType::bf16, 4, 4, reduce_scatter, 4, 2},
+                                   Expected{half, DataType::fp16, 2, 2, reduce_scatter, 3, 1},
+                                   Expected{reduced, DataType::bf16, 4, 2, all_reduce_sum, 4, 2},
+                                   Expected{reduced, DataType::fp16, 2, 2, reduce_scatter, 3, 1}}) {
+    CAPTURE(name(expected.precision));
+    const Program program = small_step(expected.engine, expected.precision, 1, 0);
+    std::int64_t elements = 0, sums = 0, sent = 0;
+    for (const Bucket& bucket : program.buckets) {
+      elements += bucket.elements;
+      sums += program.buffers[bucket.gradients].bytes;
+    }
+    for (const Step& step : steps_of(program))
+      if (step.instruction->kind == expected.kind && step.call.ends_with(".gradients") &&
+          step.call.starts_with("data."))
+        sent += bytes_of(*step.instruction);
+    CHECK(sums >= elements * expected.element);
+    CHECK(sums < elements * expected.element + 256 * static_cast<std::int64_t>(program.buckets.size()));
+    CHECK(sent == elements * expected.reduced);
+    // Two accumulators of the tied embedding or one: it is on both stages.
+    CHECK(calls_named(program, "gradients.add") ==
+          static_cast<int>(program.buckets.size()) * expected.added_of_4 * expected.kernels);
+  }
 }
 
 }  // namespace parplan

@@ -63,6 +63,16 @@ TEST_CASE("nothing runs before the host has submitted it") {
   CHECK(slow.parts.total() == slow.duration);
 }
 
+TEST_CASE("where launches block, the host's time adds to each op") {
+  Instruction kernel = layer().instructions.front();
+  REQUIRE(kernel.kind == InstructionKind::kernel);
+  CostModel model = concurrent();
+  model.host_per_op = Seconds(5);
+  const Seconds plain = duration(kernel, model);
+  model.blocks_launches = true;
+  CHECK(duration(kernel, model) == plain + Seconds(5));
+}
+
 TEST_CASE("communication after the last kernel stands apart, since what follows decides whether it was awaited") {
   Segment segment = layer();
   segment.instructions.resize(2);
