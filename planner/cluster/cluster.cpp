@@ -76,8 +76,7 @@ NodeKind read_layout(const YamlNode& value, const std::string& cluster_name, con
                             .line_rate = read_line_rate(nics->at("line_rate"))};
     if (const auto reached = nics->find("reached")) {
       layout.nics->reached = read_line_rate(*reached);
-      if (*layout.nics->reached > layout.nics->line_rate)
-        reached->fail("a NIC reaches no more than its line rate");
+      if (*layout.nics->reached > layout.nics->line_rate) reached->fail("a NIC reaches no more than its line rate");
     }
   }
   if (const auto problem = problem_with(layout, device)) value.fail(*problem);

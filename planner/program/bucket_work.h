@@ -36,7 +36,9 @@ DataType reduced_type(const TrainingSpec& training);
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training);
 
 // Bytes of an element of a bucket in each of its roles.
-inline std::int64_t gradient_bytes(const TrainingSpec& training) { return size_of(gradient_type(training)); }
+inline std::int64_t gradient_bytes(const TrainingSpec& training) {
+  return size_of(gradient_type(training));
+}
 inline std::int64_t reduced_bytes(const TrainingSpec& training) {
   return size_of(reduced_type(training));
 }

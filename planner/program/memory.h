@@ -129,11 +129,11 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     RankBuffer buffer{.role = BufferRole::gradients,
-                       .category = MemoryCategory::gradients,
-                       .home = bucket.homes.gradients,
-                       .bytes = local(bucket, bucket.shards.gradients) * gradient_bytes(training),
-                       .times = bucket.times,
-                       .of = i};
+                      .category = MemoryCategory::gradients,
+                      .home = bucket.homes.gradients,
+                      .bytes = local(bucket, bucket.shards.gradients) * gradient_bytes(training),
+                      .times = bucket.times,
+                      .of = i};
     visit(buffer);
     buffer.role = BufferRole::second_gradients;
     if (bucket.accumulates_twice) visit(buffer);
@@ -162,13 +162,14 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
-  if (own.unreduced) one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);
+  if (own.unreduced)
+    one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.tied && bucket.shards.gradients)
       visit(RankBuffer{.role = BufferRole::unreduced_tied,
-                        .category = MemoryCategory::buffers,
-                        .bytes = bucket.elements * gradient_bytes(training),
-                        .of = i});
+                       .category = MemoryCategory::buffers,
+                       .bytes = bucket.elements * gradient_bytes(training),
+                       .of = i});
   });
   const auto of_blocks = [&](BufferRole role, std::span<const SavedSizes> blocks, int slots) {
     for (std::size_t i = 0; i < blocks.size(); ++i)

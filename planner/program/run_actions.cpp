@@ -77,7 +77,9 @@ void clear(Lowering& lowering, int buffer, std::int64_t elements) {
   });
 }
 
-bool is_hybrid(const DeviceMesh& mesh, DataShards shards) { return mesh.dp_shard > 0 && shards.optimizer; }
+bool is_hybrid(const DeviceMesh& mesh, DataShards shards) {
+  return mesh.dp_shard > 0 && shards.optimizer;
+}
 // The ranks over which a bucket's gradients are summed first.
 GroupKey data_group(const DeviceMesh& mesh, DataShards shards) {
   return is_hybrid(mesh, shards) ? shard_group(mesh) : all_along(Axis::dp);
@@ -129,7 +131,8 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
   const DeviceMesh& mesh = lowering.job.layout.mesh;
   if (group_size(mesh, Axis::dp) == 1 || bucket.elements == 0) return;
   if (!shards.gradients) {
-    if (last_micro_batch && lowering.job.training.engine.overlaps_data) reduce_accumulated(lowering, index, accumulator);
+    if (last_micro_batch && lowering.job.training.engine.overlaps_data)
+      reduce_accumulated(lowering, index, accumulator);
     return;
   }
   const std::int64_t element = gradient_bytes(lowering.job.training), sent = reduced_bytes(lowering.job.training);
@@ -146,7 +149,8 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
                     {{unreduced, bucket.shard_begin * element, shard_bytes, Access::read},
                      {accumulator, 0, shard_bytes, Access::update}}});
              });
-  if (last_micro_batch && is_hybrid(mesh, shards)) reduce_over_replicas(lowering, {accumulator, 0, bucket.shard_elements * sent});
+  if (last_micro_batch && is_hybrid(mesh, shards))
+    reduce_over_replicas(lowering, {accumulator, 0, bucket.shard_elements * sent});
 }
 
 // Stages ------------------------------------------------------------------------------------------
@@ -177,8 +181,7 @@ struct Crossing {
 
 int parts_of(const Lowering& lowering, const Crossing& crossing) {
   const Layout& layout = lowering.job.layout;
-  return transfer_parts(layout.of_block(crossing.block).placements.residual, layout.mesh,
-                        lowering.job.training.engine);
+  return transfer_parts(layout.of_block(crossing.block).placements.residual, layout.mesh, lowering.job.training.engine);
 }
 
 Call& send(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {

@@ -791,9 +791,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     const GroupNetwork* next = &next_network(spec.mesh, view, rank, rank_of_stage_[s + 1]);
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
-      known_transfer =
-          collective_time(InstructionKind::send,
-                          sent_bytes(crossing_bytes(shapes.kinds.front()), spec, placements, training_), *next, backend);
+      known_transfer = collective_time(InstructionKind::send,
+                                       sent_bytes(crossing_bytes(shapes.kinds.front()), spec, placements, training_),
+                                       *next, backend);
     }
     transfer_.push_back(known_transfer);
     before += bound.plain_forward + known_transfer;

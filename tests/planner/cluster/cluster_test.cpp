@@ -231,7 +231,8 @@ TEST_CASE("what is wrong in a device's name or NICs is named with its place") {
         "vertices and links");
   CHECK(error_of(with_pcie + "node: {devices: 8, intra: pcie, nics: {count: 2, line_rate: 1 Gbit/s}}\n") ==
         "c.yaml:1:1: error: a node with NICs needs 'network' with its 'latency'");
-  CHECK(error_of(with_pcie + "node: {devices: 8, intra: pcie, nics: {count: 2, line_rate: 8 Gbit/s, reached: 9 Gbit/s}}\n" +
+  CHECK(error_of(with_pcie +
+                 "node: {devices: 8, intra: pcie, nics: {count: 2, line_rate: 8 Gbit/s, reached: 9 Gbit/s}}\n" +
                  "network: {latency: 0 s}\n") == "c.yaml:4:80: error: a NIC reaches no more than its line rate");
 }
 
