@@ -42,15 +42,15 @@ constexpr NamingRow naming_rows[] = {
     {"runtime/device", Kinds::all, "kernels and their tables"},
     {"runtime/probe_cpu.cpp", Kinds::all, "the kernels that stand for a CPU's rates"},
     {"planner/graph", Kinds::around_the_step, "gradients of several uses are added and copied"},
-    {"planner/program", Kinds::around_the_step, "lowering clears, widens, adds, copies, loads and updates; verifying knows so"},
+    {"planner/program", Kinds::around_the_step,
+     "lowering clears, widens, adds, copies, loads and updates; verifying knows so"},
     {"runtime", Kinds::around_the_step, "the executor stages what kernels load"},
 };
 
-constexpr std::string_view kinds_around_the_step[] = {"accumulate",       "fill_zero",   "copy",
-                                                      "transpose_blocks", "load_tokens", "load_targets",
-                                                      "sum_squares",      "adamw",       "sgd",
-                                                      "update_loss_scale", "take_columns", "put_columns",
-                                                      "widen"};
+constexpr std::string_view kinds_around_the_step[] = {
+    "accumulate",  "fill_zero", "copy", "transpose_blocks",  "load_tokens",  "load_targets",
+    "sum_squares", "adamw",     "sgd",  "update_loss_scale", "take_columns", "put_columns",
+    "widen"};
 
 bool holds(std::string_view place, std::string_view path) {
   return path == place || (path.size() > place.size() && path.starts_with(place) && path[place.size()] == '/');
