@@ -1,6 +1,7 @@
 #include "models/find_model.h"
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -19,6 +20,7 @@ std::vector<std::string> zoo_names(const std::filesystem::path& zoo_folder) {
   for (const auto& file : std::filesystem::directory_iterator(zoo_folder, error)) {
     if (file.path().extension() == ".yaml") names.push_back(file.path().stem().string());
   }
+  if (error == std::errc::not_enough_memory) throw std::bad_alloc();
   if (error) throw ConfigError(fmt::format("cannot read the zoo '{}': {}", zoo_folder.string(), error.message()));
   std::sort(names.begin(), names.end());
   return names;
