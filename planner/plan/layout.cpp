@@ -17,7 +17,7 @@ const TensorLayout& Layout::entering(int block) const {
 }
 
 int Layout::stage_of_block(int block) const {
-  const auto stage = std::ranges::find_if(stages, [&](const BlockRange& range) { return block < range.last; });
+  const auto stage = std::ranges::upper_bound(stages, block, {}, &BlockRange::last);
   PARPLAN_ASSERT(stage != stages.end(), fmt::format("block {} lies on no stage", block));
   return static_cast<int>(stage - stages.begin());
 }

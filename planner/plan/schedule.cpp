@@ -330,4 +330,12 @@ bool splits_backward(const Schedule& schedule, int stage) {
   });
 }
 
+std::vector<char> splits_backward(const Schedule& schedule) {
+  std::vector<char> splits(schedule.rank_of_stage.size(), false);
+  for (const std::vector<Action>& rank : schedule.ranks)
+    for (const Action& action : rank)
+      if (action.phase == Phase::backward_inputs) splits[action.stage] = true;
+  return splits;
+}
+
 }  // namespace parplan

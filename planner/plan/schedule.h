@@ -105,5 +105,7 @@ struct SlotsForWeights {
 
 // Whether the stage runs some backward in two parts.
 bool splits_backward(const Schedule& schedule, int stage);
+// The same of all stages.
+std::vector<char> splits_backward(const Schedule& schedule);
 
 }  // namespace parplan

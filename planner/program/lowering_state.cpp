@@ -24,7 +24,7 @@ std::vector<int> find_tied_blocks(const OpGraph& graph) {
 }
 
 // What the passes rely on.
-void check(const Job& job, const std::vector<int>& tied_blocks) {
+void check(const Job& job, const std::vector<int>& tied_blocks, const std::vector<char>& splits) {
   const Layout& layout = job.layout;
   PARPLAN_ASSERT(static_cast<int>(layout.stages.size()) == job.schedule.stages() &&
                      static_cast<int>(job.schedule.ranks.size()) == layout.mesh.degree_of(Axis::pp),
@@ -40,8 +40,7 @@ void check(const Job& job, const std::vector<int>& tied_blocks) {
                    "blocks have the mesh's degrees, one size of micro-batches and a recompute of their own");
   // The first part of a backward leaves sums that a reduction of every micro-batch would miss.
   for (int stage = 0; stage < job.schedule.stages(); ++stage)
-    for (int block = layout.stages[stage].first;
-         block < layout.stages[stage].last && splits_backward(job.schedule, stage); ++block)
+    for (int block = layout.stages[stage].first; block < layout.stages[stage].last && splits[stage] != 0; ++block)
       PARPLAN_ASSERT(
           !data_shards(layout.of_block(block)).gradients,
           fmt::format("stage {} runs backwards in two parts, and the gradients of block {} are sharded", stage, block));
@@ -57,14 +56,13 @@ Lowering::Lowering(const Job& for_job, int rank)
     : job(for_job),
       graph(*for_job.graph),
       at(coordinates_of(for_job.layout.mesh, rank)),
-      tied_blocks(find_tied_blocks(*for_job.graph)) {
-  check(job, tied_blocks);
+      tied_blocks(find_tied_blocks(*for_job.graph)),
+      splits_backward(parplan::splits_backward(for_job.schedule)) {
+  check(job, tied_blocks, splits_backward);
   program.rank = rank;
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)
     if (rank_of_stage(stage) == at.pp) stages.push_back(stage);
-  for (int stage = 0; stage < job.schedule.stages(); ++stage)
-    splits_backward.push_back(parplan::splits_backward(job.schedule, stage));
   input_apart.assign(graph.blocks.size(), false);
   if (job.layout.input_slots == InputSlots::one_more)
     for (int stage = 1; stage < job.schedule.stages(); ++stage) input_apart[blocks_of(stage).first] = true;

@@ -83,7 +83,7 @@ class Wire {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
-    bind(listener_, reinterpret_cast<const sockaddr*>(&address), size);
+    (void)bind(listener_, reinterpret_cast<const sockaddr*>(&address), size);
     listen(listener_, 8);
     getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
     port_ = ntohs(address.sin_port);
@@ -329,7 +329,7 @@ std::string command_of(const Setting& setting, const Kind& kind, const std::stri
 
 Verdict try_once(Setting& setting, const Kind& kind, int number) {
   const std::array<std::string, 3> plans = {"dp", "pp", "tp"};
-  const std::string plan = plans[static_cast<std::size_t>(setting.upto(2))];
+  const std::string& plan = plans[static_cast<std::size_t>(setting.upto(2))];
   const std::string log = setting.folder + "/log.jsonl", output = setting.folder + "/output";
   fs::remove(log);
   const int rank = setting.upto(1);

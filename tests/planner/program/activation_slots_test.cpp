@@ -139,6 +139,7 @@ TEST_CASE("what the weight gradients read is held until they are there, and all 
       const Slots slots = play_slots(schedule, s, InputSlots::in_flight);
       CHECK(slots.saved == most_in_flight(schedule.ranks[s]));
       const bool splits = splits_backward(schedule, s);
+      CHECK((splits_backward(schedule)[static_cast<std::size_t>(s)] != 0) == splits);
       CHECK((slots.for_weights > 0) == splits);
       CHECK((slots.left > 0) == splits);
       in_parts += splits;
