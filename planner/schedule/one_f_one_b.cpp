@@ -1,6 +1,7 @@
 #include "planner/schedule/one_f_one_b.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <fmt/format.h>
@@ -133,23 +134,43 @@ Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShap
   const Seconds ways = 2 * (stages - 1) * transfer;
   if (micro_batches == 1) return all + ways;
   const int late = std::min(stages, micro_batches - 1);  // the stages of the second line
-  const auto is_possible = [&](Seconds time) {
-    const Seconds beyond = time - all - ways;
-    Seconds held;
+  const double ahead = 1.0 / (micro_batches - 1);
+  // The midpoints of three halvings are asked at once, as a heap: what is known of one does not wait
+  // for another.
+  constexpr int levels = 3, asked = (1 << levels) - 1;
+  const auto are_possible = [&](const std::array<double, asked>& times) {
+    std::array<double, asked> beyond{}, held{}, least{};
+    for (int i = 0; i < asked; ++i) beyond[i] = times[i] - all.value - ways.value;
     for (int n = 0; n < late; ++n) {
-      const Seconds down = 2 * n * transfer;
-      held = std::min(held, beyond - down);
-      if (held < Seconds(0.0)) return false;
-      held += std::min((beyond + held + down) * (1.0 / (micro_batches - 1)),
-                       (beyond - held - down) * (1.0 / (micro_batches - 1 - n)));
+      const double down = 2 * n * transfer.value, left = 1.0 / (micro_batches - 1 - n);
+      for (int i = 0; i < asked; ++i) {
+        const double most = beyond[i] - down;
+        const double so_far = held[i] < most ? held[i] : most;
+        least[i] = least[i] < so_far ? least[i] : so_far;
+        const double twice = (beyond[i] + so_far + down) * ahead, once = (beyond[i] - so_far - down) * left;
+        held[i] = so_far + (twice < once ? twice : once);
+      }
     }
-    return held + 2 * (stages - late) * (beyond / (micro_batches - 1)) >= all;
+    std::array<bool, asked> possible{};
+    for (int i = 0; i < asked; ++i)
+      possible[i] = least[i] >= 0.0 && held[i] + 2 * (stages - late) * (beyond[i] / (micro_batches - 1)) >= all.value;
+    return possible;
   };
   Seconds below = std::max(all + ways, micro_batches * (all / stages));
   Seconds above = all + ways + (micro_batches - 1) * (all / stages + 2.0 * transfer);
-  for (int halvings = 0; halvings < 12; ++halvings) {
-    const Seconds middle = below + (above - below) / 2;
-    (is_possible(middle) ? above : below) = middle;
+  for (int halvings = 0; halvings < 12; halvings += levels) {
+    std::array<Seconds, asked> from, to;
+    std::array<double, asked> middles{};
+    for (int i = 0; i < asked; ++i) {
+      const int parent = (i - 1) / 2;
+      const Seconds middle_of_parent(middles[parent]);
+      from[i] = i == 0 ? below : i % 2 == 1 ? from[parent] : middle_of_parent;
+      to[i] = i == 0 ? above : i % 2 == 1 ? middle_of_parent : to[parent];
+      middles[i] = (from[i] + (to[i] - from[i]) / 2).value;
+    }
+    const std::array<bool, asked> possible = are_possible(middles);
+    for (int i = 0; i < asked; i = possible[i] ? 2 * i + 1 : 2 * i + 2)
+      (possible[i] ? above : below) = Seconds(middles[i]);
   }
   return below * (1 - 1e-9);
 }

@@ -503,6 +503,7 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   // the last block has its own.
   const int stages = spec.virtual_stages;  // of a rank
   const std::int64_t heads = slots_of_last_block(spec, shape);
+  std::vector<std::size_t> taken(choices.size(), 0);  // by the rank before, with each choice or those before it
   std::size_t held = 0;
   for (int s = 0; s < shape.ranks; ++s) {
     const bool is_last = s + 1 == shape.ranks;
@@ -539,12 +540,16 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
         if (fits(blocks)) return true;
         continue;
       }
+      // Mostly as many as the rank before.
+      if (const std::size_t alike = held + taken[choice]; alike > farthest && alike <= last && fits(alike))
+        farthest = alike;
       while (farthest < last && fits(farthest + 1)) {
         // In steps that double, from one anew.
         std::size_t step = 1;
         while (farthest + 2 * step <= last && fits(farthest + 2 * step)) step *= 2;
         farthest += step;
       }
+      taken[choice] = farthest - held;
     }
     if (farthest < held + static_cast<std::size_t>(stages)) return false;
     held = farthest;

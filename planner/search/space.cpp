@@ -83,6 +83,7 @@ class SpaceWalk {
     unsigned followers = 0;  // the rows whose values follow from this choice
     bool is_known = false;   // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
+    std::optional<std::int64_t> layouts;  // from this row on, where known for the present choices before it
   };
 
   const std::vector<ChoiceValue>& values(std::size_t row) {
@@ -106,8 +107,14 @@ class SpaceWalk {
 
   void set(std::size_t row, const ChoiceValue& value) {
     steps_[row].choice->set(spec_, value);
-    for (std::size_t later = row + 1; later < count_; ++later)
-      if ((steps_[row].followers >> later & 1u) != 0) steps_[later].is_known = false;
+    bool is_followed = false;  // by a row from `later` on
+    for (std::size_t later = count_; later-- > row + 1;) {
+      if ((steps_[row].followers >> later & 1u) != 0) {
+        steps_[later].is_known = false;
+        is_followed = true;
+      }
+      if (is_followed) steps_[later].layouts.reset();
+    }
   }
 
   // What a technique rejects with one value of the other choices, it rejects with every value.
@@ -158,13 +165,18 @@ class SpaceWalk {
 
   std::int64_t count_from(std::size_t row) {
     if (row == count_) return 1;
+    if (steps_[row].layouts) return *steps_[row].layouts;
     const std::vector<ChoiceValue>& each = values(row);
-    if (steps_[row].followers == 0) return static_cast<std::int64_t>(each.size()) * count_from(row + 1);
     std::int64_t layouts = 0;
-    for (const ChoiceValue& value : each) {
-      set(row, value);
-      layouts += count_from(row + 1);
+    if (steps_[row].followers == 0) {
+      layouts = static_cast<std::int64_t>(each.size()) * count_from(row + 1);
+    } else {
+      for (const ChoiceValue& value : each) {
+        set(row, value);
+        layouts += count_from(row + 1);
+      }
     }
+    steps_[row].layouts = layouts;
     return layouts;
   }
 
