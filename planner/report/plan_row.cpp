@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <variant>
 
 #include <fmt/format.h>
@@ -9,6 +10,7 @@
 #include "planner/base/error.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/layout_choices.h"
+#include "planner/report/error_band.h"
 
 namespace parplan {
 namespace {
@@ -34,6 +36,13 @@ Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
   for (const ChoiceRow& choice : choice_rows())
     if (choice.key == key) return value_of(choice, subject);
   return otherwise;
+}
+
+// An end of the band in which published runs were.
+Json step_time_in(const Subject& subject, double ErrorBand::*end) {
+  if (!subject.predicted) return nullptr;
+  const std::optional<ErrorBand> band = error_band(subject.training.engine, subject.cluster);
+  return band ? seconds(subject.result.time.total() * ((*band).*end)) : Json(nullptr);
 }
 
 constexpr std::array column_rows = {
@@ -160,6 +169,12 @@ constexpr std::array column_rows = {
            }},
     Column{"dp_shard", "", "data-parallel ranks over which ZeRO shards: all, or groups of so many; null with ZeRO-0",
            [](const Subject& s) { return s.spec.zero_stage > 0 ? Json(s.spec.shard_ranks()) : Json(nullptr); }},
+    Column{"step_time_low_s", "s",
+           "step_time_s times the tenth percentile of measured over predicted in published runs (accuracy.md); null "
+           "where measured, and without accelerators",
+           [](const Subject& s) { return step_time_in(s, &ErrorBand::low); }},
+    Column{"step_time_high_s", "s", "the same with the ninetieth percentile: 8 of 10 runs lie between",
+           [](const Subject& s) { return step_time_in(s, &ErrorBand::high); }},
 };
 
 }  // namespace
@@ -191,7 +206,8 @@ RowSubject subject_of(const Plan& plan, const StepResult& measured) {
           .cluster = plan.cluster,
           .training = plan.training,
           .spec = plan.spec,
-          .result = measured};
+          .result = measured,
+          .predicted = false};
 }
 
 std::span<const Column> columns() { return column_rows; }

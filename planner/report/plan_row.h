@@ -19,6 +19,7 @@ struct RowSubject {
   const TrainingSpec& training;
   const ParallelSpec& spec;
   const StepResult& result;
+  bool predicted = true;  // else measured
 };
 RowSubject subject_of(const Plan& plan);
 // The plan itself (rank 1) or one of its alternatives (rank 2 and up).

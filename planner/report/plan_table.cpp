@@ -1,10 +1,12 @@
 #include "planner/report/plan_table.h"
 
+#include <optional>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "planner/cluster/price_and_power.h"
+#include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 
@@ -15,6 +17,12 @@ std::string memory_line(Bytes overhead) {
   const std::string libraries = overhead.count > 0 ? fmt::format("{} a device for libraries", format_bytes(overhead))
                                                    : std::string("nothing for libraries");
   return fmt::format("memory peak counts {}; an allocator's fragmentation is not modelled\n", libraries);
+}
+
+// How far measured steps are from such predictions; nothing where no runs are known.
+std::string step_line(const Plan& plan) {
+  const std::optional<ErrorBand> band = error_band(plan.training.engine, plan.cluster);
+  return band ? words_of(*band) + ";\n  plans that differ by less may come out in the other order\n" : "";
 }
 
 }  // namespace
@@ -40,7 +48,7 @@ std::string write_table(const Plan& plan) {
          format_share(time.exposed_in_all().value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
   }
-  return align_columns(rows, 2) + memory_line(plan.prediction.memory.overhead);
+  return align_columns(rows, 2) + memory_line(plan.prediction.memory.overhead) + step_line(plan);
 }
 
 }  // namespace parplan

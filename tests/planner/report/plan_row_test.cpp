@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/report/csv.h"
+#include "planner/report/error_band.h"
 #include "planner/report/part_names.h"
+#include "planner/report/plan_table.h"
 #include "tests/planner/report/small_plan.h"
 
 namespace parplan {
@@ -72,7 +75,9 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "tied_gradients",
                                                 "input_slots",
                                                 "micro_batch_group",
-                                                "dp_shard"};  // the last five are additions
+                                                "dp_shard",
+                                                "step_time_low_s",
+                                                "step_time_high_s"};  // the last seven are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -106,11 +111,36 @@ TEST_CASE("a row holds every value of a small plan") {
     "memory_optimizer_bytes": 100, "memory_activations_bytes": 80, "memory_buffers_bytes": 40, "memory_overhead_bytes": 20,
     "communication_tp_bytes": 0, "communication_dp_bytes": 300, "communication_pp_bytes": 60, "communication_cp_bytes": 0,
     "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null,
-    "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2})");
+    "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2,
+    "step_time_low_s": null, "step_time_high_s": null})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
   CHECK(found.dump(1) == expected.dump(1));
+}
+
+TEST_CASE("a predicted step on accelerators has the band of published runs, a measured one none") {
+  Plan plan = small_plan();
+  for (NodeGroup& group : plan.cluster.groups) {
+    group.device.backend = BackendKind::cuda;
+    group.device.name = "a100-sxm4-80gb";
+  }
+  const auto band = [&](const std::string& engine) {
+    plan.training.engine.name = engine;
+    const Json found = row(subject_of(plan));
+    return std::pair(found.at("step_time_low_s").get<double>() / found.at("step_time_s").get<double>(),
+                     found.at("step_time_high_s").get<double>() / found.at("step_time_s").get<double>());
+  };
+  for (const ErrorBand& one : error_bands()) {
+    if (one.device != "a100-sxm4-80gb") continue;
+    const auto [low, high] = band(one.engine.empty() ? "parplan" : std::string(one.engine));
+    CHECK(low == doctest::Approx(one.low));
+    CHECK(high == doctest::Approx(one.high));
+  }
+  CHECK(write_table(plan).find(words_of(error_bands().back()).substr(0, 13)) != std::string::npos);
+  const Json measured = row(subject_of(plan, plan.prediction));
+  CHECK(measured.at("step_time_low_s").is_null());
+  CHECK(measured.at("step_time_high_s").is_null());
 }
 
 TEST_CASE("an alternative's row has its place and its own result") {
@@ -197,7 +227,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
   CHECK(text.find("\n1," + id +
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
-                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2\n") !=
+                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,\n") !=
         std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
