@@ -135,8 +135,8 @@ Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShap
   if (micro_batches == 1) return all + ways;
   const int late = std::min(stages, micro_batches - 1);  // the stages of the second line
   const double ahead = 1.0 / (micro_batches - 1);
-  // The midpoints of three halvings are asked at once, as a heap: what is known of one does not wait
-  // for another.
+  // The midpoints of three halvings are asked at once, as a heap: what is known of one does not
+  // wait for another.
   constexpr int levels = 3, asked = (1 << levels) - 1;
   const auto are_possible = [&](const std::array<double, asked>& times) {
     std::array<double, asked> beyond{}, held{}, least{};
