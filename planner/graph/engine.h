@@ -41,6 +41,7 @@ struct Engine {
   bool has_pipeline = true;     // pipelines, of one stage on each rank
   bool has_interleaved = true;  // pipelines of several
   int most_zero = 3;            // the highest ZeRO stage
+  bool equal_stages = false;    // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)
   Seconds host_per_op{};  // the host's time to submit an op of a block's list; 0: steps are replayed
   bool blocks_launches = false;  // the host waits for each op before it submits the next
   std::vector<std::string> sources = {};

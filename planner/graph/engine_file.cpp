@@ -34,6 +34,7 @@ constexpr std::array facts = {
     EngineFact{"has_pipeline", "there are pipelines", &Engine::has_pipeline},
     EngineFact{"has_interleaved", "there are interleaved pipelines", &Engine::has_interleaved},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero},
+    EngineFact{"equal_stages", "stages hold equal numbers of layers", &Engine::equal_stages},
     EngineFact{"host_per_op", "the host's time to submit an op", &Engine::host_per_op},
     EngineFact{"blocks_launches", "the host waits for each op before it submits the next", &Engine::blocks_launches},
 };

@@ -16,6 +16,20 @@ std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec
   return degrees;
 }
 
+std::vector<int> equal_stages(const OpGraph& graph, int stages) {
+  const int blocks = static_cast<int>(graph.blocks.size()), layers = blocks - 2;
+  std::vector<int> cut(static_cast<std::size_t>(stages), blocks / stages);
+  if (blocks % stages == 0 && (layers <= 0 || layers % stages != 0)) return cut;
+  const bool counts_layers = layers >= stages;
+  const int counted = counts_layers ? layers : blocks;
+  for (int s = 0; s < stages; ++s) cut[s] = counted / stages + (s < counted % stages ? 1 : 0);
+  if (counts_layers) {
+    ++cut.front();
+    ++cut.back();
+  }
+  return cut;
+}
+
 namespace {
 
 // As Megatron-LM asserts in forward_backward_pipelining_with_interleaving.

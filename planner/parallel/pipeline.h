@@ -17,6 +17,12 @@ std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec
                                         int most);
 std::optional<std::string> illegal_pipeline(const OpGraph& graph, const TrainingSpec& training,
                                             const ParallelSpec& spec);
+// The blocks of each stage where an engine counts layers: as many on each stage, with what comes
+// before them on the first and what comes behind on the last; else all blocks alike, as if the
+// embedding and the head were layers (Megatron-LM's --account-for-embedding-in-pipeline-split and
+// --account-for-loss-in-pipeline-split, DeepSpeed's 'type:transformer|embedding'), and if these do
+// not divide either, one layer more on the first stages. `stages` is at most the number of blocks.
+std::vector<int> equal_stages(const OpGraph& graph, int stages);
 void place_pipeline(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 
 }  // namespace parplan

@@ -66,8 +66,8 @@ class CandidateMaker {
                  std::shared_ptr<KnownBlockShapes> known_shapes = nullptr);
 
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
-  // - with given stage blocks, that one; if it does not fit without recompute, also with the
-  //   fastest choice of stages that recompute;
+  // - with given stage blocks, or those of an engine that counts layers, that one; if it does not
+  //   fit without recompute, also with the fastest choice of stages that recompute;
   // - where the model has at most `most_cuts` cuts into so many stages, each of them; where one
   //   does not fit without recompute (for the objective memory: always) also every choice of stages
   //   that recompute, or where these are more than `most_choices` the fastest choice that fits;
@@ -91,7 +91,7 @@ class CandidateMaker {
   Bytes least_memory(const ParallelSpec& spec, Bytes room_in_all);
 
   // The cut of a layout that is complete but for its cut: the cut whose slowest stage is fastest,
-  // among those that fit where any fits.
+  // among those that fit where any fits; or what the engine does.
   std::vector<int> cut_of(const ParallelSpec& spec);
 
   // A candidate with the times of its estimate.

@@ -1,6 +1,8 @@
 // `--engine`, from arguments to plans; what an engine changes is tested in tests/planner.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -39,6 +41,12 @@ TEST_CASE("every engine's plans are of layouts that it has, in its name, and exp
       CHECK((engine.has_pipeline || row.at("pp") == 1));
       CHECK((engine.has_interleaved || row.at("virtual_stages") == 1));
       CHECK(row.at("zero_stage").get<int>() <= engine.most_zero);
+      if (engine.equal_stages) {
+        std::istringstream listed(row.at("stage_layers").get<std::string>());  // "3,3,3,3"
+        std::vector<int> layers;
+        for (std::string one; std::getline(listed, one, ',');) layers.push_back(std::stoi(one));
+        CHECK(std::ranges::max(layers) - std::ranges::min(layers) <= 1);
+      }
     }
     // The plan alone says what it predicts.
     const Json& best = json.at("plans").at(0);

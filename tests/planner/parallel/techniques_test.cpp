@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "models/find_model.h"
 #include "planner/base/enum_index.h"
 #include "planner/parallel/cut_stages.h"
+#include "planner/parallel/pipeline.h"
 
 using namespace parplan;
 
@@ -230,6 +232,33 @@ TEST_CASE("Layouts that an engine lacks are refused in its name") {
   CHECK(reason_of(own, spec) == "legal");
   CHECK(reason_of(plain, spec) ==
         "engine plain has no attention over keys and values gathered from other ranks: cp must be 1");
+}
+
+TEST_CASE("Engines that count layers hold as many on each stage, or count embedding and head as layers") {
+  const auto cut_of = [](int layers, int stages) {
+    OpGraph graph;
+    graph.blocks.resize(static_cast<std::size_t>(layers) + 2);
+    return equal_stages(graph, stages);
+  };
+  CHECK(cut_of(8, 1) == std::vector{10});
+  // Two layers a stage; the embedding is with the first, the head with the last.
+  CHECK(cut_of(8, 4) == std::vector{3, 2, 2, 3});
+  // Zero Bubble's 1.5B (22 layers on 8 stages, one less on the first and the last) and BLOOM's 106
+  // layers on 12 stages.
+  CHECK(cut_of(22, 8) == std::vector{3, 3, 3, 3, 3, 3, 3, 3});
+  CHECK(cut_of(106, 12) == std::vector<int>(12, 9));
+  // Neither divides.
+  CHECK(cut_of(7, 4) == std::vector{3, 2, 2, 2});
+  CHECK(cut_of(2, 3) == std::vector{2, 1, 1});
+  for (int layers = 1; layers < 12; ++layers)
+    for (int stages = 1; stages <= layers + 2; ++stages) {
+      const std::vector<int> cut = cut_of(layers, stages);
+      CAPTURE(layers);
+      CAPTURE(stages);
+      CHECK(static_cast<int>(cut.size()) == stages);
+      CHECK(std::accumulate(cut.begin(), cut.end(), 0) == layers + 2);
+      CHECK(std::ranges::min(cut) >= 1);
+    }
 }
 
 TEST_CASE("Zero-bubble pipelines need whole gradients") {

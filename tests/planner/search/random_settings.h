@@ -82,7 +82,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::fused_attention, &Engine::fused_norm, &Engine::fused_activation, &Engine::fused_dropout,
         &Engine::fused_loss, &Engine::dropout, &Engine::repeats_layers, &Engine::overlaps_tensor,
         &Engine::overlaps_data, &Engine::overlaps_pipeline, &Engine::half_gradients, &Engine::splits_transfers,
-        &Engine::scatters_fp32, &Engine::reduces_half, &Engine::blocks_launches})
+        &Engine::scatters_fp32, &Engine::reduces_half, &Engine::equal_stages, &Engine::blocks_launches})
     engine.*fact = flip();
   if (flip()) engine.host_per_op = Seconds(1e-6 * static_cast<double>(random() % 100));
   graph = as_run_by(engine, std::move(graph));
