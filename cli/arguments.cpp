@@ -130,6 +130,16 @@ MemoryLimit parse_memory_limit(const std::string& option, const std::string& tex
   return {.bytes = std::nullopt, .share = percent / 100.0};
 }
 
+double parse_headroom(const std::string& option, const std::string& text) {
+  double percent = 0.0;
+  const char* end = text.data() + text.size() - (text.ends_with('%') ? 1 : 0);
+  const auto [stopped, error] = std::from_chars(text.data(), end, percent);
+  if (error != std::errc() || stopped != end || !(percent >= 0.0 && percent <= 100.0 * most_headroom))
+    throw ConfigError(
+        fmt::format("{}: expected a percentage from 0% to {:.0f}%, found '{}'", option, 100.0 * most_headroom, text));
+  return percent / 100.0;
+}
+
 }  // namespace
 
 std::string message_of(const ConfigError& error) {
@@ -281,10 +291,18 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
   }
 }
 
+void add_headroom(CLI::App& app, const std::string& group, std::optional<double>& headroom) {
+  add(app, group, "--memory-headroom", "PERCENT",
+      "share of a device's memory that plans leave free, such as 5%; 0% for none (default: what published runs took "
+      "beyond their predicted memory, docs/accuracy.md; none on CPUs and with --memory-limit)",
+      [&](const std::string& text) { headroom = parse_headroom("--memory-headroom", text); });
+}
+
 void add_limits(CLI::App& app, LimitArguments& limits) {
   const std::string group = "Limits";
   add(app, group, "--memory-limit", "BYTES|PERCENT", "memory of a device that may be used, such as '40 GiB' or 80%",
       [&](const std::string& text) { limits.memory = parse_memory_limit("--memory-limit", text); });
+  add_headroom(app, group, limits.headroom);
   add(app, group, "--max-candidates", "N",
       "simulate at most so many candidates (default: 64, and more as long as that is little work)",
       [&](const std::string& text) {

@@ -59,11 +59,14 @@ struct MemoryLimit {
 };
 struct LimitArguments {
   std::optional<MemoryLimit> memory;
+  std::optional<double> headroom;               // absent: memory_headroom, or none with a memory limit
   std::optional<std::int64_t> most_candidates;  // absent: the default of SearchOptions
   std::optional<Objective> objective;           // absent: time
   int threads = 0;                              // 0: as many as the machine has cores
 };
 void add_limits(CLI::App& app, LimitArguments& limits);
+// The option --memory-headroom alone.
+void add_headroom(CLI::App& app, const std::string& group, std::optional<double>& headroom);
 
 // [output]
 struct OutputArguments {

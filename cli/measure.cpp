@@ -17,6 +17,7 @@
 #include "cli/version.h"
 #include "cli/write_outputs.h"
 #include "planner/base/text.h"
+#include "planner/cluster/communicators.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cost/calibration.h"
 #include "runtime/comm/gpu_plugin.h"
@@ -34,10 +35,6 @@ struct MeasureArguments {
   std::string device_file;
   bool quiet = false;
 };
-
-// The memory that NCCL takes besides what one rank measures here: buffers of several channels and
-// peers (assumed, as in configs/devices).
-constexpr Bytes nccl_memory{std::int64_t{512} << 20};
 
 // The number of a GPU in CUDA's order; nothing for the CPU.
 std::optional<int> gpu_of(const std::string& device) {
@@ -108,7 +105,7 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
   });
   measured.measurements = measure_kernels(*backend, possible, options);
   device.kernel_launch = measured.measurements.replayed_launch;
-  device.memory_overhead = measured.measurements.library_memory + nccl_memory;
+  device.memory_overhead = measured.measurements.library_memory + assumed_communicators;
   device.measured =
       MeasuredKernels{.origin = fmt::format("parplan {} measure --device cuda:{} ({}, {}) on {}", version(), number,
                                             card.name, card.bus_id, host_name()),
@@ -120,7 +117,8 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
   device.sources.push_back(
       fmt::format("rates, kernel_launch and measured: {}, {}", device.measured->origin, device.measured->date));
   device.sources.push_back(fmt::format("memory overhead: measured {} without NCCL, and {} assumed for it",
-                                       format_bytes(measured.measurements.library_memory), format_bytes(nccl_memory)));
+                                       format_bytes(measured.measurements.library_memory),
+                                       format_bytes(assumed_communicators)));
 
   Cluster& cluster = measured.cluster;
   cluster.name = "this-machine";

@@ -19,6 +19,7 @@
 #include "planner/graph/counting_limit.h"
 #include "planner/graph/engine_file.h"
 #include "planner/parallel/techniques.h"
+#include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
 
 namespace parplan {
@@ -172,6 +173,13 @@ void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal
   if (!limits) return;
   cluster.notes.push_back(fmt::format("memory limited to {} of a device's {}", device_memory(cluster), had));
   if (!output.quiet) fmt::print(terminal.err, "note: {}: {}\n", cluster.name, cluster.notes.back());
+}
+
+void leave_headroom(Cluster& cluster, const Engine& engine, const std::optional<double>& given, bool is_limited) {
+  if (given)
+    cluster.memory_headroom = *given;
+  else if (cluster.memory_headroom == 0.0 && !is_limited)
+    cluster.memory_headroom = memory_headroom(engine, cluster);
 }
 
 SuggestRequest request_of(const Inputs& inputs, const LayoutRequest& layout) {

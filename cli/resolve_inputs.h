@@ -49,6 +49,9 @@ PrecisionOf precision_of(const std::vector<std::string>& defaults);
 // then has cannot be added.
 void set_price(Cluster& cluster, const std::optional<Price>& price);
 
+// Sets the share of memory that plans leave free: the given one, else the cluster's own, else the
+// default (planner/report/error_band.h), but none where memory is limited.
+void leave_headroom(Cluster& cluster, const Engine& engine, const std::optional<double>& given, bool is_limited);
 // Replaces the devices' memory by the limit, or by its share of each kind of device, so that the
 // plan carries it. ConfigError where no device has as much.
 void limit_memory(Cluster& cluster, const MemoryLimit& limit, Terminal& terminal, const OutputArguments& output);

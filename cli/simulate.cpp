@@ -26,6 +26,7 @@ struct SimulateArguments {
   WhatArguments what;
   LayoutRequest layout;
   OutputArguments output;
+  std::optional<double> headroom;
   std::string plan_file;
   std::string trace;
   bool prints_schedule = false;
@@ -68,8 +69,8 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     plan = simulate_file(arguments, terminal, wanted);
     reported = report_inputs(plan);
   } else {
-    const Inputs inputs =
-        resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
+    Inputs inputs = resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
+    leave_headroom(inputs.cluster, inputs.training.engine, arguments.headroom, false);
     check_layout(inputs, arguments.layout, arguments.where);
     plan = simulate_layout(request_of(inputs, arguments.layout), wanted);
     // The user did not ask whether fewer devices would be better.
@@ -93,11 +94,22 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     write_said(arguments.schedule_svg, draw_schedule_svg(spans), terminal, !arguments.output.quiet);
   if (!arguments.plan_file.empty())
     write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
-  if (plan.prediction.memory.peak() > memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))
-    fmt::print(terminal.err,
-               "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
-               format_bytes(plan.prediction.memory.peak()),
-               format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
+  const Bytes needed = plan.prediction.memory.peak();
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  switch (verdict_of(subject_of(plan))) {
+    case MemoryVerdict::fits:
+      break;
+    case MemoryVerdict::tight:
+      fmt::print(terminal.err,
+                 "warning: the plan is tight: it needs {} of memory on its worst rank, and of the {} that a device has "
+                 "{} should be free for what predictions miss\n",
+                 format_bytes(needed), format_bytes(capacity), format_share(plan.cluster.memory_headroom, 1.0));
+      break;
+    case MemoryVerdict::does_not_fit:
+      fmt::print(terminal.err,
+                 "warning: the plan does not fit: it needs {} of memory on its worst rank, and a device has {}\n",
+                 format_bytes(needed), format_bytes(capacity));
+  }
   return exit_done;
 }
 
@@ -110,6 +122,7 @@ CommandBody declare_simulate(CLI::App& app) {
   add_where(app, arguments->where);
   add_what(app, arguments->what);
   add_layout(app, arguments->layout);
+  add_headroom(app, "Limits", arguments->headroom);
   add_option(app,
              {.names = "-o,--output",
               .type = "PLAN.yaml",

@@ -62,6 +62,8 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   const bool talks = !arguments.output.quiet;
   Inputs inputs = resolve_inputs(arguments.model, arguments.where, arguments.what, terminal, arguments.output);
   if (arguments.limits.memory) limit_memory(inputs.cluster, *arguments.limits.memory, terminal, arguments.output);
+  leave_headroom(inputs.cluster, inputs.training.engine, arguments.limits.headroom,
+                 arguments.limits.memory.has_value());
   check_layout(inputs, arguments.layout, arguments.where);
 
   SuggestRequest request = request_of(inputs, arguments.layout);

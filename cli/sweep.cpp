@@ -224,9 +224,9 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
     for (std::size_t i = next++; i < sweep.points.size(); i = next++) {
       SweepPoint& point = sweep.points[i];
       try {
-        ArrangedResult arranged = search_arrangements(graphs.at(point.training.sequence_length), point.cluster,
-                                                      point.training, arguments.layout, options,
-                                                      precision_of(sweep.defaults));
+        ArrangedResult arranged =
+            search_with_headroom(graphs.at(point.training.sequence_length), point.cluster, point.training,
+                                 arguments.layout, options, precision_of(sweep.defaults));
         SearchResult& found = arranged.found;
         if (arranged.cluster != point.cluster) point.arranged = std::move(arranged.cluster);
         point.training.precision = arranged.precision;
@@ -333,6 +333,10 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
       throw ConfigError(fmt::format("{}: {}", words_of(point), message_of(error)));
     }
   }
+
+  for (SweepPoint& point : sweep.points)
+    leave_headroom(point.cluster, point.training.engine, arguments.limits.headroom,
+                   arguments.limits.memory.has_value());
 
   plan_all(sweep, graphs, arguments, terminal);
 

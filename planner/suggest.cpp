@@ -9,8 +9,10 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/cluster/price_and_power.h"
+#include "planner/cost/cost_model.h"
 #include "planner/explain/remedies.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
@@ -73,6 +75,17 @@ std::string groups_taken(const SuggestRequest& request, const Plan& plan, const 
                             format_bytes(as_stands->result.memory.peak()));
 }
 
+// The note on a plan that does not leave the headroom.
+std::string tight_memory(const Plan& plan) {
+  const double headroom = plan.cluster.memory_headroom;
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  if (memory_verdict(plan.prediction.memory, capacity, headroom) == MemoryVerdict::fits) return "";
+  return fmt::format(
+      "tight: takes {} of a device's {}; no plan leaves {:.0f} % of memory free, as it should for "
+      "what predictions miss (--memory-headroom)",
+      format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
+}
+
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
 ParallelSpec fixed_spec(const SuggestRequest& request) {
   const int devices = request.cluster.devices();
@@ -93,16 +106,43 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 
 }  // namespace
 
+ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                    const LayoutRequest& layout, const SearchOptions& options,
+                                    const PrecisionOf& precision_of) {
+  ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, options, precision_of);
+  const Engine& engine = training.engine;
+  const bool keeps = engine.allocator_reserve > 0.0 || engine.copies_gradients;
+  const bool may_be_tight = keeps || cluster.memory_headroom > 0.0;
+  if (!arranged.found.plans.empty() || !may_be_tight || options.to_beat) return arranged;
+  Cluster whole = cluster;
+  whole.memory_headroom = 0.0;
+  TrainingSpec without = training;
+  without.engine.allocator_reserve = 0.0;
+  without.engine.copies_gradients = false;
+  arranged = search_arrangements(graph, whole, without, layout, options, precision_of);
+  arranged.cluster.memory_headroom = cluster.memory_headroom;
+  if (!keeps) return arranged;
+  TrainingSpec with = training;
+  with.precision = arranged.precision;
+  NetworkCache networks(arranged.cluster, engine);
+  for (RankedPlan& plan : arranged.found.plans)
+    plan.result = simulate_soon(graph, arranged.cluster, with, plan.spec, place(graph, plan.spec),
+                                cost_models(networks, plan.spec.mesh))
+                      .result;
+  return arranged;
+}
+
 SuggestResult suggest(const SuggestRequest& request) {
-  const ArrangedResult arranged =
-      search_arrangements(*request.graph, request.cluster, request.training, request.layout, request.options,
-                          request.precision_of);
+  const ArrangedResult arranged = search_with_headroom(*request.graph, request.cluster, request.training,
+                                                       request.layout, request.options, request.precision_of);
   const SearchResult& found = arranged.found;
   SuggestResult result;
   result.counts = found.counts;
   result.counts.objective = request.options.objective;
   if (found.plans.empty()) {
-    result.remedies = find_remedies(request, found);
+    SuggestRequest whole = request;
+    whole.cluster.memory_headroom = 0.0;
+    result.remedies = find_remedies(whole, found);
     return result;
   }
   result.plan = complete(request, found.plans.front().spec);
@@ -113,6 +153,7 @@ SuggestResult suggest(const SuggestRequest& request) {
   result.plan->search = result.counts;
   if (arranged.cluster != request.cluster)
     result.plan->notes.push_back(groups_taken(request, *result.plan, arranged.as_stands));
+  if (const std::string note = tight_memory(*result.plan); !note.empty()) result.plan->notes.push_back(note);
   if (result.plan->spec.mesh.size() < request.cluster.devices())
     result.plan->notes.push_back(devices_left_idle(request, *result.plan));
   return result;

@@ -401,10 +401,11 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
         "stands under its 'cluster'");
   const auto groups = document.find("groups");
   if (groups) {
-    document.allow_keys({"name", "groups", "network", "device_ids", "measured_on", "notes", "sources"});
+    document.allow_keys(
+        {"name", "groups", "network", "device_ids", "memory_headroom", "measured_on", "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids", "measured_on",
-                         "notes", "sources"});
+    document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids",
+                         "memory_headroom", "measured_on", "notes", "sources"});
   }
   cluster.name = document.at("name").as_name();
   if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");
@@ -435,6 +436,11 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
       ids->fail(fmt::format("says which devices of one machine these are, and there are {} nodes", cluster.nodes()));
     if (static_cast<int>(cluster.device_ids.size()) != cluster.devices())
       ids->fail(fmt::format("lists {} numbers for {} devices", cluster.device_ids.size(), cluster.devices()));
+  }
+  if (const auto headroom = document.find("memory_headroom")) {
+    cluster.memory_headroom = headroom->as_number();
+    if (cluster.memory_headroom < 0.0 || cluster.memory_headroom > most_headroom)
+      headroom->fail(fmt::format("expected a share from 0 to {}, found '{}'", most_headroom, headroom->as_string()));
   }
   if (const auto measured = document.find("measured_on")) cluster.measured_on = printable_line(measured->as_string());
   if (const auto notes = document.find("notes"))
@@ -536,6 +542,8 @@ std::string write_cluster(const Cluster& cluster) {
   out << YAML::Key << "network" << YAML::Value;
   write_network(out, cluster.network);
   if (!cluster.device_ids.empty()) out << YAML::Key << "device_ids" << YAML::Value << YAML::Flow << cluster.device_ids;
+  if (cluster.memory_headroom > 0.0)
+    out << YAML::Key << "memory_headroom" << YAML::Value << fmt::format("{}", cluster.memory_headroom);
   if (cluster.measured_on) out << YAML::Key << "measured_on" << YAML::Value << *cluster.measured_on;
   const auto write_list = [&](const char* key, const std::vector<std::string>& items) {
     if (items.empty()) return;

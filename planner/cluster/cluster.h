@@ -103,6 +103,8 @@ struct Cluster {
   // The numbers that the devices of a cluster of one node have on their machine (by bus ids, as
   // nvidia-smi counts), where some were selected.
   std::vector<int> device_ids;
+  // The share of each device's memory that plans leave free, for what predictions of memory miss.
+  double memory_headroom = 0.0;
   std::optional<std::string> measured_on;  // date and host of the probe, where the numbers come from one
   std::vector<std::string> notes;          // what the importer assumed or left out
   std::vector<std::string> sources;
@@ -114,6 +116,9 @@ struct Cluster {
   const NodeGroup& group_of(int device) const;
   bool operator==(const Cluster&) const = default;
 };
+
+// The most that a cluster's file and --memory-headroom may ask for.
+inline constexpr double most_headroom = 0.9;
 
 // "h100-sxm-80gb"; for heterogeneous devices "a100-sxm4-80gb+v100-sxm2-32gb".
 std::string device_name(const Cluster& cluster);

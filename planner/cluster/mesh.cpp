@@ -122,6 +122,14 @@ Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage)
   return least;
 }
 
+Bytes usable_memory(Bytes capacity, double headroom) {
+  return Bytes(static_cast<std::int64_t>(static_cast<double>(capacity.count) * (1.0 - headroom)));
+}
+
+Bytes usable_memory(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
+  return usable_memory(memory_capacity(cluster, mesh, stage), cluster.memory_headroom);
+}
+
 Bytes memory_overhead(const Cluster& cluster) {
   Bytes most;
   for (const NodeGroup& group : cluster.groups) most = std::max(most, group.device.memory_overhead);

@@ -49,6 +49,9 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 // The least memory among the devices of a stage.
 Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+// What plans may use of it: all but the cluster's headroom.
+Bytes usable_memory(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+Bytes usable_memory(Bytes capacity, double headroom);
 // The most that libraries take on any device.
 Bytes memory_overhead(const Cluster& cluster);
 // The mean peak of the first `devices` devices.

@@ -42,6 +42,15 @@ struct Engine {
   bool has_interleaved = true;  // pipelines of several
   int most_zero = 3;            // the highest ZeRO stage
   bool equal_stages = false;    // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)
+  // What a device holds beyond tensors in use: what PyTorch's caching allocator keeps beside
+  // activations, as a share of them, and copies of gradients, each in one piece for which what
+  // activations leave is too small: of sums in fp32 in half precision, where they are reduced so,
+  // and of sums in half precision flat and in fp32, of the shard that a rank updates.
+  double allocator_reserve = 0.0;
+  bool copies_gradients = false;
+  // A gradient in half precision stands for those of all layers, whose kernels add to sums in fp32.
+  bool dummy_gradients = false;
+  Bytes libraries{};      // the CUDA context with the kernels that a process loads, where the device's file says less
   Seconds host_per_op{};  // the host's time to submit an op of a block's list; 0: steps are replayed
   bool blocks_launches = false;  // the host waits for each op before it submits the next
   std::vector<std::string> sources = {};

@@ -35,11 +35,19 @@ constexpr std::array facts = {
     EngineFact{"has_interleaved", "there are interleaved pipelines", &Engine::has_interleaved},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero},
     EngineFact{"equal_stages", "stages hold equal numbers of layers", &Engine::equal_stages},
+    EngineFact{"allocator_reserve", "what the allocator keeps beside activations, as a share of them",
+               &Engine::allocator_reserve},
+    EngineFact{"copies_gradients", "the optimizer copies its gradients, flat in their type and in fp32",
+               &Engine::copies_gradients},
+    EngineFact{"dummy_gradients", "one more gradient of a layer in half precision, which nothing reads",
+               &Engine::dummy_gradients},
+    EngineFact{"libraries", "memory of the CUDA context and of the kernels that a process loads", &Engine::libraries},
     EngineFact{"host_per_op", "the host's time to submit an op", &Engine::host_per_op},
     EngineFact{"blocks_launches", "the host waits for each op before it submits the next", &Engine::blocks_launches},
 };
 
 constexpr Seconds most_per_op{1.0};
+constexpr Bytes most_libraries{std::int64_t{64} << 30};
 
 void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
   if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) {
@@ -48,6 +56,19 @@ void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
   }
   if (const auto* const number = std::get_if<int Engine::*>(&fact.member)) {
     engine.** number = static_cast<int>(node.as_integer(0, Engine{}.most_zero));
+    return;
+  }
+  if (const auto* const share = std::get_if<double Engine::*>(&fact.member)) {
+    const double value = node.as_number();
+    if (value < 0.0 || value > 1.0)
+      node.fail(fmt::format("expected a share from 0 to 1, found '{}'", node.as_string()));
+    engine.** share = value;
+    return;
+  }
+  if (const auto* const bytes = std::get_if<Bytes Engine::*>(&fact.member)) {
+    engine.** bytes = node.as_bytes();
+    if (engine.**bytes > most_libraries)
+      node.fail(fmt::format("expected at most {}, found '{}'", write_bytes(most_libraries), node.as_string()));
     return;
   }
   const Seconds time = node.as_duration();
@@ -59,6 +80,8 @@ void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
 std::string value_of(const EngineFact& fact, const Engine& engine) {
   if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) return engine.**flag ? "true" : "false";
   if (const auto* const number = std::get_if<int Engine::*>(&fact.member)) return fmt::format("{}", engine.**number);
+  if (const auto* const share = std::get_if<double Engine::*>(&fact.member)) return fmt::format("{}", engine.**share);
+  if (const auto* const bytes = std::get_if<Bytes Engine::*>(&fact.member)) return write_bytes(engine.**bytes);
   return write_duration(engine.*std::get<Seconds Engine::*>(fact.member));
 }
 

@@ -15,7 +15,7 @@ namespace parplan {
 struct EngineFact {
   const char* key;
   const char* words;  // what it says
-  std::variant<bool Engine::*, int Engine::*, Seconds Engine::*> member;
+  std::variant<bool Engine::*, int Engine::*, double Engine::*, Bytes Engine::*, Seconds Engine::*> member;
 };
 std::span<const EngineFact> engine_facts();
 

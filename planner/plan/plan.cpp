@@ -56,6 +56,8 @@ constexpr std::array<MemoryKey, 6> memory_keys = {{
     {"memory_overhead_bytes", &MemoryUse::overhead},
 }};
 
+constexpr const char* reserve_key = "memory_reserve_bytes";  // only where an engine's allocator keeps some
+
 std::string residual_key(Axis axis) { return fmt::format("residual_over_{}", name(axis)); }
 std::string parameters_key(Axis axis) { return fmt::format("parameters_over_{}", name(axis)); }
 // The axes over which a file always says where activations and parameters lie. Over the context
@@ -214,6 +216,7 @@ std::string write_result(const StepResult& result) {
   for (const TimeKey& row : time_keys_behind) time(row.key, result.time.*row.part);
   if (result.time.offload.value > 0.0) time(offload_key, result.time.offload);
   for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
+  if (result.memory.reserve.count > 0) out += fmt::format("{}: {}\n", reserve_key, result.memory.reserve.count);
   out += fmt::format("memory_stage: {}\n", result.memory_stage);
   for (const Axis axis : inner_axes_first)
     if (is_planned(axis) && (!may_be_unnamed(axis) || took_part(result, axis)))
@@ -477,7 +480,7 @@ StepResult read_result(const YamlNode& node) {
   for_each_time([&](const TimeKey& row) { keys.push_back(row.key); });
   for_each_axis([&](Axis axis) { keys.insert(keys.end(), {exposed_key(axis), communication_key(axis)}); });
   for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
-  keys.insert(keys.end(), {"memory_stage", offload_key});
+  keys.insert(keys.end(), {reserve_key, "memory_stage", offload_key});
   node.allow_keys(keys);
   StepResult result;
   for_each_time([&](const TimeKey& row) { result.time.*row.part = read_time(node.at(row.key)); });
@@ -487,6 +490,7 @@ StepResult read_result(const YamlNode& node) {
       result.time.exposed[axis] = read_time(node.at(exposed_key(axis)));
   });
   for (const MemoryKey& row : memory_keys) result.memory.*row.part = read_part(node.at(row.key));
+  if (const auto reserve = node.find(reserve_key)) result.memory.reserve = read_part(*reserve);
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
   for_each_axis([&](Axis axis) {
     if (!may_be_unnamed(axis) || node.find(communication_key(axis)))

@@ -51,7 +51,9 @@ enum class MemoryCategory { parameters, gradients, optimizer, activations, buffe
 const char* name(MemoryCategory category);
 
 // Memory of one rank. Disjoint parts on its device sum to the peak there, which alone decides
-// whether a plan fits; `overhead` is the memory of libraries outside the arena.
+// whether a plan fits; `reserve` is what an engine's allocator holds beyond tensors in use, and
+// `overhead` the memory of the context, of NCCL and of other libraries. PyTorch calls the arena
+// allocated, and the arena with the reserve reserved.
 struct MemoryUse {
   Bytes parameters;
   Bytes gradients;
@@ -59,11 +61,12 @@ struct MemoryUse {
   Bytes activations;
   Bytes buffers;
   Bytes overhead;
+  Bytes reserve = {};
   Bytes host = {};  // the arena in the host's memory, of all categories
 
   Bytes arena() const { return parameters + gradients + optimizer + activations + buffers; }
   Bytes arena(Home home) const { return home == Home::device ? arena() : host; }
-  Bytes peak() const { return arena() + overhead; }
+  Bytes peak() const { return arena() + reserve + overhead; }
   // What a buffer counts as: its category on the device, else its home.
   Bytes& part(MemoryCategory category, Home home = Home::device);
   bool operator==(const MemoryUse&) const = default;

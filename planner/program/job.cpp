@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "planner/cluster/cluster.h"
+#include "planner/cluster/communicators.h"
 #include "planner/cluster/mesh.h"
 
 namespace parplan {
@@ -14,7 +15,7 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
           .layout = lay_out(spec, placements),
           .schedule = std::move(schedule),
           .backend = cluster.backend(),
-          .overhead = memory_overhead(cluster)};
+          .overhead = memory_overhead(cluster, training.engine, spec.mesh)};
 }
 
 BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,

@@ -111,7 +111,7 @@ Program lower(const Job& job, int rank) {
   end_step(lowering);
   set_neighbours(lowering);
   order_calls(lowering.program);
-  plan_memory(lowering.program, job.overhead);
+  plan_memory(lowering.program, job.training, job.overhead);
   count_communication(lowering.program);
   return std::move(lowering.program);
 }

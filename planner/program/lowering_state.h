@@ -110,7 +110,7 @@ void run_actions(Lowering& lowering);                            // run_actions.
 // Of the data axis, under engines that do not overlap them with the backward.
 void reduce_at_end(Lowering& lowering);                          // run_actions.cpp
 void end_step(Lowering& lowering);                               // step_begin_and_end.cpp
-void plan_memory(Program& program, Bytes overhead);              // memory.cpp
+void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead);  // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 
 // Calls ---------------------------------------------------------------------- lowering_state.cpp

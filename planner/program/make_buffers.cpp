@@ -63,7 +63,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
          .shard_ranks = bucket.shard_ranks,
          .tied = bucket.tied.has_value(),
          .accumulates_twice = bucket.blocks.size() > 1 && lowering.job.layout.tied_gradients == TiedGradients::apart,
-         .homes = bucket.homes});
+         .homes = bucket.homes,
+         .of_layer = !bucket.tied && is_layer(lowering.graph, bucket.blocks.front())});
   // A slot holds a micro-batch of any of the rank's stages, but not the last block where that has
   // slots of its own.
   std::vector<SavedSizes> saved, for_weights, left;
@@ -121,6 +122,8 @@ const char* words(BufferRole role) {
     case BufferRole::second_gradients: return "second gradients of {}";
     case BufferRole::half_gradients:
       return "gradients of {} in half precision";
+    case BufferRole::dummy_gradients:
+      return "gradients that nothing reads";
     case BufferRole::first_moment: return "first moment of {}";
     case BufferRole::second_moment: return "second moment of {}";
     case BufferRole::master: return "master copy of {}";
@@ -162,6 +165,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gradients: bucket().gradients = number; break;
     case BufferRole::second_gradients: bucket().second_gradients = number; break;
     case BufferRole::half_gradients:
+    case BufferRole::dummy_gradients:
       break;
     case BufferRole::first_moment: bucket().first_moment = number; break;
     case BufferRole::second_moment: bucket().second_moment = number; break;

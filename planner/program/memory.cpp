@@ -1,6 +1,7 @@
 #include "planner/program/memory.h"
 
 #include <array>
+#include <cmath>
 
 #include "planner/base/enum_index.h"
 #include "planner/graph/op_kind.h"
@@ -17,8 +18,32 @@ constexpr std::size_t part_of(MemoryCategory category, Home home) {
 
 }  // namespace
 
+Bytes reserve_of(std::int64_t bytes, MemoryCategory category, const TrainingSpec& training) {
+  const Engine& engine = training.engine;
+  double share = 0.0;
+  if (category == MemoryCategory::activations) share = engine.allocator_reserve;
+  if (category == MemoryCategory::optimizer && engine.copies_gradients && is_half(gradient_type(training))) {
+    // Counted on the buffers of state, which hold as many elements each.
+    const OptimizerState state = optimizer_state(training);
+    const int states = int{state.first_moment} + int{state.second_moment} + int{state.master};
+    share = static_cast<double>(size_of(gradient_type(training)) + size_of(DataType::fp32)) /
+            static_cast<double>(states * state_bytes);
+  }
+  // Sums in fp32 are copied whole to be reduced in half precision. Buffers of half_gradients count,
+  // too.
+  if (category == MemoryCategory::gradients && engine.copies_gradients && engine.reduces_half &&
+      is_half(training.precision) && !is_half(gradient_type(training))) {
+    const std::int64_t half = size_of(training.precision);
+    const std::int64_t held = gradient_bytes(training) + (engine.half_gradients ? half : 0);
+    share = static_cast<double>(half) / static_cast<double>(held);
+  }
+  if (share == 0.0) return {};
+  return align_up(Bytes(static_cast<std::int64_t>(std::ceil(share * static_cast<double>(bytes)))), buffer_alignment);
+}
+
 MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
   std::array<Bytes, parts> bytes{};  // searches call this most
+  Bytes reserve;
   struct Last {
     std::size_t part = 0;
     Bytes bytes;
@@ -27,6 +52,8 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
   for_each_buffer(sizes, training, [&](const RankBuffer& buffer) {
     const std::size_t part = part_of(buffer.category, buffer.home);
     bytes[part] += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
+    if (buffer.home == Home::device)
+      reserve += reserve_of(buffer.bytes, buffer.category, training) * (buffer.times * buffer.slots);
     last[index_of(buffer.home)] = {.part = part, .bytes = Bytes(buffer.bytes)};
   });
   // The last buffer of an arena is not padded.
@@ -39,11 +66,12 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
           .activations = on_device(MemoryCategory::activations),
           .buffers = on_device(MemoryCategory::buffers),
           .overhead = {},
+          .reserve = reserve,
           .host = bytes[part_of({}, Home::host)]};
 }
 
 // Places the buffers of each home one after another, each aligned.
-void plan_memory(Program& program, Bytes overhead) {
+void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead) {
   PerHome<const Buffer*> last;
   for (Buffer& buffer : program.buffers) {
     std::int64_t& end = program.arena_bytes[buffer.home];
@@ -53,6 +81,7 @@ void plan_memory(Program& program, Bytes overhead) {
     end = buffer.offset + buffer.bytes;
     program.memory.part(buffer.category, buffer.home) += Bytes(buffer.bytes);
     last[buffer.home] = &buffer;
+    if (buffer.home == Home::device) program.memory.reserve += reserve_of(buffer.bytes, buffer.category, training);
   }
   program.memory.overhead = overhead;
 }

@@ -24,6 +24,7 @@ struct BucketSizes {
   bool accumulates_twice = false;  // used twice, with an accumulator for each use
   StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
+  bool of_layer = false;   // of a block between the first and the last
 };
 struct SavedSizes {
   std::int64_t bytes = 0;     // of one block and micro-batch
@@ -62,6 +63,7 @@ enum class BufferRole {
   gradients,         // of a bucket: whole, or this rank's shard (ZeRO-2, 3)
   second_gradients,  // of a tied parameter's second use, where each has an accumulator
   half_gradients,    // Engine::half_gradients; nothing reads them
+  dummy_gradients,   // Engine::dummy_gradients; nothing reads them
   first_moment,
   second_moment,
   master,
@@ -158,6 +160,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   const auto one = [&](BufferRole role, MemoryCategory category, std::int64_t bytes, int slots = 1) {
     visit(RankBuffer{.role = role, .category = category, .bytes = bytes, .slots = slots});
   };
+  if (training.engine.dummy_gradients) {
+    std::int64_t largest = 0;
+    for (const BucketSizes& bucket : sizes.buckets)
+      if (bucket.of_layer) largest = std::max(largest, bucket.elements);
+    if (largest > 0) one(BufferRole::dummy_gradients, MemoryCategory::buffers, largest * element);
+  }
   if (scales_loss(training)) one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
@@ -194,6 +202,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (computes_norm(training)) one(BufferRole::norm, MemoryCategory::buffers, number);
   if (sizes.computes_loss) one(BufferRole::loss, MemoryCategory::buffers, number);
 }
+
+// What an engine's allocator keeps beside a buffer on the device; parplan's own runtime has none.
+Bytes reserve_of(std::int64_t bytes, MemoryCategory category, const TrainingSpec& training);
 
 MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training);
 

@@ -25,6 +25,11 @@ struct RankBucket {
   std::int64_t shard_elements = 0;
 };
 
+// Whether a block stands between the first and the last.
+inline bool is_layer(const OpGraph& graph, int block) {
+  return block > 0 && block + 1 < static_cast<int>(graph.blocks.size());
+}
+
 // Whether ranks along the axis hold different parts of parameters, or of their optimizer's state.
 bool divides_state(const Placements& placements, Axis axis);
 

@@ -29,6 +29,12 @@ inline constexpr int least_runs = 8;
 // accelerators, which no published run is of.
 std::optional<ErrorBand> error_band(const Engine& engine, const Cluster& cluster);
 
+// The share of a device's memory that plans leave free by default: how far published runs went
+// beyond their predicted memory, each as far as its figure counts it (docs/accuracy.md). 9 of 10
+// used less than their prediction over 1 less this share. 0 for clusters without accelerators,
+// where parplan's own runtime takes what it says.
+double memory_headroom(const Engine& engine, const Cluster& cluster);
+
 // "step: 8 of 10 of the 14 published runs of megatron-2022 on a100-sxm4-80gb took 0.95 to 1.16 of
 // their prediction"
 std::string words_of(const ErrorBand& band);

@@ -123,6 +123,7 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   std::vector<std::vector<std::string>> memory;
   std::vector<double> computing;
   std::vector<double> peaks;
+  const bool keeps = std::ranges::any_of(stages, [](const RankResult& one) { return one.memory.reserve.count > 0; });
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const StepTime& time = stages[i].time;
     const MemoryUse& use = stages[i].memory;
@@ -134,7 +135,8 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     times.back().push_back(format_duration(waiting));
     times.back().push_back(format_duration(time.optimizer));
     memory.push_back({});
-    for (const MemoryPart& part : memory_parts()) memory.back().push_back(format_bytes(use.*part.part));
+    for (const MemoryPart& part : memory_parts())
+      if (part.part != &MemoryUse::reserve || keeps) memory.back().push_back(format_bytes(use.*part.part));
     memory.back().push_back(format_bytes(use.peak()));
     memory.back().push_back(
         format_share(static_cast<double>(use.peak().count), static_cast<double>(reasons.capacities[i].count)));
@@ -146,13 +148,15 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     if (is_named(plan, axis))
       titles.push_back(axis == Axis::pp ? "transfers" : fmt::format("{}-parallel", axis_word(axis)));
   titles.insert(titles.end(), {"waiting", "optimizer"});
+  std::vector<std::string> parts = {"parameters",  "gradients", "optimizer state",
+                                    "activations", "buffers",   "libraries"};
+  if (keeps) parts.emplace_back("kept");
+  parts.insert(parts.end(), {"peak", "of capacity"});
   // Interleaved pipelines have several stages on a rank.
   const char* const each = plan.spec.virtual_stages == 1 ? "each stage" : "each pipeline rank";
   return fmt::format("\n{}'s time, communication as far as it is waited for:\n", each) +
          stage_table(std::move(titles), times, computing) + fmt::format("\n{}'s memory:\n", each) +
-         stage_table({"parameters", "gradients", "optimizer state", "activations", "buffers", "libraries", "peak",
-                      "of capacity"},
-                     memory, peaks);
+         stage_table(std::move(parts), memory, peaks);
 }
 
 std::string critical_path_table(const Reasons& reasons) {

@@ -42,6 +42,7 @@ constexpr std::array memory_rows = {
     MemoryPart{"activations", &MemoryUse::activations},
     MemoryPart{"buffers", &MemoryUse::buffers},
     MemoryPart{"libraries (outside the arena)", &MemoryUse::overhead},
+    MemoryPart{"kept by the allocator", &MemoryUse::reserve},
 };
 
 }  // namespace

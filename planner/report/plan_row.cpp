@@ -175,9 +175,25 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return step_time_in(s, &ErrorBand::low); }},
     Column{"step_time_high_s", "s", "the same with the ninetieth percentile: 8 of 10 runs lie between",
            [](const Subject& s) { return step_time_in(s, &ErrorBand::high); }},
+    Column{"memory_reserve_bytes", "B", "of the peak: what an engine's allocator holds beyond tensors in use",
+           [](const Subject& s) { return bytes(s.result.memory.reserve); }},
+    Column{"fit", "",
+           "fits; tight (less than the headroom is free, or the allocator must give back what it keeps); does_not_fit",
+           [](const Subject& s) { return Json(name(verdict_of(s))); }},
+    Column{"usable_bytes", "B", "the capacity less the headroom that plans leave free",
+           [](const Subject& s) { return bytes(usable_memory(s.cluster, s.spec.mesh, s.result.memory_stage)); }},
+    Column{"allocated_bytes", "B", "of the peak: tensors (torch.cuda.max_memory_allocated)",
+           [](const Subject& s) { return bytes(s.result.memory.arena()); }},
+    Column{"reserved_bytes", "B", "of the peak: with what the allocator keeps (torch.cuda.max_memory_reserved)",
+           [](const Subject& s) { return bytes(s.result.memory.arena() + s.result.memory.reserve); }},
 };
 
 }  // namespace
+
+MemoryVerdict verdict_of(const RowSubject& subject) {
+  const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage);
+  return memory_verdict(subject.result.memory, capacity, subject.cluster.memory_headroom);
+}
 
 RowSubject subject_of(const Plan& plan) { return subject_of(plan, 1); }
 

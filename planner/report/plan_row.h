@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "planner/base/json.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/plan/plan.h"
 
@@ -22,6 +23,8 @@ struct RowSubject {
   bool predicted = true;  // else measured
 };
 RowSubject subject_of(const Plan& plan);
+// By its predicted or measured memory, and the headroom of its cluster.
+MemoryVerdict verdict_of(const RowSubject& subject);
 // The plan itself (rank 1) or one of its alternatives (rank 2 and up).
 RowSubject subject_of(const Plan& plan, int rank);
 // The plan with measured values in place of predicted ones.

@@ -13,10 +13,24 @@
 namespace parplan {
 namespace {
 
-std::string memory_line(Bytes overhead) {
-  const std::string libraries = overhead.count > 0 ? fmt::format("{} a device for libraries", format_bytes(overhead))
-                                                   : std::string("nothing for libraries");
-  return fmt::format("memory peak counts {}; an allocator's fragmentation is not modelled\n", libraries);
+std::string memory_line(const Plan& plan) {
+  const MemoryUse& memory = plan.prediction.memory;
+  std::string text = memory.overhead.count > 0
+                         ? fmt::format("memory peak counts {} a device for libraries", format_bytes(memory.overhead))
+                         : std::string("memory peak counts nothing for libraries");
+  if (memory.reserve.count > 0)
+    text += fmt::format(", and {} that the engine's allocator keeps", format_bytes(memory.reserve));
+  if (const double headroom = plan.cluster.memory_headroom; headroom > 0.0)
+    text += fmt::format("; plans leave {} of a device free", format_share(headroom, 1.0));
+  return text + "\n";
+}
+
+// "83 %", and "97 % (tight)" where the plan does not fit with its headroom.
+std::string share_of_capacity(const RowSubject& subject) {
+  const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage);
+  const MemoryVerdict verdict = verdict_of(subject);
+  return format_share(static_cast<double>(subject.result.memory.peak().count), static_cast<double>(capacity.count)) +
+         (verdict == MemoryVerdict::fits ? "" : fmt::format(" ({})", words_of(verdict)));
 }
 
 // How far measured steps are from such predictions; nothing where no runs are known.
@@ -36,19 +50,15 @@ std::string write_table(const Plan& plan) {
     const RowSubject subject = subject_of(plan, rank);
     const StepTime& time = subject.result.time;
     const Json utilization = model_flops_utilization(subject);
-    rows.push_back(
-        {fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
-         format_duration(time.total()), format_count(tokens_per_second(subject)),
-         utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0),
-         format_bytes(subject.result.memory.peak()),
-         format_share(static_cast<double>(subject.result.memory.peak().count),
-                      static_cast<double>(
-                          memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage).count)),
-         format_share(time.bubble.value, time.total().value),
-         format_share(time.exposed_in_all().value, time.total().value)});
+    rows.push_back({fmt::format("{}", rank), layout_text(subject.spec), fmt::format("{}", subject.spec.mesh.size()),
+                    format_duration(time.total()), format_count(tokens_per_second(subject)),
+                    utilization.is_null() ? "-" : format_share(utilization.get<double>(), 1.0),
+                    format_bytes(subject.result.memory.peak()), share_of_capacity(subject),
+                    format_share(time.bubble.value, time.total().value),
+                    format_share(time.exposed_in_all().value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
   }
-  return align_columns(rows, 2) + memory_line(plan.prediction.memory.overhead) + step_line(plan);
+  return align_columns(rows, 2) + memory_line(plan) + step_line(plan);
 }
 
 }  // namespace parplan

@@ -70,7 +70,10 @@ bool DeviceCountBound::lacks_room(int devices, double others) const {
   std::int64_t room = 0;
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
     room += devices_of_group(cluster_, g, devices) *
-            std::max<std::int64_t>((cluster_.groups[g].device.memory_capacity - memory_overhead(cluster_)).count, 0);
+            std::max<std::int64_t>((usable_memory(cluster_.groups[g].device.memory_capacity, cluster_.memory_headroom) -
+                                    memory_overhead(cluster_))
+                                       .count,
+                                   0);
   return static_cast<double>(state_.count) + others * (1.0 - 1e-12) > static_cast<double>(room);
 }
 

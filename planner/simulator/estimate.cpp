@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "planner/base/enum_index.h"
+#include "planner/cluster/communicators.h"
 #include "planner/cost/collective_time.h"
 #include "planner/cost/kernel_time.h"
 #include "planner/program/activation_slots.h"
@@ -30,6 +31,16 @@ BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Pla
 }
 
 Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients + use.optimizer; }
+
+// What a block's saved activations take in one slot.
+std::int64_t saved_with_reserve(std::int64_t bytes, const TrainingSpec& training) {
+  return (align_up(Bytes(bytes), buffer_alignment) + reserve_of(bytes, MemoryCategory::activations, training)).count;
+}
+
+// State with what the allocator keeps beside it, where there are no activations.
+Bytes held_by_state(const MemoryUse& use) {
+  return persistent(use) + use.reserve;
+}
 
 std::int64_t crossing_bytes(const LoweredBlock& block) { return std::max(block.input_bytes, block.output_bytes); }
 
@@ -64,6 +75,9 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
   has_fixed_state_ = tied_blocks_.size() < 2 ||
                      (tied_blocks_.size() == 2 && tied_blocks_.front() == 0 &&
                       tied_blocks_.back() + 1 == static_cast<int>(graph.blocks.size()));
+  is_layer_kind_.assign(blocks_of_kind_.size(), false);
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
+    if (is_layer(graph, static_cast<int>(b))) is_layer_kind_[static_cast<std::size_t>(graph.blocks[b].kind)] = true;
   run_ends_.assign(graph.blocks.size(), static_cast<int>(graph.blocks.size()));
   for (std::size_t b = graph.blocks.size() - 1; b-- > 0;) {
     const bool alike = graph.blocks[b].kind == graph.blocks[b + 1].kind && uses_tied_[b] == uses_tied_[b + 1];
@@ -150,7 +164,7 @@ Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end()) environments_.push_back({along_blocks, device.device, device.rates});
-    view.capacities.push_back(memory_capacity(cluster_, mesh, s));
+    view.capacities.push_back(usable_memory(cluster_, mesh, s));
     view.is_uniform = view.is_uniform && view.environments.back() == view.environments.front();
   }
   return view;
@@ -165,6 +179,12 @@ const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, MeshView& vi
       view.next.push_back(&networks_.stages(mesh, alike ? 0 : s, alike ? 1 : s + 1));
   }
   return *view.next[from];
+}
+
+Bytes Estimator::overhead_of(const DeviceMesh& mesh) {
+  if (!last_overhead_ || last_overhead_->first != mesh)
+    last_overhead_ = {mesh, memory_overhead(cluster_, training_.engine, mesh)};
+  return last_overhead_->second;
 }
 
 Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return capacities(mesh)[stage]; }
@@ -221,9 +241,9 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   entry->second.tied = costs_of_bucket(shapes.tied_elements);
   // A rank holds the loss scale once, which tied_state counts.
   const std::int64_t scale =
-      persistent(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
+      held_by_state(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
   const auto state_of = [&](const BucketSizes& bucket) {
-    return persistent(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
+    return held_by_state(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
   };
   for (const std::int64_t elements : shapes.own_elements)
     entry->second.own_state.push_back(state_of(bucket_of(elements, spec, placements)) - scale);
@@ -289,9 +309,9 @@ Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Place
   const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, recompute, 0)];
   KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
                   .saved = {},
-                  .least_fixed = least_memory_.count + memory_overhead(cluster_).count};
+                  .least_fixed = least_memory_.count + overhead_of(spec.mesh).count};
   for (const LoweredBlock& block : shapes.kinds)
-    bytes.saved.push_back(align_up(Bytes(block.saved_bytes), buffer_alignment).count);
+    bytes.saved.push_back(saved_with_reserve(block.saved_bytes, training_));
   return bytes;
 }
 
@@ -310,6 +330,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   std::int64_t crossing = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
     buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
+    buckets_.back().of_layer = is_layer_kind_[k];
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
   }
@@ -327,12 +348,12 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
        .exchanges = exchange_buffers(shape_of(spec, training_)),
        .computes_loss = false},
       training_);
-  const std::int64_t overhead = memory_overhead(cluster_).count;
+  const std::int64_t overhead = overhead_of(spec.mesh).count;
   // An input that lies apart takes one more buffer, and its padding in each.
-  const std::int64_t inputs = spec.input_slots == InputSlots::one_more
-                                  ? align_up(Bytes(crossing), buffer_alignment).count +
-                                        buffer_alignment * micro_batches(spec, training_)
-                                  : 0;
+  const std::int64_t inputs =
+      spec.input_slots == InputSlots::one_more
+          ? saved_with_reserve(crossing, training_) + 2 * buffer_alignment * micro_batches(spec, training_)
+          : 0;
   BlockTable table{.seconds = {},
                    .state = {},
                    .saved = {},
@@ -348,7 +369,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[b].kind);
     table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]));
     table.state.push_back(table.state.back() + data.own_state[kind]);
-    table.saved.push_back(table.saved.back() + align_up(Bytes(shapes.kinds[kind].saved_bytes), buffer_alignment).count);
+    table.saved.push_back(table.saved.back() + saved_with_reserve(shapes.kinds[kind].saved_bytes, training_));
   }
   return table;
 }
@@ -419,6 +440,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       crossing = std::max(crossing, crossing_bytes(block));
       buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
       buckets_.back().times = times;
+      buckets_.back().of_layer = is_layer_kind_[kind];
     }
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
@@ -458,7 +480,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .inputs = inputs,
                                   .computes_loss = holds_last},
                                  training_);
-  memory.overhead = memory_overhead(cluster_);
+  memory.overhead = overhead_of(spec.mesh);
   return memory;
 }
 

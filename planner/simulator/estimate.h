@@ -271,12 +271,15 @@ class Estimator {
   bool has_fixed_state_ = true;
   // By block: the end of the run of equal blocks that contains it.
   std::vector<int> run_ends_;
+  std::vector<bool> is_layer_kind_;
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::map<ParallelSpec, int> shapes_index_;  // by block_key
   std::vector<std::shared_ptr<const BlockShapes>> shapes_;
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<DeviceMesh, MeshView> views_;
+  Bytes overhead_of(const DeviceMesh& mesh);  // memory_overhead, the last one kept
+  std::optional<std::pair<DeviceMesh, Bytes>> last_overhead_;
   // By bucket_key, network and environment.
   std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
   // Buffers that estimates reuse.

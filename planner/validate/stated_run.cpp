@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/graph/engine_file.h"
@@ -52,12 +53,26 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2205.05198", "megatron-2022"},  // Korthikanti et al. 2022
     EngineRow{"megatron", "arXiv 2401.10241", "megatron-2022"},  // Qi et al. 2023
     EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
+    EngineRow{"megatron", "Megatron-LM@d98e8a64dd tests", "megatron-tests"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
     EngineRow{"torch", "", "ddp"},
     EngineRow{"llm.c", "", "llm-c"},
+};
+
+// What the tool of a source calls peak memory; sources that are not listed count all of a device.
+struct ScopeRow {
+  std::string_view source;
+  MemoryScope scope;
+};
+constexpr std::array scope_rows = {
+    ScopeRow{"SimuMax", MemoryScope::allocated},                 // docs/b200: max_memory_allocated
+    ScopeRow{"arXiv 2401.10241", MemoryScope::allocated},        // Zero Bubble, schedules.py: max_memory_allocated
+    ScopeRow{"Megatron-LM@d98e8a64dd", MemoryScope::allocated},  // mem-max-allocated-bytes of its tests
+    ScopeRow{"nanotron", MemoryScope::reserved},                 // helpers.py logs both; the figure doesn't say which
+    ScopeRow{"torchtitan", MemoryScope::reserved},               // components/metrics.py: max_reserved
 };
 
 // Why a run is skipped.
@@ -172,8 +187,15 @@ LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assum
 
 }  // namespace
 
+const char* name(MemoryScope scope) {
+  constexpr std::array names = {"allocated", "reserved", "device"};
+  return names[index_of(scope)];
+}
+
 StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
   StatedRun result;
+  for (const ScopeRow& row : scope_rows)
+    if (run.source.find(row.source) != std::string::npos) result.memory_scope = row.scope;
   try {
     result.training.precision = precision_of(run);
     result.model = model_of(run, result.assumed);

@@ -22,6 +22,14 @@ struct StatedModel {
   bool gated = false;
 };
 
+// What a published figure of memory counts.
+enum class MemoryScope {
+  allocated,  // torch.cuda.max_memory_allocated: tensors in use
+  reserved,   // torch.cuda.max_memory_reserved: with what the allocator keeps
+  device,     // nvidia-smi: with the context and libraries
+};
+const char* name(MemoryScope scope);
+
 // A published run as parplan simulates it.
 struct StatedRun {
   std::string skipped;               // why it cannot be simulated; empty: it can
@@ -30,6 +38,7 @@ struct StatedRun {
   Cluster cluster;
   TrainingSpec training;
   LayoutRequest layout;
+  MemoryScope memory_scope = MemoryScope::device;
 };
 
 // Where a run's facts are looked up, and what it is predicted as.

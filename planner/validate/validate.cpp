@@ -9,6 +9,7 @@
 
 #include "planner/base/error.h"
 #include "planner/graph/engine_graph.h"
+#include "planner/report/error_band.h"
 #include "planner/search/parallel_for.h"
 #include "planner/suggest.h"
 #include "planner/validate/collective_run.h"
@@ -24,6 +25,15 @@ std::optional<double> ValidatedRun::memory_error() const {
   if (!skipped.empty() || run.memory_gib.value_or(0.0) <= 0.0) return std::nullopt;
   return static_cast<double>(memory.count) / (*run.memory_gib * 1024.0 * 1024.0 * 1024.0) - 1.0;
 }
+
+namespace {
+
+Bytes counted(const MemoryUse& use, MemoryScope scope) {
+  if (scope == MemoryScope::allocated) return use.arena();
+  return scope == MemoryScope::reserved ? use.arena() + use.reserve : use.peak();
+}
+
+}  // namespace
 
 ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, const GraphOfModel& graph_of) {
   ValidatedRun result;
@@ -50,8 +60,12 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
     request.layout = stated.layout;
     const Plan plan = simulate_layout(request);
     result.step = plan.prediction.time.total();
-    result.memory = plan.prediction.memory.peak();
+    const MemoryUse& use = plan.prediction.memory;
+    result.scope = stated.memory_scope;
+    result.memory = counted(use, stated.memory_scope);
+    result.device_memory = use.peak();
     result.capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+    result.verdict = memory_verdict(use, result.capacity, memory_headroom(plan.training.engine, plan.cluster));
   } catch (const ConfigError& error) {
     result.skipped = error.what();
   }

@@ -9,6 +9,7 @@
 
 #include "planner/base/units.h"
 #include "planner/graph/op_graph.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/validate/published_run.h"
 #include "planner/validate/stated_run.h"
 
@@ -21,9 +22,11 @@ struct ValidatedRun {
   std::string skipped;               // why there is no prediction; else empty
   std::vector<std::string> assumed;  // as StatedRun
   Seconds step;                      // predicted, as is all from here on; of a collective its time
-  Bytes memory;                      // of the fullest device
+  Bytes memory;                      // of the fullest device, as far as `scope` counts it
+  MemoryScope scope = MemoryScope::device;
+  Bytes device_memory;               // all of that device's
   Bytes capacity;                    // of that device
-  bool fits() const { return memory <= capacity; }
+  MemoryVerdict verdict{};
   // Predicted over measured, less 1; nothing where either is missing.
   std::optional<double> step_error() const;
   std::optional<double> memory_error() const;

@@ -101,8 +101,8 @@ std::string summary_table(std::span<const SummaryRow> summaries, std::string_vie
 }
 
 struct OutOfMemory {
-  int recorded = 0, called_fits = 0;  // runs that did not fit
-  int fitted = 0, refused = 0;        // runs that fitted
+  int recorded = 0, called_fits = 0, called_tight = 0;  // runs that did not fit
+  int fitted = 0, refused = 0, tight = 0;               // runs that fitted
 };
 OutOfMemory out_of_memory(std::span<const ValidatedRun> runs) {
   OutOfMemory result;
@@ -110,8 +110,11 @@ OutOfMemory out_of_memory(std::span<const ValidatedRun> runs) {
     if (!one.skipped.empty() || one.run.collective) continue;
     const bool ran_out = one.run.outcome == "oom";
     ++(ran_out ? result.recorded : result.fitted);
-    result.called_fits += ran_out && one.fits();
-    result.refused += !ran_out && !one.fits();
+    const auto is = [&](MemoryVerdict verdict) { return one.verdict == verdict; };
+    result.called_fits += ran_out && is(MemoryVerdict::fits);
+    result.called_tight += ran_out && is(MemoryVerdict::tight);
+    result.refused += !ran_out && is(MemoryVerdict::does_not_fit);
+    result.tight += !ran_out && is(MemoryVerdict::tight);
   }
   return result;
 }
@@ -167,8 +170,13 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
          {"measured_memory_peak_bytes",
           one.run.memory_gib ? json_number(*one.run.memory_gib * 1024.0 * 1024.0 * 1024.0) : Json(nullptr)},
          {"memory_error", optional_number(one.memory_error())},
-         {"predicted_to_fit", one.run.collective ? Json(nullptr) : if_predicted(one.fits())},
-         {"outcome", one.run.outcome}});
+         {"predicted_to_fit",
+          one.run.collective ? Json(nullptr) : if_predicted(one.verdict != MemoryVerdict::does_not_fit)},
+         {"outcome", one.run.outcome},
+         {"memory_scope", one.run.collective ? Json(nullptr) : if_predicted(name(one.scope))},
+         {"predicted_device_memory_bytes", one.run.collective ? Json(nullptr) : if_predicted(one.device_memory.count)},
+         {"memory_capacity_bytes", one.run.collective ? Json(nullptr) : if_predicted(one.capacity.count)},
+         {"memory_verdict", one.run.collective ? Json(nullptr) : if_predicted(name(one.verdict))}});
   }
   return rows;
 }
@@ -204,9 +212,10 @@ std::string summary_in_words(std::span<const ValidatedRun> runs) {
         right(all), right(apart), 100.0 * close_runs, 100.0 * all.regret, all.groups);
   const OutOfMemory memory = out_of_memory(runs);
   if (memory.recorded + memory.fitted > 0)
-    text +=
-        fmt::format("memory: {} of {} runs that ran out of memory are predicted to fit, {} of {} that ran are not\n",
-                    memory.called_fits, memory.recorded, memory.refused, memory.fitted);
+    text += fmt::format(
+        "memory: {} of {} runs that ran out of memory are predicted to fit, and {} to be tight; {} of {} "
+        "that ran are predicted not to fit, and {} to be tight\n",
+        memory.called_fits, memory.recorded, memory.called_tight, memory.refused, memory.fitted, memory.tight);
   std::map<std::string, int> skipped;
   for (const ValidatedRun& one : runs)
     if (!one.skipped.empty()) ++skipped[one.skipped];
@@ -223,12 +232,14 @@ std::string validation_table(std::span<const ValidatedRun> runs) {
   for (const ValidatedRun& one : runs) {
     if (!one.skipped.empty()) continue;
     const bool is_collective = one.run.collective.has_value();
-    rows.push_back({printable_line(one.run.id), std::string(stated(one)), seconds(one.step.value),
-                    one.run.step_seconds ? seconds(*one.run.step_seconds) : printable_line(one.run.outcome),
-                    error(one.step_error()),
-                    is_collective ? "-" : format_bytes(one.memory) + (one.fits() ? "" : " (does not fit)"),
-                    one.run.memory_gib ? fmt::format("{:.1f} GiB", *one.run.memory_gib) : "-",
-                    error(one.memory_error())});
+    rows.push_back(
+        {printable_line(one.run.id), std::string(stated(one)), seconds(one.step.value),
+         one.run.step_seconds ? seconds(*one.run.step_seconds) : printable_line(one.run.outcome),
+         error(one.step_error()),
+         is_collective ? "-"
+                       : format_bytes(one.memory) +
+                             (one.verdict == MemoryVerdict::fits ? "" : fmt::format(" ({})", words_of(one.verdict))),
+         one.run.memory_gib ? fmt::format("{:.1f} GiB", *one.run.memory_gib) : "-", error(one.memory_error())});
   }
   std::string text = align_columns(rows, 2) + "\n";
   const std::vector<SummaryRow> summaries = summary_rows(runs);
@@ -259,7 +270,9 @@ Json validation_json(std::span<const ValidatedRun> runs, const std::string& vers
              {{"recorded", memory.recorded},
               {"predicted_to_fit", memory.called_fits},
               {"fitted", memory.fitted},
-              {"predicted_not_to_fit", memory.refused}}}}}};
+              {"predicted_not_to_fit", memory.refused},
+              {"recorded_predicted_tight", memory.called_tight},
+              {"fitted_predicted_tight", memory.tight}}}}}};
 }
 
 }  // namespace parplan

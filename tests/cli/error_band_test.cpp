@@ -65,4 +65,30 @@ TEST_CASE("the bands of errors are those of the published runs whose facts are a
           CHECK_MESSAGE(has_band(engine, device), engine << " on " << device);
 }
 
+TEST_CASE("the default headroom is how far published runs went beyond their predicted memory") {
+  const testing::Called called =
+      testing::call({"validate", PARPLAN_SOURCE_DIR "/tests/data/published/runs.csv", "--json", "-", "--quiet"});
+  REQUIRE(called.code == 0);
+  std::vector<double> shares;  // of the predicted memory
+  int refused = 0, called_fits = 0;
+  const Json answer = Json::parse(called.out);
+  for (const Json& row : answer.at("rows")) {
+    if (row.at("stated") == "exact" && row.at("memory_error").is_number())
+      shares.push_back(1.0 / (1.0 + row.at("memory_error").get<double>()));
+    if (!row.at("skipped").is_null()) continue;
+    refused += row.at("outcome") != "oom" && row.at("memory_verdict") == "does_not_fit";
+    called_fits += row.at("outcome") == "oom" && row.at("memory_verdict") == "fits";
+  }
+  REQUIRE(shares.size() > 30);
+  std::ranges::sort(shares);
+  Cluster cluster;
+  cluster.groups.front().device.backend = BackendKind::cpu;
+  CHECK(memory_headroom({}, cluster) == 0.0);
+  cluster.groups.front().device.backend = BackendKind::cuda;
+  CHECK(std::abs(memory_headroom({}, cluster) - (1.0 - 1.0 / percentile(shares, 0.9))) < 0.0051);
+  // There are 6 and 213 such runs (docs/accuracy.md).
+  CHECK(called_fits <= 1);
+  CHECK(refused <= 20);
+}
+
 }  // namespace parplan

@@ -77,7 +77,12 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "micro_batch_group",
                                                 "dp_shard",
                                                 "step_time_low_s",
-                                                "step_time_high_s"};  // the last seven are additions
+                                                "step_time_high_s",
+                                                "memory_reserve_bytes",
+                                                "fit",
+                                                "usable_bytes",
+                                                "allocated_bytes",
+                                                "reserved_bytes"};  // the last twelve are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -112,7 +117,8 @@ TEST_CASE("a row holds every value of a small plan") {
     "communication_tp_bytes": 0, "communication_dp_bytes": 300, "communication_pp_bytes": 60, "communication_cp_bytes": 0,
     "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null,
     "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2,
-    "step_time_low_s": null, "step_time_high_s": null})");
+    "step_time_low_s": null, "step_time_high_s": null, "memory_reserve_bytes": 0, "fit": "fits",
+    "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -178,7 +184,7 @@ TEST_CASE("parts of time, memory and communication sum to their wholes") {
   MemoryUse memory;
   std::int64_t bytes = 1;
   for (const MemoryPart& part : memory_parts()) memory.*part.part = Bytes(bytes *= 2);
-  CHECK(memory.peak() == Bytes(126));
+  CHECK(memory.peak() == Bytes(254));
   CommunicationVolume volume;
   for (const CommunicationPart& part : communication_parts()) volume[part.axis] = Bytes(1);
   CHECK(volume == CommunicationVolume{.pp = Bytes(1), .dp = Bytes(1), .cp = Bytes(1), .tp = Bytes(1)});
@@ -227,8 +233,8 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
   CHECK(text.find("\n1," + id +
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
-                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,\n") !=
-        std::string::npos);
+                  "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,,0,fits,1000,"
+                  "620,620\n") != std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 

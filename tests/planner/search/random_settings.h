@@ -84,6 +84,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
         &Engine::overlaps_data, &Engine::overlaps_pipeline, &Engine::half_gradients, &Engine::splits_transfers,
         &Engine::scatters_fp32, &Engine::reduces_half, &Engine::equal_stages, &Engine::blocks_launches})
     engine.*fact = flip();
+  engine.copies_gradients = flip();
+  engine.dummy_gradients = flip();
+  if (flip()) engine.allocator_reserve = 0.01 * static_cast<double>(random() % 60);
   if (flip()) engine.host_per_op = Seconds(1e-6 * static_cast<double>(random() % 100));
   graph = as_run_by(engine, std::move(graph));
   return engine;

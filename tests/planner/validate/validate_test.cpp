@@ -87,10 +87,29 @@ TEST_CASE("a run of which all is stated is simulated as it stands") {
   CHECK(validated.step == plan.prediction.time.total());
   CHECK(validated.memory == plan.prediction.memory.peak());
   CHECK(validated.engine == "megatron");
-  CHECK(validated.fits());
+  CHECK(validated.verdict == MemoryVerdict::fits);
+  CHECK(validated.device_memory == plan.prediction.memory.peak());
   CHECK(*validated.step_error() == doctest::Approx(validated.step.value / 2.0 - 1.0));
   CHECK(*validated.memory_error() ==
         doctest::Approx(static_cast<double>(validated.memory.count) / 10.0 / 1073741824.0 - 1.0));
+}
+
+TEST_CASE("a figure of memory is compared with what its tool counts") {
+  PublishedRun run = stated_run();
+  const auto counted = [&](const std::string& measured_by) {
+    run.source = measured_by;
+    const ValidatedRun validated = validate(run, as_stated, graph_of_published);
+    CHECK(validated.skipped == "");
+    return std::pair(name(validated.scope), validated.memory);
+  };
+  const auto [device, all] = counted("somebody");
+  const auto [allocated, tensors] = counted("SimuMax@4dcaae513b");
+  const auto [reserved, kept] = counted("torchtitan@9515a140b docs/performance.md");
+  CHECK(std::string(device) == "device");
+  CHECK(std::string(allocated) == "allocated");
+  CHECK(std::string(reserved) == "reserved");
+  CHECK(tensors < kept);
+  CHECK(kept < all);
 }
 
 TEST_CASE("facts that were not published are filled in and named") {

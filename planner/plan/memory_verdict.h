@@ -1,0 +1,21 @@
+#pragma once
+
+#include "planner/base/units.h"
+#include "planner/plan/step_result.h"
+
+namespace parplan {
+
+// Whether a step fits a device, with a margin for what predictions of memory miss.
+enum class MemoryVerdict {
+  fits,          // with the headroom free
+  tight,         // within the device, but with less than the headroom, or only without the allocator's reserve
+  does_not_fit,  // more than the device has
+};
+const char* name(MemoryVerdict verdict);      // "fits", "tight", "does_not_fit": in files
+const char* words_of(MemoryVerdict verdict);  // "fits", "tight", "does not fit"
+
+// What the allocator keeps is given back before a step fails for want of memory: PyTorch frees what
+// it caches and tries again (c10/cuda/CUDACachingAllocator.cpp, malloc).
+MemoryVerdict memory_verdict(const MemoryUse& use, Bytes capacity, double headroom);
+
+}  // namespace parplan
