@@ -433,21 +433,23 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
   return placements;
 }
 
+// Spaces or commas between actions: a row of PyTorch's CSV is one, too.
+std::vector<Action> parse_actions(std::string text) {
+  std::ranges::replace(text, ',', ' ');
+  std::istringstream words(text);
+  std::vector<Action> actions;
+  for (std::string word; words >> word;) actions.push_back(parse_action(word));
+  return actions;
+}
+
 Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int64_t count) {
   std::vector<std::vector<Action>> ranks;
   for (const YamlNode& rank : node.items()) {
-    // Spaces or commas between actions: a row of PyTorch's CSV is one, too.
-    std::string text = rank.as_string();
-    std::ranges::replace(text, ',', ' ');
-    std::istringstream words(text);
-    std::vector<Action>& actions = ranks.emplace_back();
-    for (std::string word; words >> word;) {
-      const Action action = at_place(rank, [&](const std::string&) { return parse_action(word); });
+    ranks.push_back(at_place(rank, parse_actions));
+    for (const Action& action : ranks.back())
       if (action.stage >= spec.stages())
-        rank.fail(fmt::format("{} is an action of stage {}, and {}: stages are numbered from 0 to {}", word,
+        rank.fail(fmt::format("{} is an action of stage {}, and {}: stages are numbered from 0 to {}", write_action(action),
                               action.stage, stages_text(spec), spec.stages() - 1));
-      actions.push_back(action);
-    }
   }
   if (static_cast<int>(ranks.size()) != spec.pp())
     node.fail(fmt::format("the schedule has {} {}, and pp is {}", ranks.size(),

@@ -78,10 +78,10 @@ class LayoutSteps {
 
   int all() const { return all_; }  // micro-batches of the layout's own step
   int stages() const { return static_cast<int>(job_.layout.stages.size()); }
-  // The micro-batches over which dependencies reach: one for each stage, and where ranks hold
-  // several, the groups that they run through these.
+  // The micro-batches over which dependencies reach. Unless steps are lowered with few: one for each
+  // stage, and where ranks hold several, the groups that they run through these.
   int reach() const {
-    return stages() + (stages() > pipeline_ranks() ? 2 * shape(all_).group : 0);
+    return short_ ? reach_of(*short_) : stages() + (stages() > pipeline_ranks() ? 2 * shape(all_).group : 0);
   }
   int period() const { return row_.period(shape(all_)); }
   // Whether a step with so many micro-batches has as many in flight as the layout's own.
@@ -115,9 +115,10 @@ class LayoutSteps {
   void prepare_short() {
     int most = 0;
     for (int rank = 0; rank < pipeline_ranks(); ++rank) most = std::max(most, row_.in_flight(rank, shape(all_)));
+    most = static_cast<int>(ceil_div(most, stages() / pipeline_ranks()));
     // In which the middle shows that it repeats itself.
     const int middle = std::max(32, 6 * period());
-    for (int some = most + middle; 2 * some <= all_; some *= 2) {
+    for (int some = most + middle; 2 * some <= all_ && !short_; some *= 2) {
       some += (all_ - some) % period();
       if (!fills_pipeline(some)) continue;
       short_programs_ = lower_step(some);
@@ -134,7 +135,6 @@ class LayoutSteps {
       } else {
         short_.reset();
       }
-      return;
     }
   }
 
@@ -170,7 +170,7 @@ std::optional<SimulatedSpec> play_steady(LayoutSteps& steps, StepDetails* detail
   std::vector<CommunicationVolume> sent;
   SteadyStep::Period added;
   std::int64_t times = 0;
-  for (int some = steady_micro_batches(reach); times == 0; some *= 2) {
+  for (int some = steady_micro_batches(reach, period); times == 0; some *= 2) {
     some += ((all - some) % period + period) % period;
     // It would save too little: mostly one play, up to three, and it may be in vain.
     if (played + std::int64_t{2} * some > all || !steps.fills_pipeline(some - period)) return std::nullopt;
@@ -222,7 +222,7 @@ StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const Tra
   return simulate(lower_representatives(job), models, timeline, details);
 }
 
-int steady_micro_batches(int stages) { return 4 * stages + 16; }
+int steady_micro_batches(int reach, int period) { return 3 * reach + std::max(reach + 16, 4 * period); }
 
 std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                              const ParallelSpec& spec, const Placements& placements,

@@ -44,8 +44,8 @@ SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const 
 StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan,
                          StepDetails* details = nullptr);
 // Micro-batches of the shorter step, but for the remainder of the step's over the period, where it
-// is steady soon.
-int steady_micro_batches(int stages);
+// is steady soon. `reach`: those over which dependencies reach; `period`: the schedule's.
+int steady_micro_batches(int reach, int period);
 // In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,

@@ -1,7 +1,9 @@
 #include "planner/simulator/simulation_state.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <utility>
@@ -183,6 +185,28 @@ std::optional<int> repeating_period(const Simulation& step, int period) {
         }))
       return times * period;
   return std::nullopt;
+}
+
+int reach_of(const Simulation& step) {
+  int reach = 0;
+  for (const PlayedRank& rank : step.ranks) {
+    std::vector<std::optional<int>> micro_batches(rank.list.calls.size());  // by call
+    std::array<std::optional<int>, stream_count> before;                    // by stream, of the call before
+    for (const Task& task : rank.list.tasks) {
+      if (!task.action) continue;
+      const int own = task.action->micro_batch;
+      const auto follow = [&](const std::optional<int>& other) {
+        if (other) reach = std::max(reach, std::abs(own - *other));
+      };
+      for (int c = task.first_call; c < task.last_call; ++c) {
+        micro_batches[c] = own;
+        for (const int wait : rank.list.waits_of(rank.list.calls[c])) follow(micro_batches[wait]);
+        for (std::size_t s = 0; s < stream_count; ++s)
+          if (rank.segment_of(c).costed.streams >> s & 1u) follow(std::exchange(before[s], own));
+      }
+    }
+  }
+  return reach;
 }
 
 Simulation longer(const Simulation& step, int period, int times) {

@@ -98,6 +98,9 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
 // The least multiple of `period`, up to four times it, after which the middle of every rank's calls
 // repeats itself.
 std::optional<int> repeating_period(const Simulation& step, int period);
+// The most micro-batches between a call and one that it waits for or follows on a stream, on any
+// rank. Ranks meet for one micro-batch at a time, so that dependencies between ranks add nothing.
+int reach_of(const Simulation& step);
 // The step, not yet played, with `times` such periods more.
 Simulation longer(const Simulation& step, int period, int times);
 // Queues the calls on the streams that they use: the first that happens when a step is played.

@@ -293,7 +293,7 @@ TEST_CASE("a step of ranks with several stages extended from its steady state eq
         spec.stage_blocks[static_cast<std::size_t>(zero_stage)] += blocks - stages;
         // Not a multiple of the period.
         const int reach = stages + 2 * ranks;
-        const int micro_batches = 4 * steady_micro_batches(reach) / (2 * ranks) * (2 * ranks) + 5 * ranks;
+        const int micro_batches = 4 * steady_micro_batches(reach, 2 * ranks) / (2 * ranks) * (2 * ranks) + 5 * ranks;
         const TrainingSpec training = training_of(micro_batches * spec.dp(), DataType::bf16);
         INFO(ranks << " ranks, " << chunks << " stages each, ZeRO " << zero_stage);
         const std::vector<CostModel> models = cost_models(networks, spec.mesh);
