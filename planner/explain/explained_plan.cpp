@@ -21,7 +21,8 @@ RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& 
   const bool same_tasks = spec.pp() == plan.spec.pp() && spec.stages() == plan.spec.stages() &&
                           spec.schedule == plan.spec.schedule &&
                           micro_batches(spec, training) == micro_batches(plan.spec, plan.training);
-  if (same_tasks && plan.schedule != schedule_of(spec, training))
+  const bool same_group = shape_of(spec, training).group == shape_of(plan.spec, plan.training).group;
+  if (same_tasks && (same_group ? has_own_order : plan.schedule != schedule_of(spec, training)))
     return {.spec = spec,
             .result =
                 simulate_spec(graph, networks.cluster(), training, spec, placements, plan.schedule, models, nullptr)};

@@ -11,6 +11,7 @@
 #include "planner/graph/op_graph.h"
 #include "planner/plan/objective.h"
 #include "planner/plan/plan.h"
+#include "planner/schedule/schedules.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/search.h"
 #include "planner/search/simulated_steps.h"
@@ -35,6 +36,8 @@ struct ExplainedPlan {
   const OpGraph& graph;
   const Plan& plan;
   const ReasonsOptions& options;
+  // Whether the plan's order of actions is not its schedule's.
+  bool has_own_order = plan.schedule != schedule_of(plan.spec, plan.training);
   std::shared_ptr<SimulatedSteps> steps = std::make_shared<SimulatedSteps>();
   std::shared_ptr<KnownBlockShapes> shapes = std::make_shared<KnownBlockShapes>();
   std::shared_ptr<std::mutex> speaks = std::make_shared<std::mutex>();

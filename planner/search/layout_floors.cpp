@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/collective_time.h"
@@ -257,7 +260,7 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
 
 Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
   Floor floor = of_micro_batch_at_peak(spec);
-  floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec));
+  floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec, least_blocks(spec)));
   const PipelineShape shape = shape_of(spec, training_);
   NetworkCache& networks = maker_.estimator().networks();
   Seconds time;
@@ -384,8 +387,7 @@ Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recomput
 
 // ---- memory ----
 
-double LayoutFloors::bytes_beside_state(const ParallelSpec& spec) {
-  const LeastBlocks& blocks = least_blocks(spec);
+double LayoutFloors::bytes_beside_state(const ParallelSpec& spec, const LeastBlocks& blocks) const {
   const int stages = spec.pp();
   double saved = 0.0;  // of all stages, for one micro-batch
   for (std::size_t kind = 0; kind < blocks_.size(); ++kind)
@@ -395,7 +397,22 @@ double LayoutFloors::bytes_beside_state(const ParallelSpec& spec) {
 }
 
 bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
-  return bound_.lacks_room(spec.mesh.size(), bytes_beside_state(spec));
+  const auto lacks = [&](const LeastBlocks& blocks) {
+    return bound_.lacks_room(spec.mesh.size(), bytes_beside_state(spec, blocks));
+  };
+  // A larger micro-batch takes no less: the next smaller one that is known may tell.
+  const auto key_of = [](const ParallelSpec& of) {
+    return std::tuple(of.tp(), of.sequence_parallel, of.cp(), of.cp_method, of.micro_batch);
+  };
+  const auto larger = least_blocks_.lower_bound(key_of(spec));
+  if (larger != least_blocks_.begin()) {
+    ParallelSpec smaller = spec;
+    smaller.micro_batch = std::get<4>(std::prev(larger)->first);
+    if (key_of(smaller) == std::prev(larger)->first && smaller.micro_batch < spec.micro_batch &&
+        lacks(std::prev(larger)->second))
+      return true;
+  }
+  return lacks(least_blocks(spec));
 }
 
 LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds) {
@@ -504,6 +521,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   const int stages = spec.virtual_stages;  // of a rank
   const std::int64_t heads = slots_of_last_block(spec, shape);
   std::vector<std::size_t> taken(choices.size(), 0);  // by the rank before, with each choice or those before it
+  std::vector<std::size_t> turns(choices.size());     // of the choices: the one that took the rank before farthest
+  std::iota(turns.begin(), turns.end(), std::size_t{0});
   std::size_t held = 0;
   for (int s = 0; s < shape.ranks; ++s) {
     const bool is_last = s + 1 == shape.ranks;
@@ -511,7 +530,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
     const std::int64_t capacity = memory.value_or(capacities[static_cast<std::size_t>(s)]).count;
     const int in_flight = schedule.in_flight(s, shape);
     std::size_t farthest = held;
-    for (std::size_t choice = 0; choice < choices.size(); ++choice) {
+    std::size_t farthest_turn = 0;
+    for (std::size_t turn = 0; turn < turns.size(); ++turn) {
+      const std::size_t choice = turns[turn];
       Holdings& of_choice = *holdings[choice];
       const std::size_t stage = of_choice.of_stage.size() == 1 ? 0 : static_cast<std::size_t>(s);
       Holding& holding = of_choice.each[of_choice.of_stage[stage]];
@@ -540,6 +561,7 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
         if (fits(blocks)) return true;
         continue;
       }
+      const std::size_t farthest_before = farthest;
       // Mostly as many as the rank before.
       if (const std::size_t alike = held + taken[choice]; alike > farthest && alike <= last && fits(alike))
         farthest = alike;
@@ -550,7 +572,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
         farthest += step;
       }
       taken[choice] = farthest - held;
+      if (farthest > farthest_before) farthest_turn = turn;
     }
+    std::swap(turns.front(), turns[farthest_turn]);
     if (farthest < held + static_cast<std::size_t>(stages)) return false;
     held = farthest;
   }

@@ -132,7 +132,7 @@ class LayoutFloors {
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
   Seconds least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape, Seconds below);
   Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape);
-  double bytes_beside_state(const ParallelSpec& spec);
+  double bytes_beside_state(const ParallelSpec& spec, const LeastBlocks& blocks) const;
 
   const OpGraph& graph_;
   const Cluster& cluster_;

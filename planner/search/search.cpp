@@ -40,11 +40,9 @@ bool equal_work(const CandidateWork& a, const CandidateWork& b) {
 }
 
 // The degrees to consider: all that the devices allow, or those that use all of them.
-std::vector<SpacePart> parts_of(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                const LayoutRequest& request, bool fewer) {
-  if (gives_every_degree(request))
-    return list_parts(graph, training, static_cast<int>(product_of_degrees(request)), Devices::exactly, request);
-  return list_parts(graph, training, cluster.devices(), fewer ? Devices::at_most : Devices::exactly, request);
+std::vector<SpacePart> parts_of(Space& space, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  if (gives_every_degree(request)) return space.parts(static_cast<int>(product_of_degrees(request)), Devices::exactly);
+  return space.parts(cluster.devices(), fewer ? Devices::at_most : Devices::exactly);
 }
 
 // What the space leaves out of the layouts of its degrees, each after a comma.
@@ -90,6 +88,7 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
+        space_(graph, training, request),
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
@@ -104,7 +103,7 @@ class SpaceSearch {
     counts_.space = space_in_words(graph, cluster, request, options.fewer_devices);
     floors_.emplace(graph, cluster, training, request, *makers_.front());
     std::vector<Open> open;
-    for (SpacePart& one : parts_of(graph, cluster, training, request, options.fewer_devices)) {
+    for (SpacePart& one : parts_of(space_, cluster, request, options.fewer_devices)) {
       counts_.candidates += one.layouts;
       Part part{.step = Step::devices, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
       part.floor = floors_->of_devices(part.space.spec.mesh.size());
@@ -234,7 +233,7 @@ class SpaceSearch {
       spec.micro_batch = micro_batch;
       return floors.emplace_back(micro_batch, floors_->of_micro_batch_at_peak(spec).time).second;
     };
-    for (SpaceGroups& listed : list_groups(graph_, training_, parts_[number].space, request_)) {
+    for (SpaceGroups& listed : space_.groups(parts_[number].space)) {
       Groups& groups = groups_.emplace_back(Groups{.spec = std::move(listed.spec), .sizes = {}});
       for (const SpaceGroups::Size& size : listed.sizes)
         groups.sizes.push_back({size, floor_of(groups.spec, size.micro_batch)});
@@ -284,11 +283,10 @@ class SpaceSearch {
 
   // Layouts of this part. Equal devices hold the same in every order of the axes.
   std::vector<PlacedSpec> list_layouts(std::size_t number, bool each_order) const {
-    std::vector<PlacedSpec> placed = list_specs(graph_, training_, parts_[number].space, request_);
+    std::vector<PlacedSpec> placed = space_.specs(parts_[number].space);
     if (!each_order) return placed;
     std::vector<PlacedSpec> all;
-    for (const PlacedSpec& one : placed)
-      std::ranges::move(list_orders(graph_, training_, one, request_), std::back_inserter(all));
+    for (const PlacedSpec& one : placed) std::ranges::move(space_.orders(one), std::back_inserter(all));
     return all;
   }
 
@@ -388,7 +386,7 @@ class SpaceSearch {
   // The layouts of a part of any order, with places that count from the first.
   std::vector<PlacedSpec> orders_of(std::size_t number) const {
     const SpacePart& space = parts_[number].space;
-    return list_orders(graph_, training_, {.place = 0, .spec = space.spec, .orders = space.layouts}, request_);
+    return space_.orders({.place = 0, .spec = space.spec, .orders = space.layouts});
   }
 
   // All layouts of a part that are not single ones yet, with places that count from where its own
@@ -402,7 +400,7 @@ class SpaceSearch {
       if (placed.orders == 1)
         all.push_back(placed);
       else
-        std::ranges::move(list_orders(graph_, training_, placed, request_), std::back_inserter(all));
+        std::ranges::move(space_.orders(placed), std::back_inserter(all));
     const std::int64_t first = part.recomputing->front().place;
     for (PlacedSpec& one : all) one.place -= first;
     return all;
@@ -784,6 +782,7 @@ class SpaceSearch {
   const TrainingSpec& training_;
   const LayoutRequest& request_;
   const SearchOptions& options_;
+  Space space_;
   std::vector<std::unique_ptr<CandidateMaker>> owned_;
   std::vector<CandidateMaker*> makers_;  // by thread
   std::optional<LayoutFloors> floors_;

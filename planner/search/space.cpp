@@ -3,6 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+
+#include <boost/functional/hash.hpp>
 
 #include "planner/base/enum_index.h"
 #include "planner/parallel/techniques.h"
@@ -17,15 +23,55 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 
 namespace {
 
+std::size_t hash_of(const ChoiceValue& value) {
+  return std::visit(
+      []<class Value>(const Value& one) {
+        if constexpr (std::is_same_v<Value, std::vector<int>>)
+          return boost::hash_range(one.begin(), one.end());
+        else if constexpr (std::is_same_v<Value, AxisOrder>)
+          return boost::hash_range(one.begin(), one.end());
+        else
+          return std::hash<Value>()(one);
+      },
+      value);
+}
+
+}  // namespace
+
+// The number of layouts from a row on, by that row and the earlier choices that it follows from.
+struct KnownLayouts {
+  struct Key {
+    std::size_t row = 0;
+    std::vector<ChoiceValue> choices;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      std::size_t seed = key.row;
+      for (const ChoiceValue& value : key.choices) boost::hash_combine(seed, hash_of(value));
+      return seed;
+    }
+  };
+  std::unordered_map<Key, std::int64_t, Hash> layouts;
+};
+
+namespace {
+
 // A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
 // row's values are kept until a choice that they follow from changes.
 class SpaceWalk {
  public:
+  // `known`: of walks with the same model, training and request but for its degrees.
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
-            Devices wanted = Devices::exactly)
-      : context_{graph, training, devices, wanted == Devices::exactly, request[Choice::schedule].has_value(),
+            KnownLayouts& known, Devices wanted = Devices::exactly)
+      : context_{graph,
+                 training,
+                 devices,
+                 wanted == Devices::exactly,
+                 request[Choice::schedule].has_value(),
                  shares_context(graph, request)},
-        request_(request) {
+        request_(request),
+        known_(known) {
     for (const SpaceRow& row : space_rows()) {
       Step& step = steps_[count_++];
       step.space = &row;
@@ -34,6 +80,19 @@ class SpaceWalk {
       for (const SpaceRow& later : space_rows())
         if (later.follows_from.contains(row.choice)) step.followers |= 1u << (&later - space_rows().data());
     }
+    for (std::size_t row = deciding_; row < count_; ++row) {
+      const auto follows = [&](std::size_t earlier) { return (steps_[earlier].followers >> row & 1u) != 0; };
+      bool is_apart = steps_[row].followers == 0;
+      for (std::size_t earlier = deciding_; earlier < row; ++earlier) is_apart = is_apart && !follows(earlier);
+      steps_[row].is_apart = is_apart;
+    }
+    for (std::size_t row = deciding_; row < count_; ++row)
+      for (std::size_t earlier = 0; earlier < row; ++earlier)
+        for (std::size_t later = row; later < count_; ++later)
+          if (!steps_[later].is_apart && (steps_[earlier].followers >> later & 1u) != 0) {
+            steps_[row].decisive |= 1u << earlier;
+            steps_[row].is_kept = steps_[row].is_kept && steps_[earlier].space->choice != Choice::micro_batch;
+          }
   }
 
   // Visits every legal layout.
@@ -81,9 +140,15 @@ class SpaceWalk {
     const SpaceRow* space = nullptr;
     const ChoiceRow* choice = nullptr;
     unsigned followers = 0;  // the rows whose values follow from this choice
+    // Whether neither its values follow from choices that do not decide legality, nor other values
+    // from it.
+    bool is_apart = false;
+    unsigned decisive = 0;   // the earlier rows that this one, or a later one that is not apart, follows from
+    bool is_kept = true;     // whether its layouts are kept: not by micro-batch, which has too many values
     bool is_known = false;   // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
-    std::optional<std::int64_t> layouts;  // from this row on, where known for the present choices before it
+    // From this row on, without rows apart, where known for the present choices before it.
+    std::optional<std::int64_t> layouts;
   };
 
   const std::vector<ChoiceValue>& values(std::size_t row) {
@@ -111,7 +176,7 @@ class SpaceWalk {
     for (std::size_t later = count_; later-- > row + 1;) {
       if ((steps_[row].followers >> later & 1u) != 0) {
         steps_[later].is_known = false;
-        is_followed = true;
+        is_followed = is_followed || !steps_[later].is_apart;
       }
       if (is_followed) steps_[later].layouts.reset();
     }
@@ -163,25 +228,42 @@ class SpaceWalk {
     }
   }
 
+  // The number of legal layouts with the choices before this row, which decide legality or are
+  // followed by it.
   std::int64_t count_from(std::size_t row) {
+    std::int64_t layouts = 1;
+    for (std::size_t later = row; later < count_; ++later)
+      if (steps_[later].is_apart) layouts *= static_cast<std::int64_t>(values(later).size());
+    return layouts == 0 ? 0 : layouts * count_dependent_from(row);
+  }
+
+  // Without the rows apart.
+  std::int64_t count_dependent_from(std::size_t row) {
+    while (row < count_ && steps_[row].is_apart) ++row;
     if (row == count_) return 1;
-    if (steps_[row].layouts) return *steps_[row].layouts;
-    const std::vector<ChoiceValue>& each = values(row);
+    Step& step = steps_[row];
+    if (step.layouts) return *step.layouts;
+    if (!step.is_kept) return *(step.layouts = count_values_of(row));
+    KnownLayouts::Key key{.row = row, .choices = {}};
+    for (std::size_t earlier = 0; earlier < row; ++earlier)
+      if ((step.decisive >> earlier & 1u) != 0) key.choices.push_back(steps_[earlier].choice->get(spec_));
+    auto known = known_.layouts.find(key);
+    if (known == known_.layouts.end()) known = known_.layouts.emplace(std::move(key), count_values_of(row)).first;
+    return *(step.layouts = known->second);
+  }
+
+  std::int64_t count_values_of(std::size_t row) {
     std::int64_t layouts = 0;
-    if (steps_[row].followers == 0) {
-      layouts = static_cast<std::int64_t>(each.size()) * count_from(row + 1);
-    } else {
-      for (const ChoiceValue& value : each) {
-        set(row, value);
-        layouts += count_from(row + 1);
-      }
+    for (const ChoiceValue& value : values(row)) {
+      set(row, value);
+      layouts += count_dependent_from(row + 1);
     }
-    steps_[row].layouts = layouts;
     return layouts;
   }
 
   SpaceContext context_;
   const LayoutRequest& request_;
+  KnownLayouts& known_;
   std::array<Step, count_of<Choice>> steps_;
   std::size_t count_ = 0;
   std::size_t deciding_ = 0;  // number of rows that decide legality
@@ -193,19 +275,26 @@ class SpaceWalk {
 std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                                           const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
-  SpaceWalk(graph, training, devices, request).enumerate([&](const ParallelSpec& spec) { specs.push_back(spec); });
+  KnownLayouts known;
+  SpaceWalk(graph, training, devices, request, known).enumerate([&](const ParallelSpec& spec) {
+    specs.push_back(spec);
+  });
   return specs;
 }
 
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                          const LayoutRequest& request) {
-  return SpaceWalk(graph, training, devices, request).count();
+  KnownLayouts known;
+  return SpaceWalk(graph, training, devices, request, known).count();
 }
 
-std::vector<SpacePart> list_parts(const OpGraph& graph, const TrainingSpec& training, int devices, Devices wanted,
-                                  const LayoutRequest& request) {
+Space::Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request)
+    : graph_(graph), training_(training), request_(request), known_(std::make_unique<KnownLayouts>()) {}
+Space::~Space() = default;
+
+std::vector<SpacePart> Space::parts(int devices, Devices wanted) {
   std::vector<SpacePart> parts;
-  SpaceWalk(graph, training, devices, request, wanted)
+  SpaceWalk(graph_, training_, devices, request_, *known_, wanted)
       .count_each([&](const ParallelSpec& spec, std::int64_t layouts) {
         if (parts.empty() || parts.back().spec.mesh.degree != spec.mesh.degree) {
           parts.emplace_back();
@@ -232,11 +321,10 @@ bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
 
 }  // namespace
 
-std::vector<SpaceGroups> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
-                                     const LayoutRequest& request) {
+std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
   std::vector<SpaceGroups> all;
-  const LayoutRequest fixed = with_degrees(request, part.spec);
-  SpaceWalk(graph, training, part.spec.mesh.size(), fixed)
+  const LayoutRequest fixed = with_degrees(request_, part.spec);
+  SpaceWalk(graph_, training_, part.spec.mesh.size(), fixed, *known_)
       .count_each_micro_batch([&](const ParallelSpec& spec, std::int64_t layouts) {
         auto groups = std::ranges::find_if(all, [&](const SpaceGroups& one) { return are_alike(one.spec, spec); });
         if (groups == all.end()) {
@@ -253,12 +341,11 @@ std::vector<SpaceGroups> list_groups(const OpGraph& graph, const TrainingSpec& t
   return all;
 }
 
-std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& training, const SpacePart& group,
-                                   const LayoutRequest& request) {
+std::vector<PlacedSpec> Space::specs(const SpacePart& group) const {
   std::vector<PlacedSpec> specs;
   std::int64_t place = 0;
-  const LayoutRequest fixed = with_degrees(request, group.spec);
-  SpaceWalk(graph, training, group.spec.mesh.size(), fixed)
+  const LayoutRequest fixed = with_degrees(request_, group.spec);
+  SpaceWalk(graph_, training_, group.spec.mesh.size(), fixed, *known_)
       .enumerate_with_orders([&](const ParallelSpec& spec, std::int64_t orders) {
         if (are_alike(group.spec, spec) && group.spec.micro_batch == spec.micro_batch)
           specs.push_back({.place = place, .spec = spec, .orders = orders});
@@ -267,13 +354,12 @@ std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& tra
   return specs;
 }
 
-std::vector<PlacedSpec> list_orders(const OpGraph& graph, const TrainingSpec& training, const PlacedSpec& placed,
-                                    const LayoutRequest& request) {
+std::vector<PlacedSpec> Space::orders(const PlacedSpec& placed) const {
   std::vector<ChoiceValue> orders;
-  if (request[Choice::mesh_order])
+  if (request_[Choice::mesh_order])
     orders.push_back(placed.spec.mesh.order);
   else
-    space_row_of(Choice::mesh_order).values({graph, training, placed.spec.mesh.size()}, placed.spec, orders);
+    space_row_of(Choice::mesh_order).values({graph_, training_, placed.spec.mesh.size()}, placed.spec, orders);
   std::vector<PlacedSpec> specs;
   for (const ChoiceValue& order : orders) {
     specs.push_back(

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -28,11 +29,7 @@ struct SpacePart {
   ParallelSpec spec;         // with the degrees; in a group also with the others
   std::int64_t layouts = 0;  // legal ones
 };
-// All parts with layouts that use at most `devices` devices, or exactly these: the most devices
-// first, and otherwise in the order of enumerate_specs.
 enum class Devices { at_most, exactly };
-std::vector<SpacePart> list_parts(const OpGraph& graph, const TrainingSpec& training, int devices, Devices wanted,
-                                  const LayoutRequest& request);
 // The groups of a part that differ in nothing but their micro-batches.
 struct SpaceGroups {
   ParallelSpec spec;  // without the micro-batch
@@ -42,8 +39,6 @@ struct SpaceGroups {
   };
   std::vector<Size> sizes;  // the smallest first
 };
-std::vector<SpaceGroups> list_groups(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
-                                     const LayoutRequest& request);
 // The layouts of a group that differ in nothing but the order of their axes: the first, and their
 // number. Their places in their part follow one another.
 struct PlacedSpec {
@@ -51,10 +46,29 @@ struct PlacedSpec {
   ParallelSpec spec;
   std::int64_t orders = 0;
 };
-std::vector<PlacedSpec> list_specs(const OpGraph& graph, const TrainingSpec& training, const SpacePart& group,
-                                   const LayoutRequest& request);
-// Each of these layouts.
-std::vector<PlacedSpec> list_orders(const OpGraph& graph, const TrainingSpec& training, const PlacedSpec& placed,
-                                    const LayoutRequest& request);
+
+struct KnownLayouts;
+
+// The same layouts, listed step by step. It keeps what it has counted. The arguments must outlive
+// it; used by one thread.
+class Space {
+ public:
+  Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request);
+  ~Space();
+
+  // All parts with layouts that use at most `devices` devices, or exactly these: the most devices
+  // first, and otherwise in the order of enumerate_specs.
+  std::vector<SpacePart> parts(int devices, Devices wanted);
+  std::vector<SpaceGroups> groups(const SpacePart& part);
+  std::vector<PlacedSpec> specs(const SpacePart& group) const;
+  // Each of these layouts.
+  std::vector<PlacedSpec> orders(const PlacedSpec& placed) const;
+
+ private:
+  const OpGraph& graph_;
+  const TrainingSpec& training_;
+  const LayoutRequest& request_;
+  std::unique_ptr<KnownLayouts> known_;
+};
 
 }  // namespace parplan

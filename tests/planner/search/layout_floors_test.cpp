@@ -25,10 +25,9 @@ using testing::random_graph;
 using testing::training_of;
 
 // Each group of a part, with its micro-batch.
-std::vector<SpacePart> groups_of(const OpGraph& graph, const TrainingSpec& training, const SpacePart& part,
-                                 const LayoutRequest& request) {
+std::vector<SpacePart> groups_of(Space& space, const SpacePart& part) {
   std::vector<SpacePart> all;
-  for (const SpaceGroups& groups : list_groups(graph, training, part, request))
+  for (const SpaceGroups& groups : space.groups(part))
     for (const SpaceGroups::Size& size : groups.sizes) {
       all.push_back({.spec = groups.spec, .layouts = size.layouts});
       all.back().spec.micro_batch = size.micro_batch;
@@ -50,15 +49,15 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     training.clip_norm = setting % 2;
     LayoutRequest request;
     if (setting % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-    const std::vector<SpacePart> parts =
-        list_parts(graph, training, cluster.devices(), Devices::at_most, request);
+    Space space(graph, training, request);
+    const std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
     NetworkCache networks(cluster, training.engine);
     for (int trial = 0; trial < 15; ++trial) {
       const SpacePart& part = parts[random() % parts.size()];
-      const std::vector<SpacePart> groups = groups_of(graph, training, part, request);
+      const std::vector<SpacePart> groups = groups_of(space, part);
       const SpacePart& group = groups[random() % groups.size()];
-      const std::vector<PlacedSpec> specs = list_specs(graph, training, group, request);
-      const std::vector<PlacedSpec> orders = list_orders(graph, training, specs[random() % specs.size()], request);
+      const std::vector<PlacedSpec> specs = space.specs(group);
+      const std::vector<PlacedSpec> orders = space.orders(specs[random() % specs.size()]);
       const ParallelSpec layout = orders[random() % orders.size()].spec;
       ParallelSpec spec = layout;
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
@@ -131,14 +130,15 @@ TEST_CASE("parts hold every layout of every number of devices once, the most dev
     std::vector<ParallelSpec> all, listed;
     for (int n = devices; n >= 1; --n)
       std::ranges::move(enumerate_specs(graph, training, n, request), std::back_inserter(all));
-    for (const SpacePart& part : list_parts(graph, training, devices, Devices::at_most, request)) {
+    Space space(graph, training, request);
+    for (const SpacePart& part : space.parts(devices, Devices::at_most)) {
       std::vector<PlacedSpec> of_part;
       std::int64_t layouts = 0;
-      for (const SpacePart& group : groups_of(graph, training, part, request)) {
+      for (const SpacePart& group : groups_of(space, part)) {
         layouts += group.layouts;
         std::vector<PlacedSpec> of_group;
-        for (const PlacedSpec& placed : list_specs(graph, training, group, request)) {
-          const std::vector<PlacedSpec> orders = list_orders(graph, training, placed, request);
+        for (const PlacedSpec& placed : space.specs(group)) {
+          const std::vector<PlacedSpec> orders = space.orders(placed);
           CHECK(placed.orders == static_cast<std::int64_t>(orders.size()));
           of_group.insert(of_group.end(), orders.begin(), orders.end());
         }
@@ -153,8 +153,7 @@ TEST_CASE("parts hold every layout of every number of devices once, the most dev
     }
     CHECK(!all.empty());
     CHECK(listed == all);
-    CHECK(list_parts(graph, training, 24, Devices::exactly, request).size() <=
-          list_parts(graph, training, 24, Devices::at_most, request).size());
+    CHECK(space.parts(24, Devices::exactly).size() <= space.parts(24, Devices::at_most).size());
   }
 }
 
