@@ -26,10 +26,10 @@ FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const 
   return rates.matrix_fp32;
 }
 
-// The rate that products of the kind sustain in a training step.
-FlopsPerSecond sustained(OpKind op, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+// The rate that products sustain in a training step, those of weight gradients or others.
+FlopsPerSecond sustained(bool of_weights, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   const FlopsPerSecond best = rate(true, type, device, rates);
-  const FlopsPerSecond known = row_of(op).of_weights ? rates.sustained_weights : rates.sustained_half;
+  const FlopsPerSecond known = of_weights ? rates.sustained_weights : rates.sustained_half;
   const bool in_half = is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0;
   return in_half && known.value > 0.0 ? std::min(known, best) : best;
 }
@@ -57,7 +57,8 @@ Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork&
                    const DeviceRates& rates) {
   if (work.flops.value <= 0.0) return Seconds(0.0);
   const bool is_product = work.matrix && !is_attention(op);
-  FlopsPerSecond reached = is_product ? sustained(op, type, device, rates) : rate(work.matrix, type, device, rates);
+  FlopsPerSecond reached =
+      is_product ? sustained(row_of(op).of_weights, type, device, rates) : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
   if (is_product && !is_aligned(op, shape, type)) return work.flops / std::min(reached, rates.vector);
@@ -173,7 +174,7 @@ FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
   double gained = 1.0;
   for (const DeviceRates& rates : device.rates) {
     const FlopsPerSecond with_others = rate(true, type, device, rates);
-    fastest = std::max(fastest, with_others);
+    for (const bool of_weights : {false, true}) fastest = std::max(fastest, sustained(of_weights, type, device, rates));
     gained = std::max(gained, 1.0 / slowdown(alone, with_others));
   }
   if (device.measured)

@@ -117,7 +117,7 @@ class LayoutSteps {
     for (int rank = 0; rank < pipeline_ranks(); ++rank) most = std::max(most, row_.in_flight(rank, shape(all_)));
     most = static_cast<int>(ceil_div(most, stages() / pipeline_ranks()));
     // In which the middle shows that it repeats itself.
-    const int middle = std::max(32, 6 * period());
+    const int middle = std::max(16, 5 * period());
     for (int some = most + middle; 2 * some <= all_ && !short_; some *= 2) {
       some += (all_ - some) % period();
       if (!fills_pipeline(some)) continue;

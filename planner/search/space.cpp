@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include <boost/container/small_vector.hpp>
 #include <boost/functional/hash.hpp>
 
 #include "planner/base/enum_index.h"
@@ -42,7 +43,7 @@ std::size_t hash_of(const ChoiceValue& value) {
 struct KnownLayouts {
   struct Key {
     std::size_t row = 0;
-    std::vector<ChoiceValue> choices;
+    boost::container::small_vector<ChoiceValue, 4> choices;
     bool operator==(const Key&) const = default;
   };
   struct Hash {
