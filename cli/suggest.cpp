@@ -39,7 +39,8 @@ struct SuggestArguments {
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
   std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n",
-                                 result.counts.candidates, device_memory(cluster));
+                                 result.counts.candidates, device_memory(cluster)) +
+                     explain_space(result.counts);
   for (const Remedy& remedy : result.remedies) text += fmt::format("what would make it fit: {}\n", describe(remedy));
   return text;
 }

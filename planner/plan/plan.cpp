@@ -448,8 +448,8 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
     ranks.push_back(at_place(rank, parse_actions));
     for (const Action& action : ranks.back())
       if (action.stage >= spec.stages())
-        rank.fail(fmt::format("{} is an action of stage {}, and {}: stages are numbered from 0 to {}", write_action(action),
-                              action.stage, stages_text(spec), spec.stages() - 1));
+        rank.fail(fmt::format("{} is an action of stage {}, and {}: stages are numbered from 0 to {}",
+                              write_action(action), action.stage, stages_text(spec), spec.stages() - 1));
   }
   if (static_cast<int>(ranks.size()) != spec.pp())
     node.fail(fmt::format("the schedule has {} {}, and pp is {}", ranks.size(),

@@ -90,6 +90,11 @@ constexpr std::array what_it_takes = {
                 [](const PointView& v) { return of_plan(v, v.marked.pareto); }},
     PointColumn{"reason", "", "why there is no plan",
                 [](const PointView& v) { return v.point.best ? Json(nullptr) : Json(v.point.reason); }},
+    PointColumn{"cut_gap", "", "the same as gap over all cuts of stages, where some that could be better were left",
+                [](const PointView& v) { return optional_number(v.point.search.cut_gap); }},
+    PointColumn{
+        "space", "", "what was searched, in words",
+        [](const PointView& v) { return v.point.search.space.empty() ? Json(nullptr) : Json(v.point.search.space); }},
 };
 
 // The value of a plan's column for a point without a plan.

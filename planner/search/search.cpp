@@ -54,6 +54,8 @@ std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& reque
   const bool has_pipelines = given<std::int64_t>(request, Choice::pp).value_or(2) > 1;
   if (schedule && runs_backward_in_parts(*schedule))
     words += ", in the fastest cut of each layout, with ZeRO-0 or 1";
+  else if (schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
+    words += ", in the fastest cut of each layout";
   else if (!schedule && has_pipelines && zero_stage <= 1)
     words += request[Choice::stage_blocks] ? ", no zero_bubble_h1"
                                            : ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1";

@@ -78,8 +78,8 @@ class LayoutSteps {
 
   int all() const { return all_; }  // micro-batches of the layout's own step
   int stages() const { return static_cast<int>(job_.layout.stages.size()); }
-  // The micro-batches over which dependencies reach. Unless steps are lowered with few: one for each
-  // stage, and where ranks hold several, the groups that they run through these.
+  // The micro-batches over which dependencies reach. Unless steps are lowered with few: one for
+  // each stage, and where ranks hold several, the groups that they run through these.
   int reach() const {
     return short_ ? reach_of(*short_) : stages() + (stages() > pipeline_ranks() ? 2 * shape(all_).group : 0);
   }

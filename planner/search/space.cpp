@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <type_traits>
+#include <ranges>
 #include <unordered_map>
 #include <utility>
 #include <variant>
-
-#include <boost/container/small_vector.hpp>
-#include <boost/functional/hash.hpp>
 
 #include "planner/base/enum_index.h"
 #include "planner/parallel/techniques.h"
@@ -24,15 +21,22 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 
 namespace {
 
+// Mixes another hash into one.
+void add_hash(std::size_t& seed, std::size_t hash) {
+  seed = (seed ^ hash) * std::size_t{0x9e3779b97f4a7c15};  // 2^64 over the golden ratio
+  seed ^= seed >> 32;
+}
+
 std::size_t hash_of(const ChoiceValue& value) {
   return std::visit(
       []<class Value>(const Value& one) {
-        if constexpr (std::is_same_v<Value, std::vector<int>>)
-          return boost::hash_range(one.begin(), one.end());
-        else if constexpr (std::is_same_v<Value, AxisOrder>)
-          return boost::hash_range(one.begin(), one.end());
-        else
-          return std::hash<Value>()(one);
+        if constexpr (std::ranges::range<Value>) {
+          std::size_t seed = 0;
+          for (const auto& each : one) add_hash(seed, static_cast<std::size_t>(each));
+          return seed;
+        } else {
+          return static_cast<std::size_t>(one);
+        }
       },
       value);
 }
@@ -43,13 +47,13 @@ std::size_t hash_of(const ChoiceValue& value) {
 struct KnownLayouts {
   struct Key {
     std::size_t row = 0;
-    boost::container::small_vector<ChoiceValue, 4> choices;
+    std::vector<ChoiceValue> choices;
     bool operator==(const Key&) const = default;
   };
   struct Hash {
     std::size_t operator()(const Key& key) const {
       std::size_t seed = key.row;
-      for (const ChoiceValue& value : key.choices) boost::hash_combine(seed, hash_of(value));
+      for (const ChoiceValue& value : key.choices) add_hash(seed, hash_of(value));
       return seed;
     }
   };
