@@ -13,6 +13,7 @@
 #include "planner/schedule/schedules.h"
 #include "planner/search/layout_cuts.h"
 #include "planner/search/parallel_for.h"
+#include "planner/search/rank_cuts.h"
 
 namespace parplan {
 namespace {
@@ -172,10 +173,11 @@ std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const Paral
 }
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
-  if (has_few_cuts(spec)) return std::nullopt;
   const Placements& placements = placements_of(spec);
   const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
   const auto make = [&]() -> std::optional<StageCut> {
+    if (has_few_cuts(spec))
+      return fastest_cut_of_ranks(estimator_, graph_, spec, placements, shape_of(spec, training_), recomputes);
     const LayoutCuts cuts(estimator_, spec, placements, shape_of(spec, training_), recomputes);
     if (cuts.surely_none()) return std::nullopt;
     std::optional<StageCut> cut = mixes && cuts.surely_none(1) ? std::nullopt : cuts.fastest(1);
@@ -281,9 +283,14 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
         const ParallelSpec none = candidate.spec;
         candidates.push_back(std::move(candidate));
         add_mix(none, candidates);
+        if (candidates.back().bound.spare.count >= 0) return others;
+        std::optional<Candidate> other = cut_that_fits(spec, true);
+        if (other && (other->spec.recompute == Recompute::per_stage || other->spec.recompute == spec.recompute))
+          candidates.push_back(std::move(*other));
         return others;
       }
-    } else if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
+    }
+    if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
       if (other->spec.recompute == spec.recompute)
         candidate = std::move(*other);
       else if (other->spec.recompute == Recompute::per_stage)

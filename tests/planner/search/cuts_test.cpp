@@ -297,6 +297,69 @@ TEST_CASE("an interleaved pipeline that is asked for has one cut, and no other i
   CHECK(mixed > 0);
 }
 
+// Whatever is the least memory that any cut needs with any recompute of its ranks.
+TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits") {
+  std::mt19937 random(20261124);
+  int beyond_few = 0, beyond_fastest = 0;
+  for (int trial = 0; trial < 24; ++trial) {
+    Setting setting = random_setting(random, false);
+    const bool interleaves = trial % 3 != 0;
+    const std::int64_t pp = interleaves ? 2 + trial % 2 : 4, chunks = interleaves ? 2 : 1;
+    setting.request[Choice::schedule] = interleaves ? ScheduleKind::interleaved : ScheduleKind::zero_bubble_h1;
+    setting.request[Choice::pp] = pp;
+    if (interleaves) setting.request[Choice::virtual_stages] = chunks;
+    if (pp * chunks > 4) setting.request[Choice::recompute] = searched_recomputes()[trial % 3];
+    const std::int64_t dp = std::get<std::int64_t>(*setting.request[Choice::dp]);
+    setting.devices = static_cast<int>(pp * dp);
+    setting.request[Choice::zero_stage] = std::int64_t{dp > 1 && trial % 2};
+    setting.training.global_batch = 12 * dp;
+    if (setting.cluster.devices() < setting.devices) continue;
+    const OpGraph& graph = setting.graph;
+    const TrainingSpec& training = setting.training;
+    const bool mixes = !setting.request[Choice::recompute];
+    CandidateMaker maker(graph, setting.cluster, training);
+    const auto peak = [&](const ParallelSpec& spec) {
+      return maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule))).memory.peak();
+    };
+    std::optional<Bytes> least, of_fastest;
+    int cuts = 0;
+    for (const ParallelSpec& spec : enumerate_specs(graph, training, setting.devices, setting.request)) {
+      const int blocks = static_cast<int>(graph.blocks.size());
+      std::vector<int> fastest = maker.cut_of(spec);
+      cuts = 0;
+      for_each_cut(blocks, spec.stages(), [&](const std::vector<int>& cut) {
+        ++cuts;
+        ParallelSpec one = spec;
+        one.stage_blocks = cut;
+        for (const ParallelSpec& with_mix : with_every_mix(one, mixes)) {
+          const Bytes takes = peak(with_mix);
+          least = std::min(least.value_or(takes), takes);
+          if (cut == fastest) of_fastest = std::min(of_fastest.value_or(takes), takes);
+        }
+      });
+    }
+    if (!least) continue;
+    INFO("trial " << trial << ", " << graph.blocks.size() << " blocks, pp " << pp << ", " << cuts << " cuts");
+    SearchOptions options;
+    options.top = 1;
+    options.fewer_devices = false;
+    for (const Bytes limit : {*least, *least - Bytes(1)}) {
+      Cluster limited = setting.cluster;
+      for (NodeGroup& group : limited.groups) group.device.memory_capacity = limit;
+      const SearchResult found = search(graph, limited, training, setting.request, options);
+      CHECK(found.plans.empty() == (limit < *least));
+      // With another buffer for arriving activations it may take less still.
+      for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= *least);
+    }
+    beyond_few += cuts > most_cuts;
+    beyond_fastest += cuts > most_cuts && *least < *of_fastest;
+  }
+  MESSAGE(beyond_few << " with more cuts than are all candidates; in " << beyond_fastest
+                     << " the fastest takes more than another");
+  CHECK(beyond_few > 10);
+  CHECK(beyond_fastest > 3);
+}
+
 TEST_CASE("no cut of a layout is below the bounds of its cuts") {
   std::mt19937 random(7);
   for (int trial = 0; trial < 40; ++trial) {
