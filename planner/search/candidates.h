@@ -74,7 +74,8 @@ class CandidateMaker {
   // - else the cut whose slowest stage is fastest; if that does not fit, the best cut that fits;
   //   and if none fits without recompute, but one would with it, the best cut with stages choosing
   //   for themselves. With several stages on a rank, the cut whose slowest stage is fastest; if
-  //   that does not fit without recompute, also with the ranks choosing for themselves.
+  //   that does not fit without recompute, also with the ranks choosing for themselves; and if that
+  //   does not fit either, the fastest cut that gives each rank what it can hold (rank_cuts.h).
   // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
   // whether stages may differ in what they recompute. Returns something where not every cut was
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.

@@ -38,7 +38,7 @@ std::vector<SpacePart> groups_of(Space& space, const SpacePart& part) {
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
-  int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0;
+  int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0, smaller_known = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
@@ -101,6 +101,14 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       ParallelSpec without = layout;
       without.zero_stage = 0;
       bound_by_data += of_any_order > floors.time_of_any_order(without);
+      // What is known of smaller micro-batches says no less.
+      for (const SpacePart& other : groups) {
+        ParallelSpec as_large = other.spec;
+        as_large.micro_batch = group.spec.micro_batch;
+        if (as_large != group.spec || other.spec.micro_batch >= group.spec.micro_batch) continue;
+        ++smaller_known;
+        CHECK(!floors.lacks_room(other.spec));
+      }
       CHECK(!floors.lacks_room(group.spec));
       CHECK(floors.can_hold(layout, choices));
       CHECK(floors.time_within_memory(layout, choices) <= time);
@@ -118,6 +126,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   CHECK(in_parts > 50);
   CHECK(bound_by_data > 50);
   CHECK(bound_by_share > 50);
+  CHECK(smaller_known > 50);
 }
 
 TEST_CASE("parts hold every layout of every number of devices once, the most devices first") {
