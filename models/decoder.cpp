@@ -37,8 +37,9 @@ struct AttentionWidths {
 
   explicit AttentionWidths(const ModelSpec& spec)
       : queries(spec.heads / spec.kv_heads),
-        fused{Dim::kv_groups, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, (queries + 2) * spec.head_dim},
-        mixed{Dim::kv_groups, spec.heads * spec.head_dim, queries * spec.head_dim},
+        fused{Dim::kv_groups, (spec.heads + 2 * spec.kv_heads) * spec.head_dim, (queries + 2) * spec.head_dim, queries,
+              2 * spec.head_dim},
+        mixed{Dim::kv_groups, spec.heads * spec.head_dim, queries * spec.head_dim, queries},
         attributes{.heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim} {}
 };
 
@@ -48,13 +49,13 @@ TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const Atte
   attributes.epsilon = spec.norm_epsilon;
   const bool per_head = spec.qk_norm == QkNorm::per_head;
   const TensorDim head = {Dim::hidden, spec.head_dim, 1};
-  const TensorDim keys = {Dim::kv_groups, spec.kv_heads * spec.head_dim, spec.head_dim};
+  const TensorDim keys = {Dim::kv_groups, spec.kv_heads * spec.head_dim, spec.head_dim, widths.queries, spec.head_dim};
   const TensorId query_gamma = builder.ones(name + ".query_norm.weight", per_head ? head : widths.mixed);
   const TensorId key_gamma = builder.ones(name + ".key_norm.weight", per_head ? head : keys);
   if (per_head) {
     const TensorId y = builder.activation(name + ".qk_norm", widths.fused);
-    const TensorId rstd =
-        builder.statistic(name + ".qk_norm.rstd", {{Dim::kv_groups, spec.heads + spec.kv_heads, widths.queries + 1}});
+    const TensorId rstd = builder.statistic(
+        name + ".qk_norm.rstd", {{Dim::kv_groups, spec.heads + spec.kv_heads, widths.queries + 1, widths.queries, 1}});
     builder.op(OpKind::head_norm, name + ".qk_norm", {qkv}, {query_gamma, key_gamma}, {y, rstd}, attributes);
     return y;
   }
@@ -87,9 +88,9 @@ TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t la
   attributes.softcap = spec.attention_softcap.value_or(0.0);
   if (spec.position == PositionKind::alibi) attributes.alibi = spec.alibi_multiplier;
   const TensorId y = builder.activation(name + ".mixed", widths.mixed);
-  const TensorId log_sum_exp =
-      builder.tensor(name + ".log_sum_exp", TensorRole::statistic,
-                     {{Dim::batch, 1, 1}, {Dim::kv_groups, spec.heads, widths.queries}, {Dim::sequence, sequence, 1}});
+  const TensorId log_sum_exp = builder.tensor(
+      name + ".log_sum_exp", TensorRole::statistic,
+      {{Dim::batch, 1, 1}, {Dim::kv_groups, spec.heads, widths.queries, widths.queries}, {Dim::sequence, sequence, 1}});
   builder.op(OpKind::attention, name, {qkv}, {}, {y, log_sum_exp}, attributes);
   return builder.linear(name + ".output", y, builder.hidden(), widths.mixed, builder.residual_deviation(), false);
 }

@@ -56,6 +56,12 @@ const GroupNetwork& NetworkCache::replicas(const DeviceMesh& mesh) {
   return entry->second;
 }
 
+const GroupNetwork& NetworkCache::copies(const DeviceMesh& mesh, int ranks) {
+  const auto [entry, added] = copies_.try_emplace({mesh, ranks});
+  if (added) entry->second = group_network(*cluster_, mesh, ranks, group_stride(mesh, Axis::tp));
+  return entry->second;
+}
+
 const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage, int to_stage) {
   const auto [entry, added] = stages_.try_emplace({mesh, from_stage, to_stage});
   if (added) entry->second = stage_network(*cluster_, mesh, from_stage, to_stage);
@@ -140,6 +146,10 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
     set(shard_group(mesh), networks.shard(mesh));
     set(shard_replicas, networks.replicas(mesh));
   }
+  // Any divisor may be how many ranks hold copies of the same key/value heads; all of them see the
+  // axis's own network.
+  for (int size = 2; 2 * size <= mesh.degree.tp; ++size)
+    if (mesh.degree.tp % size == 0) set(holders_of_copies(size), networks.copies(mesh, size));
   if (ranks == 1) return model;
   set(tied_stages, networks.stages(mesh, 0, ranks - 1));
   set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));

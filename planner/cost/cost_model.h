@@ -59,6 +59,8 @@ class NetworkCache {
   // Hybrid sharding: of the ranks that share out a bucket, and of those that hold the same shard.
   const GroupNetwork& shard(const DeviceMesh& mesh);
   const GroupNetwork& replicas(const DeviceMesh& mesh);
+  // The one that `ranks` consecutive ranks of the tensor axis see (holders_of_copies).
+  const GroupNetwork& copies(const DeviceMesh& mesh, int ranks);
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
   const Engine& engine() const { return engine_; }
   // The device of a stage, at the rates with as many devices of a node at work as the job uses.
@@ -73,14 +75,15 @@ class NetworkCache {
   Engine engine_;
   std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
   std::map<std::pair<DeviceMesh, Members>, GroupNetwork> data_parts_;
+  std::map<std::pair<DeviceMesh, int>, GroupNetwork> copies_;
   std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;
   // By the groups at work (bit by group) and the number of devices of a node at work.
   std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;
 };
 
-// tensor, data and pipeline groups see the network of their axis, and parts of the data group their
-// own; next and previous what the two ranks of the pipeline see from this one to the other, around
-// the ring; tied what the first and the last rank see.
+// tensor, data and pipeline groups see the network of their axis, and parts of the data and the
+// tensor group their own; next and previous what the two ranks of the pipeline see from this one to
+// the other, around the ring; tied what the first and the last rank see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // One cost model for each rank of the pipeline, the first rank first.

@@ -99,7 +99,8 @@ class Rewriting {
     Tensor scores = to_.tensors[static_cast<std::size_t>(qkv)];
     PARPLAN_ASSERT(heads.kv_heads > 0 && scores.dims.back().dim == Dim::kv_groups, op.name);
     scores.name = op.name + ".scores";
-    scores.dims.back() = {Dim::kv_groups, heads.heads * from_.sequence, heads.heads / heads.kv_heads * from_.sequence};
+    const std::int64_t queries = heads.heads / heads.kv_heads;  // of a group
+    scores.dims.back() = {Dim::kv_groups, heads.heads * from_.sequence, queries * from_.sequence, queries};
     const TensorId before = add(std::move(scores));
     to_.ops.push_back({.kind = OpKind::attention_scores,
                        .name = op.name + ".scores",

@@ -14,6 +14,9 @@ struct LocalDim {
   std::int64_t begin = 0;    // the first of them in the whole dim
   std::int64_t whole = 1;    // elements on all ranks together
   std::int64_t granule = 1;  // TensorDim::granule
+  // Of ranks that share out a granule: how many, and which of them this one is.
+  std::int64_t sharers = 1;
+  std::int64_t share = 0;
 };
 
 struct LocalParameter {

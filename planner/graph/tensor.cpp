@@ -1,5 +1,6 @@
 #include "planner/graph/tensor.h"
 
+#include <algorithm>
 #include <array>
 
 #include "planner/base/enum_index.h"
@@ -23,6 +24,16 @@ const char* name(DataType type) {
       return "uint8";
   }
   return "unknown";
+}
+
+bool divides_into(const TensorDim& dim, std::int64_t shards) {
+  const std::int64_t granules = dim.granules();
+  if (granules % shards == 0) return true;
+  return granules > 0 && shards % granules == 0 && dim.parts % (shards / granules) == 0;
+}
+
+std::int64_t shards_of_granule(const TensorDim& dim, std::int64_t shards) {
+  return std::max<std::int64_t>(shards / std::max<std::int64_t>(dim.granules(), 1), 1);
 }
 
 std::int64_t element_count(const Tensor& tensor) {

@@ -29,13 +29,22 @@ constexpr std::int64_t size_of(DataType type) {
 constexpr DataType in_memory(DataType precision) { return precision == DataType::tf32 ? DataType::fp32 : precision; }
 
 // One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of
-// one kv group in a fused query/key/value tensor, else 1).
+// one kv group in a fused query/key/value tensor, else 1), or several consecutive shards share out
+// one granule: each has the same number of its `parts`, and a copy of its last `shared` elements.
 struct TensorDim {
   Dim dim{};
   std::int64_t size = 0;
   std::int64_t granule = 1;
+  std::int64_t parts = 1;   // of equal width, before the shared end: the query heads of a kv group
+  std::int64_t shared = 0;  // the end of a granule: the key and the value of a kv group
+  std::int64_t granules() const { return size / granule; }
   bool operator==(const TensorDim&) const = default;
 };
+
+// Whether so many shards are alike: whole granules each, or equal shares of one.
+bool divides_into(const TensorDim& dim, std::int64_t shards);
+// How many shards share out one granule, and hold copies of its end: 1 where they have whole ones.
+std::int64_t shards_of_granule(const TensorDim& dim, std::int64_t shards);
 
 enum class TensorRole {
   tokens,      // int32 ids from the data loader

@@ -19,13 +19,19 @@ std::optional<TensorDim> cut_dim(const Tensor& tensor) {
   return std::nullopt;
 }
 
-// A size that a degree must divide (or, for the padded vocabulary, must not exceed).
+// A size that a degree must divide (or, for the padded vocabulary, must not exceed), or share out
+// piece by piece.
 struct Limit {
   Dim dim{};
   std::int64_t pieces = 0;
+  std::int64_t parts = 1;  // TensorDim::parts, of a piece
   bool padded = false;
   bool operator==(const Limit&) const = default;
-  bool allows(int degree) const { return padded ? degree <= pieces : pieces % degree == 0; }
+  bool allows(int degree) const {
+    if (padded) return degree <= pieces;
+    return divides_into({.dim = dim, .size = pieces, .granule = 1, .parts = parts}, degree);
+  }
+  std::int64_t most() const { return pieces * parts; }
 };
 
 std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
@@ -34,12 +40,12 @@ std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
     for (int i = graph.blocks[first].first_op; i < graph.blocks[first].last_op; ++i)
       for (const TensorId id : graph.ops[i].parameters)
         if (const auto dim = cut_dim(graph.tensors[id])) {
-          const Limit limit{dim->dim, dim->size / dim->granule, dim->dim == Dim::vocabulary};
+          const Limit limit{dim->dim, dim->granules(), dim->parts, dim->dim == Dim::vocabulary};
           if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
         }
   // Heads first, then the feed-forward width: the order in which people think of them.
   std::ranges::stable_sort(all, {}, [](const Limit& limit) { return limit.dim; });
-  if (sequence_parallel) all.push_back({Dim::sequence, graph.sequence, false});
+  if (sequence_parallel) all.push_back({Dim::sequence, graph.sequence});
   return all;
 }
 
@@ -72,7 +78,7 @@ std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& 
   if (!training.engine.has_tensor) return {1};
   const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
   std::int64_t last = splits(all) ? most : std::min(most, 1);
-  for (const Limit& limit : all) last = std::min(last, limit.pieces);
+  for (const Limit& limit : all) last = std::min(last, limit.most());
   std::vector<int> degrees;
   for (int degree = spec.sequence_parallel ? 2 : 1; degree <= last; ++degree)
     if (allowed(all, degree)) degrees.push_back(degree);

@@ -58,12 +58,12 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
                            const BlockPlacements& placed, const BlockContext& context) {
   struct Part {
-    ParameterPart part;
+    std::vector<ParameterPart> rectangles;
     BucketLayout::Run run;
   };
   std::vector<Part> parts;
   for (const TensorId id : parameters) {
-    Part part{.part = local_part(graph, id, context), .run = {}};
+    Part part{.rectangles = local_rectangles(graph, id, context), .run = {}};
     part.run.decays = graph.tensors[id].decays;
     for (const Axis axis : parameter_axes) {
       part.run.replicated[axis] = is_replicated(graph, id, axis, context);
@@ -76,12 +76,16 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 
   BucketLayout layout;
   for (Part& part : parts) {
-    part.part.bucket_offset = layout.elements;
-    const std::int64_t elements = align_up(Bytes(part.part.rows * part.part.columns), alignment).count;
-    part.run.range = {layout.elements, layout.elements + elements};
-    layout.elements += elements;
-    layout.parts.push_back(part.part);
-    layout.runs.push_back(part.run);
+    for (ParameterPart& rectangle : part.rectangles) {
+      rectangle.bucket_offset = layout.elements;
+      part.run.range.begin = layout.elements;
+      layout.elements += rectangle.rows * rectangle.columns;
+      if (&rectangle == &part.rectangles.back()) layout.elements = align_up(Bytes(layout.elements), alignment).count;
+      part.run.range.end = layout.elements;
+      part.run.copies = rectangle.copies;
+      layout.parts.push_back(rectangle);
+      layout.runs.push_back(part.run);
+    }
   }
   return layout;
 }

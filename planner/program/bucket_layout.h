@@ -20,7 +20,7 @@ struct BucketRange {
 // The flat bucket of a set of parameters. Each starts at a multiple of 16 elements. Parameters that
 // every rank of an axis holds whole come last, and within each part those with weight decay first.
 struct BucketLayout {
-  std::vector<ParameterPart> parts;
+  std::vector<ParameterPart> parts;  // the rectangles of a parameter side by side
   std::int64_t elements = 0;  // without the padding to the data-parallel degree
 
   // A run of parameters, with the padding behind each, that are alike in this:
@@ -29,6 +29,7 @@ struct BucketLayout {
     bool decays = false;       // has weight decay
     PerAxis<bool> replicated;  // equal on every rank of the axis: counted once in a global norm
     PerAxis<bool> partial;     // the gradients are still to be summed over the axis
+    int copies = 1;            // equal on so many consecutive ranks of the tensor axis, which sum the gradients
   };
   std::vector<Run> runs;  // side by side, from 0 to `elements`
 };
@@ -40,7 +41,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
                            const BlockContext& context);
 
 // The parts of `within` whose run holds, as long as possible each; what is behind the last run is
-// padding, which is neither decaying nor replicated nor partial.
+// padding, which is neither decaying nor replicated nor partial, and has no copies.
 template <class Holds>
 std::vector<BucketRange> ranges_where(const BucketLayout& layout, BucketRange within, Holds holds) {
   std::vector<BucketRange> ranges;

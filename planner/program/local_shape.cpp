@@ -5,11 +5,13 @@ namespace parplan {
 namespace {
 
 LocalDim local_dim(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context) {
-  const std::int64_t size = local_size(dim, layout, context);
-  return {.size = size,
-          .begin = size * shard_at(dim.dim, layout, context),
+  const std::int64_t sharers = shards_of_granule(dim, shards_of(dim.dim, layout, context));
+  return {.size = local_size(dim, layout, context),
+          .begin = local_begin(dim, layout, context),
           .whole = dim.size,
-          .granule = dim.granule};
+          .granule = dim.granule,
+          .sharers = sharers,
+          .share = shard_at(dim.dim, layout, context) % sharers};
 }
 
 // Which positions the rows have: consecutive ones, or those of this rank's chunks.

@@ -54,10 +54,18 @@ std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const 
   const int shards = shards_of(dim.dim, layout, context);
   if (shards == 1) return dim.size;
   if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards);
-  const std::int64_t granules = dim.size / dim.granule;
-  PARPLAN_ASSERT(granules % shards == 0,
-                 fmt::format("{} {}s of {} over {} ranks", granules, name(dim.dim), dim.granule, shards));
-  return granules / shards * dim.granule;
+  PARPLAN_ASSERT(divides_into(dim, shards), fmt::format("{} {}s of {} ({} parts) over {} ranks", dim.granules(),
+                                                        name(dim.dim), dim.granule, dim.parts, shards));
+  const std::int64_t sharers = shards_of_granule(dim, shards);
+  if (sharers > 1) return (dim.granule - dim.shared) / sharers + dim.shared;
+  return dim.granules() / shards * dim.granule;
+}
+
+std::int64_t local_begin(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context) {
+  const std::int64_t at = shard_at(dim.dim, layout, context);
+  const std::int64_t sharers = shards_of_granule(dim, shards_of(dim.dim, layout, context));
+  if (sharers == 1) return local_size(dim, layout, context) * at;
+  return dim.granule * (at / sharers) + (dim.granule - dim.shared) / sharers * (at % sharers);
 }
 
 std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context) {
@@ -79,15 +87,35 @@ ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockCo
   const Tensor& tensor = graph.tensors[parameter];
   const TensorLayout layout = layout_of_parameter(graph, parameter, context.layout.placements);
   PARPLAN_ASSERT(!tensor.dims.empty() && tensor.dims.size() <= 2, tensor.name);
-  const Dim row = tensor.dims[0].dim;
   const bool is_matrix = tensor.dims.size() == 2;
   ParameterPart part;
   part.tensor = parameter;
   part.rows = local_size(tensor.dims[0], layout, context);
   part.columns = is_matrix ? local_size(tensor.dims[1], layout, context) : 1;
-  part.row_begin = part.rows * shard_at(row, layout, context);
-  if (is_matrix) part.column_begin = part.columns * shard_at(tensor.dims[1].dim, layout, context);
+  part.row_begin = local_begin(tensor.dims[0], layout, context);
+  if (is_matrix) part.column_begin = local_begin(tensor.dims[1], layout, context);
   return part;
+}
+
+std::vector<ParameterPart> local_rectangles(const OpGraph& graph, TensorId parameter, const BlockContext& context) {
+  const TensorLayout layout = layout_of_parameter(graph, parameter, context.layout.placements);
+  const TensorDim& row = graph.tensors[parameter].dims[0];
+  const std::int64_t sharers = shards_of_granule(row, shards_of(row.dim, layout, context));
+  ParameterPart own = local_part(graph, parameter, context);
+  if (graph.tensors[parameter].dims.size() == 2) {
+    const TensorDim& column = graph.tensors[parameter].dims[1];
+    PARPLAN_ASSERT(column.shared == 0 || shards_of_granule(column, shards_of(column.dim, layout, context)) == 1,
+                   fmt::format("columns of {} are copies", graph.tensors[parameter].name));
+  }
+  if (sharers == 1 || row.shared == 0) return {own};
+  PARPLAN_ASSERT(shards_of(row.dim, layout, context) == context.layout.degree.tp,
+                 fmt::format("{} is cut over the tensor axis alone", graph.tensors[parameter].name));
+  ParameterPart copied = own;
+  copied.rows = row.shared;
+  copied.row_begin = row.granule * (shard_at(row.dim, layout, context) / sharers) + row.granule - row.shared;
+  copied.copies = static_cast<int>(sharers);
+  own.rows -= row.shared;
+  return own.rows > 0 ? std::vector{own, copied} : std::vector{copied};
 }
 
 }  // namespace parplan

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "planner/graph/op_graph.h"
 #include "planner/plan/placement.h"
@@ -21,15 +22,23 @@ std::span<const Axis> cutting_order(Dim dim);
 // sequences: none.
 ContextChunks chunks_of(std::int64_t sequence, const TensorLayout& layout, const BlockContext& context);
 // Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim
-// splits evenly in whole granules (planner/parallel rejects all else before).
+// splits evenly in whole granules, or in shares of granules (planner/parallel rejects all else
+// before).
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);
+// The first element that this rank holds; the copied end of a granule comes behind its share.
+std::int64_t local_begin(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);
 std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context);
 // Bytes of an activation, statistic, tokens or loss tensor (its own type).
 std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context);
 DataType type_of(const Tensor& tensor, DataType precision);
 
-// The part of a parameter that this rank holds; the caller fills in the bucket fields.
+// The part of a parameter that this rank holds; the caller fills in the bucket fields. Where ranks
+// share out a granule of its rows, these are not side by side in the whole parameter:
+// local_rectangles.
 ParameterPart local_part(const OpGraph& graph, TensorId parameter, const BlockContext& context);
+// The same as rectangles of the whole parameter, in the order of memory: this rank's own rows, then
+// those of which other ranks hold copies.
+std::vector<ParameterPart> local_rectangles(const OpGraph& graph, TensorId parameter, const BlockContext& context);
 TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements);
 
 // The op's local size for the layout `input` of its first input (which `propagate` found that the

@@ -48,6 +48,17 @@ void set_groups(Lowering& lowering) {
   }
 }
 
+// The consecutive ranks of the tensor axis that hold copies of the same rows of its parameters.
+void set_holders_of_copies(Lowering& lowering) {
+  Program& program = lowering.program;
+  const std::vector<int> all = program.group(all_along(Axis::tp));
+  for (const ParameterPart& part : program.parameters) {
+    if (part.copies == 1) continue;
+    const auto first = all.begin() + lowering.at.tp / part.copies * part.copies;
+    program.set_group(holders_of_copies(part.copies), {first, first + part.copies});
+  }
+}
+
 // The neighbours that its instructions exchange with, around the ring of the ranks of an axis.
 void set_neighbours(Lowering& lowering) {
   Program& program = lowering.program;
@@ -105,6 +116,7 @@ Program lower(const Job& job, int rank) {
   set_groups(lowering);
   lower_blocks(lowering);
   make_buckets(lowering);
+  set_holders_of_copies(lowering);
   make_buffers(lowering);
   begin_step(lowering);
   run_actions(lowering);

@@ -31,11 +31,14 @@ BlockLowering block_lowering(const OpGraph& graph, int number, const BlockContex
       result.residual[axis] = context.layout.placements.residual[axis];
     }
   const BlockParameters parameters = block_parameters(graph, block);
-  for (const ParameterPart& part : bucket_layout(graph, block, parameters.own, result.placements, context).parts)
-    result.parameters[part.tensor] = {part, false};
-  if (parameters.tied)
-    for (const ParameterPart& part : bucket_layout(graph, block, {*parameters.tied}, result.placements, context).parts)
-      result.parameters[part.tensor] = {part, true};
+  const auto add = [&](const std::vector<TensorId>& ids, bool tied) {
+    for (const ParameterPart& part : bucket_layout(graph, block, ids, result.placements, context).parts) {
+      const auto [known, is_first] = result.parameters.try_emplace(part.tensor, BlockLowering::Parameter{part, tied});
+      if (!is_first) known->second.part.rows += part.rows;  // its rectangles lie side by side
+    }
+  };
+  add(parameters.own, false);
+  if (parameters.tied) add({*parameters.tied}, true);
   return result;
 }
 

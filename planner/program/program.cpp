@@ -25,7 +25,8 @@ static_assert(std::size(instruction_names) == index_of(InstructionKind::receive)
 
 const char* name(Stream stream) { return in_table(stream_names, stream); }
 std::string name(GroupKey group) {
-  constexpr const char* part_names[] = {"", "tied", "next", "previous", "shard", "replicas"};
+  static_assert(index_of(Members::copies) == 6);
+  constexpr const char* part_names[] = {"", "tied", "next", "previous", "shard", "replicas", "copies"};
   if (group.members == Members::all) return axis_word(group.axis);
   const char* part = in_table(part_names, group.members);
   return group.axis == Axis::pp ? part : std::string(axis_word(group.axis)) + " " + part;

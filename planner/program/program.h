@@ -58,13 +58,15 @@ constexpr AxisStreams streams_of(Axis axis) {
 // The ranks along an axis that a group holds: all of them; the holders of a tied parameter (with
 // the first and the last stage); the one rank after this one, or before it, around the ring; of the
 // data axis with hybrid sharding, the ranks that share out a bucket, or those that hold the same
-// shard of it.
-enum class Members : std::uint8_t { all, tied, next, previous, shard, replicas };
+// shard of it; of the tensor axis with more ranks than key/value heads, the consecutive ranks that
+// hold copies of the same ones.
+enum class Members : std::uint8_t { all, tied, next, previous, shard, replicas, copies };
 
 // The group that an instruction communicates with, named alike on every rank.
 struct GroupKey {
   Axis axis{};
   Members members = Members::all;
+  int size = 0;  // of `copies`: the ranks in a group
   auto operator<=>(const GroupKey&) const = default;
 };
 constexpr GroupKey all_along(Axis axis) { return {axis, Members::all}; }
@@ -81,6 +83,9 @@ inline constexpr GroupKey shard_replicas{Axis::dp, Members::replicas};
 // The group over which ZeRO shards: with hybrid sharding, a part of the data axis's.
 constexpr GroupKey shard_group(const DeviceMesh& mesh) {
   return {Axis::dp, mesh.dp_shard > 0 ? Members::shard : Members::all};
+}
+constexpr GroupKey holders_of_copies(int ranks) {
+  return {Axis::tp, Members::copies, ranks};
 }
 inline constexpr GroupKey next_stage{Axis::pp, Members::next};
 inline constexpr GroupKey previous_stage{Axis::pp, Members::previous};
@@ -192,7 +197,7 @@ struct Task {
   bool operator==(const Task&) const = default;
 };
 
-// The place of a parameter, or of this rank's part of it.
+// The place of a parameter, or of this rank's part of it, or of a rectangle of that part.
 struct ParameterPart {
   TensorId tensor = 0;
   // Local shape: rows x columns (vectors: 1 column) taken from the logical tensor at
@@ -201,6 +206,9 @@ struct ParameterPart {
   std::int64_t row_begin = 0, column_begin = 0;
   std::int64_t bucket_offset = 0;  // elements from the start of the bucket
   int bucket = 0;
+  // So many consecutive ranks of the tensor axis hold the same rows (TensorDim::shared), each with
+  // the gradients of its own share of what they are applied to.
+  int copies = 1;
   bool operator==(const ParameterPart&) const = default;
 };
 

@@ -23,7 +23,7 @@ struct BlockLowering {
   BlockPlacements placements;
   TensorLayout entering, residual;  // of the block's input and output; axes of one rank are Replicate
   struct Parameter {
-    ParameterPart part;
+    ParameterPart part;  // all of this rank's, from its first row on
     bool tied = false;
   };
   std::map<TensorId, Parameter> parameters;

@@ -103,6 +103,14 @@ void check_cut(const Move& move, const TensorLayout& layout, Dim dim) {
                    fmt::format("{} over {}: {} cuts {} inside", move.what, name(move.axis), name(*other), name(dim)));
 }
 
+// Ranks that hold copies of a granule's end do not hold chunks of the dim.
+void check_chunks(const Move& move, const Tensor& tensor, const TensorLayout& layout, Dim dim,
+                  const BlockContext& context) {
+  for (const TensorDim& d : tensor.dims)
+    PARPLAN_ASSERT(d.dim != dim || d.shared == 0 || shards_of_granule(d, shards_of(dim, layout, context)) == 1,
+                   fmt::format("{} over {}: ranks hold copies", move.what, name(move.axis)));
+}
+
 // The value `value` of tensor `id`, laid out as `from`, after one step, which leaves it laid out as
 // `to`.
 Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, const RedistributionStep& step,
@@ -128,10 +136,12 @@ Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, 
   // step puts together.
   const auto to_cut = [&] {
     check_cut(move, from, to[step.axis].dim);
+    check_chunks(move, tensor, to, to[step.axis].dim, context);
     return matrix_of(tensor, from, to[step.axis].dim, context);
   };
   const auto put_together = [&] {
     check_cut(move, to, from[step.axis].dim);
+    check_chunks(move, tensor, from, from[step.axis].dim, context);
     return matrix_of(tensor, to, from[step.axis].dim, context);
   };
   switch (step.redistribution) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -63,6 +64,25 @@ void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) 
                all_along(axis), pieces, gradient_type(lowering.job.training));
 }
 
+// Reduces the gradients of rows of which several tensor-parallel ranks hold copies: each computed
+// them from its own query heads.
+void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
+  const BucketLayout& layout = lowering.rank_buckets[index].layout;
+  std::set<int> sizes;
+  for (const BucketLayout::Run& run : layout.runs)
+    if (run.copies > 1) sizes.insert(run.copies);
+  for (const int size : sizes) {
+    std::vector<Piece> pieces;
+    for (const Range& range : ranges_where(layout, shard_of(lowering.program.buckets[index]),
+                                           [&](const BucketLayout::Run& run) { return run.copies == size; }))
+      pieces.push_back(
+          gradient_piece(lowering, index, lowering.program.buckets[index].gradients, range, Access::update));
+    if (!pieces.empty())
+      collective(lowering, "tensor.all_reduce.gradients_of_copies", InstructionKind::all_reduce_sum,
+                 holders_of_copies(size), pieces, gradient_type(lowering.job.training));
+  }
+}
+
 // Adds the gradients of the uses of a tied parameter: two accumulators of this rank, or those of
 // ranks of the pipeline.
 void add_tied(Lowering& lowering, std::size_t index) {
@@ -116,7 +136,8 @@ void compute_norm(Lowering& lowering) {
   for (const Axis axis : parameter_axes)
     is_later[axis] = lowering.at[axis] > 0 && is_divided(lowering.job.layout, axis);
   const auto counts_here = [&](const BucketLayout::Run& run) {
-    return std::ranges::none_of(parameter_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
+    return lowering.at.tp % run.copies == 0 &&
+           std::ranges::none_of(parameter_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
   };
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     if (is_counted_elsewhere(lowering, index)) continue;
@@ -227,6 +248,7 @@ void end_step(Lowering& lowering) {
   reduce_at_end(lowering);
   for (std::size_t i = program.buckets.size(); i-- > 0;)
     for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, axis);
+  for (std::size_t i = program.buckets.size(); i-- > 0;) reduce_gradients_of_copies(lowering, i);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);
   if (program.norm_buffer) compute_norm(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);

@@ -32,8 +32,9 @@ std::string write_fault(const Fault& fault);
 //                  definition", "use after free"); undefined workspaces may be read; what the first
 //                  part of a backward leaves for the second is read ("lost value")
 //   reductions     gradients are summed over the data axis exactly once before the optimizer reads
-//                  them, and updated parameters gathered before anything reads them ("dropped
-//                  reduction", "dropped gather")
+//                  them, those of rows that several ranks hold copies of over these ranks too, and
+//                  updated parameters gathered before anything reads them ("dropped reduction",
+//                  "reduced twice", "wrong reduction", "dropped gather")
 //   communication  members launch the same collectives, sends meet receives, and nothing waits in a
 //                  cycle: neither with ranks that block in launch order (sends do not), nor with
 //                  concurrent streams on which a send lasts until its receive

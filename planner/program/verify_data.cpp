@@ -34,6 +34,7 @@ struct State {
   bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
   bool across = false;   // hybrid sharding: the same, summed over a shard group, but not over its replicas
   bool reduced = false;  // holds a gradient that was summed over all of it
+  bool of_copies = false;  // a gradient that was, last, summed over the ranks that hold copies of its rows
   bool stale = false;    // parameters that another rank has updated since
   bool unread = false;   // written, and not read since
   int freed_by = 0;      // call, where it is freed
@@ -241,8 +242,10 @@ class DataCheck {
         state.unread = operand.access == Access::write;
         if (operand.access == Access::write) state.partial = state.across = state.reduced = state.stale = false;
         if (gradient) state.partial = true;
+        state.of_copies = false;
       }
     }
+    if (instruction.kind == InstructionKind::all_reduce_sum) sum_copies(call, instruction);
     pass_marks(call, instruction, before);
     if (optimizer) update_parameters(call, instruction);
   }
@@ -354,6 +357,7 @@ class DataCheck {
                   list_ranks(program_.group(all_along(Axis::dp)))));
       }
     }
+    check_copies(call, c, i, instruction);
     const bool sums =
         instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
     if (!sums || !sums_gradients(instruction)) return;
@@ -365,6 +369,84 @@ class DataCheck {
                                  describe(instruction),
                                  bytes_of(bound(call, instruction.operands.front()), interval.begin, interval.end),
                                  name(instruction.group), list_ranks(program_.group(instruction.group))));
+  }
+
+  // Bytes of an operand that are gradients of rows of which so many ranks hold copies
+  // (ParameterPart::copies).
+  struct Copied {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    std::int64_t padded_end = 0;  // where the next parameter begins
+    int copies = 1;
+  };
+  std::vector<Copied> copied_in(const Call& call, const Operand& operand, std::int64_t element) const {
+    std::vector<Copied> found;
+    const int id = bound(call, operand);
+    for (std::size_t p = 0; p < program_.parameters.size(); ++p) {
+      const ParameterPart& part = program_.parameters[p];
+      const Bucket& bucket = program_.buckets[part.bucket];
+      if (part.copies == 1 || bucket.gradients != id) continue;
+      const bool is_last = p + 1 == program_.parameters.size() || program_.parameters[p + 1].bucket != part.bucket;
+      const std::int64_t next = is_last ? bucket.elements : program_.parameters[p + 1].bucket_offset;
+      const bool whole = buffer(id).bytes >= bucket.elements * element;
+      const auto at = [&](std::int64_t in_bucket) {
+        const std::int64_t offset = (in_bucket - (whole ? 0 : bucket.shard_begin)) * element;
+        return std::clamp(offset, operand.offset, operand.offset + operand.bytes);
+      };
+      const Copied copied{.begin = at(part.bucket_offset),
+                          .end = at(part.bucket_offset + part.rows * part.columns),
+                          .padded_end = at(next),
+                          .copies = part.copies};
+      if (copied.begin < copied.padded_end) found.push_back(copied);
+    }
+    std::ranges::sort(found, {}, &Copied::begin);
+    return found;
+  }
+
+  void sum_copies(const Call& call, const Instruction& instruction) {
+    const Operand& sum = instruction.operands.front();
+    for (const Copied& copied : copied_in(call, sum, size_of(instruction.type)))
+      if (program_.group(instruction.group) == program_.group(holders_of_copies(copied.copies)))
+        for (Interval& interval : contents_[bound(call, sum)].within(copied.begin, copied.end))
+          interval.state.of_copies = true;
+  }
+
+  // Gradients of rows of which several ranks hold copies are summed over these ranks once before
+  // they are used, and no others are.
+  void check_copies(const Call& call, int c, int i, const Instruction& instruction) {
+    if (instruction.operands.empty()) return;
+    const Operand& gradient = instruction.operands.front();
+    const bool uses = is_optimizer(instruction) ||
+                      (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::sum_squares);
+    if (uses && instruction.shape.rows > 0) {
+      for (const Copied& copied : copied_in(call, gradient, gradient.bytes / instruction.shape.rows))
+        for (const Interval& interval : contents_[bound(call, gradient)].within(copied.begin, copied.end))
+          if (!interval.state.of_copies)
+            return fault(
+                Rule::reduction, c, i,
+                fmt::format("dropped reduction: {} reads gradients in {}, which are not yet summed over the "
+                            "ranks that hold copies of the same rows ({})",
+                            describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                            list_ranks(program_.group(holders_of_copies(copied.copies)))));
+      return;
+    }
+    if (instruction.kind != InstructionKind::all_reduce_sum || instruction.group.members != Members::copies) return;
+    std::int64_t end = gradient.offset;
+    for (const Copied& copied : copied_in(call, gradient, size_of(instruction.type))) {
+      if (copied.begin > end) break;
+      end = copied.padded_end;
+      for (const Interval& interval : contents_[bound(call, gradient)].within(copied.begin, copied.end))
+        if (interval.state.of_copies)
+          return fault(Rule::reduction, c, i,
+                       fmt::format("reduced twice: {} sums {} over the {} group ({}), where they were summed before",
+                                   describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                                   name(instruction.group), list_ranks(program_.group(instruction.group))));
+    }
+    if (end < gradient.offset + gradient.bytes)
+      fault(Rule::reduction, c, i,
+            fmt::format("wrong reduction: {} sums {}, of which the ranks of the {} group ({}) hold no copies",
+                        describe(instruction), bytes_of(bound(call, gradient), end, gradient.offset + gradient.bytes),
+                        name(instruction.group), list_ranks(program_.group(instruction.group))));
   }
 
   // Whether the elements of the target are those of the source, or of sources alike, elsewhere.

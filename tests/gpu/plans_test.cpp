@@ -99,6 +99,27 @@ TEST_CASE("hybrid sharding trains on GPUs as the one-rank reference does") {
   }
 }
 
+TEST_CASE("more tensor-parallel ranks than key/value heads train on a GPU as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const OpGraph graph = graph_of("tiny-llama");  // two key/value heads
+  for (const DataType type : all_types) {
+    if (is_emulated(*gpu) && type != DataType::bf16) continue;
+    TrainingSpec training = training_in(type);
+    training.clip_norm = 0.5;
+    ParallelSpec spec;
+    spec.mesh.degree = {.tp = 4};
+    spec.sequence_parallel = true;
+    spec.micro_batch = 2;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    INFO(name(type));
+    TrainingSpec exact = training;
+    exact.precision = DataType::fp32;
+    check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
+                closeness_of(type));
+  }
+}
+
 TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, heads whole and split") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

@@ -119,17 +119,18 @@ TEST_CASE("Query, key and value are one product, cut by key/value group") {
   ModelSpec spec = decoder();
   spec.qkv_bias = true;
   const OpGraph graph = build_graph(spec, 16);
-  // 2 groups of 2 query heads, a key and a value, 8 wide each.
-  const TensorDim fused = {Dim::kv_groups, 64, 32};
+  // 2 groups of 2 query heads, a key and a value, 8 wide each: ranks that share out a group have a
+  // query head each, and a copy of the key and the value.
+  const TensorDim fused = {Dim::kv_groups, 64, 32, 2, 16};
   const TensorDim hidden = {Dim::hidden, 32, 1};
   CHECK(tensor(graph, "layers.0.attention.qkv.weight").dims == std::vector<TensorDim>{fused, hidden});
   CHECK(tensor(graph, "layers.0.attention.qkv.bias").dims == std::vector<TensorDim>{fused});
   CHECK(tensor(graph, "layers.0.attention.mixed").dims ==
-        std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::kv_groups, 32, 16}});
+        std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::kv_groups, 32, 16, 2}});
   CHECK(tensor(graph, "layers.0.attention.log_sum_exp").dims ==
-        std::vector<TensorDim>{{Dim::batch, 1, 1}, {Dim::kv_groups, 4, 2}, {Dim::sequence, 16, 1}});
+        std::vector<TensorDim>{{Dim::batch, 1, 1}, {Dim::kv_groups, 4, 2, 2}, {Dim::sequence, 16, 1}});
   CHECK(tensor(graph, "layers.0.attention.output.weight").dims ==
-        std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16}});
+        std::vector<TensorDim>{hidden, {Dim::kv_groups, 32, 16, 2}});
   CHECK(tensor(graph, "head.sums").dims ==
         std::vector<TensorDim>{{Dim::sequence, 16, 1}, {Dim::batch, 1, 1}, {Dim::hidden, 2, 1}});
   CHECK(tensor(graph, "loss").dims.empty());
@@ -298,7 +299,8 @@ TEST_CASE("Queries and keys are normed before they turn: each head, or all heads
   const OpGraph width = build_graph(spec, 16);
   CHECK(ops_of(width, 1)[2] == "query_key_squares layers.0.attention.qk_squares");
   CHECK(ops_of(width, 1)[3] == "query_key_norm layers.0.attention.qk_norm");
-  CHECK(tensor(width, "layers.0.attention.key_norm.weight").dims == std::vector<TensorDim>{{Dim::kv_groups, 16, 8}});
+  CHECK(tensor(width, "layers.0.attention.key_norm.weight").dims ==
+        std::vector<TensorDim>{{Dim::kv_groups, 16, 8, 2, 8}});
   CHECK(parameter_count(width) - without == 2 * (4 * 8 + 2 * 8));
 }
 

@@ -67,23 +67,23 @@ class OpGraphBuilder {
   // The branch without its bias.
   TensorId attention(const std::string& name, TensorId x, const Attention& how) {
     const TensorDim fused = {Dim::kv_groups, spec_.kv_heads * (queries_ + 2) * spec_.head_dim,
-                             (queries_ + 2) * spec_.head_dim};
-    const TensorDim mixed = {Dim::kv_groups, spec_.heads * spec_.head_dim, queries_ * spec_.head_dim};
+                             (queries_ + 2) * spec_.head_dim, queries_, 2 * spec_.head_dim};
+    const TensorDim mixed = {Dim::kv_groups, spec_.heads * spec_.head_dim, queries_ * spec_.head_dim, queries_};
     TensorId qkv = builder_.linear(name + ".qkv", x, fused, builder_.hidden(), 0.02, true);
     if (how.norms == Norms::heads) {
       const TensorDim head = {Dim::hidden, spec_.head_dim, 1};
       const TensorId queries = builder_.ones(name + ".query_norm.weight", head),
                      keys = builder_.ones(name + ".key_norm.weight", head);
       const TensorId y = builder_.activation(name + ".norm", fused);
-      const TensorId rstd =
-          builder_.statistic(name + ".norm.rstd", {{Dim::kv_groups, spec_.heads + spec_.kv_heads, queries_ + 1}});
+      const TensorId rstd = builder_.statistic(
+          name + ".norm.rstd", {{Dim::kv_groups, spec_.heads + spec_.kv_heads, queries_ + 1, queries_, 1}});
       builder_.op(OpKind::head_norm, name + ".norm", {qkv}, {queries, keys}, {y, rstd}, with_heads({.epsilon = 1e-5}));
       qkv = y;
     }
     if (how.norms == Norms::width) {
       const TensorId queries = builder_.ones(name + ".query_norm.weight", mixed);
-      const TensorId keys =
-          builder_.ones(name + ".key_norm.weight", {Dim::kv_groups, spec_.kv_heads * spec_.head_dim, spec_.head_dim});
+      const TensorId keys = builder_.ones(name + ".key_norm.weight", {Dim::kv_groups, spec_.kv_heads * spec_.head_dim,
+                                                                      spec_.head_dim, queries_, spec_.head_dim});
       const TensorId squares = builder_.statistic(name + ".squares", {{Dim::hidden, 2, 1}});
       builder_.op(OpKind::query_key_squares, name + ".squares", {qkv}, {}, {squares}, with_heads({.epsilon = 1e-5}));
       const TensorId y = builder_.activation(name + ".norm", fused);
@@ -93,9 +93,9 @@ class OpGraphBuilder {
     }
     if (how.rotary) qkv = elementwise(OpKind::rotary, name + ".rotary", qkv, fused, with_heads(how.rotation));
     const TensorId y = builder_.activation(name + ".mixed", mixed);
-    const TensorId log_sum_exp =
-        builder_.tensor(name + ".log_sum_exp", TensorRole::statistic,
-                        {{Dim::batch, 1, 1}, {Dim::kv_groups, spec_.heads, queries_}, {Dim::sequence, sequence_, 1}});
+    const TensorId log_sum_exp = builder_.tensor(
+        name + ".log_sum_exp", TensorRole::statistic,
+        {{Dim::batch, 1, 1}, {Dim::kv_groups, spec_.heads, queries_, queries_}, {Dim::sequence, sequence_, 1}});
     builder_.op(OpKind::attention, name, {qkv}, {}, {y, log_sum_exp}, with_heads(how.scores));
     return builder_.linear(name + ".output", y, builder_.hidden(), mixed, 0.02, false);
   }

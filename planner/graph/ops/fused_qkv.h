@@ -22,7 +22,8 @@ constexpr std::int64_t gathered_elements(const OpShape& s) {
   return (s.chunks.any() ? s.chunks.positions() : s.sequence) * s.batch * key_value_width(s);
 }
 
-// The input's granules are groups of one key/value head.
+// The input's granules are groups of one key/value head. Ranks may share one: each has some of its
+// query heads, and a copy of its key and value.
 void localize_heads(const LocalOp& local, OpShape& shape);
 
 }  // namespace parplan

@@ -91,6 +91,22 @@ TEST_CASE(
   CHECK(first.device->half_types == std::vector<DataType>{DataType::bf16, DataType::fp16});
 }
 
+TEST_CASE("ranks that hold copies of keys and values see the network of their own group") {
+  // Nodes of four devices: groups of two lie inside them, the tensor axis of eight does not.
+  const Cluster cluster = small_cluster(2);
+  const DeviceMesh mesh{.degree = {.tp = 8}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+  const CostModel model = cost_model(cluster, mesh, 0);
+  for (const int ranks : {2, 4}) {
+    CHECK(model.network(holders_of_copies(ranks)) == group_network(cluster, mesh, ranks, 1));
+    CHECK(model.network(holders_of_copies(ranks)).nodes == 1);
+  }
+  CHECK(model.network(all_along(Axis::tp)).nodes == 2);
+  CHECK(model.network(holders_of_copies(8)) == model.network(all_along(Axis::tp)));
+  // With the data axis inside, every other device.
+  const DeviceMesh apart{.degree = {.dp = 2, .tp = 4}, .order = {Axis::pp, Axis::tp, Axis::dp}};
+  CHECK(cost_model(cluster, apart, 0).network(holders_of_copies(2)) == group_network(cluster, apart, 2, 2));
+}
+
 TEST_CASE("a cache of networks gives what is computed afresh, for every mesh that shares it") {
   const Cluster cluster = small_cluster(2);
   NetworkCache networks(cluster);

@@ -16,6 +16,7 @@
 #include "planner/base/enum_index.h"
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/pipeline.h"
+#include "planner/parallel/tensor.h"
 
 using namespace parplan;
 
@@ -112,14 +113,40 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
   }
 }
 
+TEST_CASE("tensor-parallel ranks divide key/value heads, or share each out by its query heads") {
+  // The zoo's grouped-query models: heads, key/value heads and feed-forward width.
+  struct Widths {
+    const char* model;
+    int heads, kv_heads, feature;
+  };
+  for (const Widths& widths :
+       {Widths{"llama3-8b", 32, 8, 14336}, Widths{"llama3-405b", 128, 8, 53248}, Widths{"qwen2.5-7b", 28, 4, 18944},
+        Widths{"starcoder2-15b", 48, 4, 24576}, Widths{"falcon-7b", 71, 1, 18176}, Widths{"gpt2-xl", 25, 25, 6400}}) {
+    const OpGraph graph = graph_of(models_folder, widths.model, 1024);
+    std::vector<int> wanted;
+    for (int tp = 1; tp <= widths.heads; ++tp) {
+      const bool by_groups = widths.kv_heads % tp == 0;
+      const bool by_queries = tp % widths.kv_heads == 0 && widths.heads % tp == 0;
+      if ((by_groups || by_queries) && widths.feature % tp == 0) wanted.push_back(tp);
+    }
+    CAPTURE(widths.model);
+    CHECK(legal_tensor_degrees(graph, batch_of(16), {}, 1000) == wanted);
+  }
+}
+
 TEST_CASE("Degrees that cannot be say why, and what can") {
   const OpGraph xl = graph_of(models_folder, "gpt2-xl", 1024);
   CHECK(reason(xl, layout(xl, 1, 2, 1)) ==
         "tensor parallelism over 2 cannot split 25 attention heads (25 key/value groups); legal degrees: 1, 5, 25");
   CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 1, 3, 1)) ==
         "tensor parallelism over 3 cannot split 4 attention heads (4 key/value groups); legal degrees: 1, 2, 4");
-  CHECK(reason(tiny_llama(), layout(tiny_llama(), 1, 4, 1)) ==
-        "tensor parallelism over 4 cannot split 4 attention heads (2 key/value groups); legal degrees: 1, 2");
+  CHECK(reason(tiny_llama(), layout(tiny_llama(), 1, 4, 1)) == "legal");
+  CHECK(reason(tiny_llama(), layout(tiny_llama(), 1, 8, 1)) ==
+        "tensor parallelism over 8 cannot split 4 attention heads (2 key/value groups); legal degrees: 1, 2, 4");
+  // Seven query heads to each of four key/value heads: two ranks cannot share one out.
+  const OpGraph qwen = graph_of(models_folder, "qwen2.5-7b", 4096);
+  CHECK(reason(qwen, layout(qwen, 1, 8, 1)) ==
+        "tensor parallelism over 8 cannot split 28 attention heads (4 key/value groups); legal degrees: 1, 2, 4");
   CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 1, 0, 1)) == "the tensor-parallel degree is 0; it must be at least 1");
 
   const OpGraph odd = graph_of(tiny_folder, "tiny-gpt2", 30);

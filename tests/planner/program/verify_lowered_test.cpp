@@ -140,6 +140,69 @@ TEST_CASE("with hybrid sharding a sum over replicas that is dropped, and a sum o
   }
 }
 
+TEST_CASE("a sum over the holders of copied keys and values that is dropped, moved, repeated or too wide is missed") {
+  const OpGraph graph = graph_of("tiny-llama");  // two key/value heads on four tensor-parallel ranks
+  for (const int dp : {1, 2})
+    for (int stage = 0; stage <= (dp == 1 ? 0 : 3); ++stage)
+      for (const bool sequence_parallel : {false, true}) {
+        TrainingSpec training = plain_training();
+        if (stage % 2 == 1) training.clip_norm = 0.5;
+        ParallelSpec spec;
+        spec.mesh.degree = {.dp = dp, .tp = 4};
+        spec.sequence_parallel = sequence_parallel;
+        spec.zero_stage = stage;
+        spec.micro_batch = 2;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+        const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+        REQUIRE(find_faults(programs).empty());
+        const GroupKey copies = holders_of_copies(2);
+        CHECK(programs[2].group(copies) == std::vector{2, 3});
+        const std::vector<Spot> sums = spots(
+            programs[0], [&](const Instruction& i) { return i.kind != InstructionKind::kernel && i.group == copies; });
+        // With ZeRO a rank's shard of a bucket may hold none of them.
+        CHECK((stage > 0 || sums.size() == 4));
+        CHECK(!sums.empty());
+        for (const Spot spot : sums) {
+          INFO("dp " << dp << " zero " << stage << ", call " << spot.call);
+          const int members = static_cast<int>(programs.size()) / dp;
+          const auto planted = [&](auto plant) {
+            std::vector<Program> changed = programs;
+            for (Program& program : changed)
+              if (program.rank < members) plant(program);
+            std::string text;
+            for (const Fault& fault : find_faults(changed)) text += fault.what + "\n";
+            return text;
+          };
+          const std::string dropped = planted([&](Program& program) { silence(program, spot); });
+          CHECK(dropped.find("not yet summed over the ranks that hold copies of the same rows (0, 1)") !=
+                std::string::npos);
+          const std::string moved = planted([&](Program& program) {
+            own_segment(program, spot.call).instructions[spot.instruction].group = all_along(Axis::tp);
+          });
+          CHECK(moved.find("dropped reduction: ") != std::string::npos);
+          // Other neighbours: ranks 1 and 2 together, and 0 and 3.
+          const std::string shifted = planted([&](Program& program) {
+            program.set_group({Axis::tp, Members::tied},
+                              program.rank % 4 == 1 || program.rank % 4 == 2 ? std::vector{1, 2} : std::vector{0, 3});
+            own_segment(program, spot.call).instructions[spot.instruction].group = {Axis::tp, Members::tied};
+          });
+          CHECK(shifted.find("dropped reduction: ") != std::string::npos);
+          const std::string repeated = planted([&](Program& program) {
+            Segment& segment = own_segment(program, spot.call);
+            const Instruction again = segment.instructions[spot.instruction];
+            segment.instructions.insert(segment.instructions.begin() + spot.instruction, again);
+          });
+          CHECK(repeated.find("reduced twice: ") != std::string::npos);
+          const std::string wide = planted([&](Program& program) {
+            Operand& operand = own_segment(program, spot.call).instructions[spot.instruction].operands.front();
+            operand.offset -= 4;
+            operand.bytes += 4;
+          });
+          CHECK((wide.find("hold no copies") != std::string::npos || wide.find("outside") != std::string::npos));
+        }
+      }
+}
+
 TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is missed") {
   const OpGraph graph = graph_of("tiny-gpt2");
   const TrainingSpec training = plain_training();

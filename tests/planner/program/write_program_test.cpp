@@ -23,6 +23,7 @@ TEST_CASE("streams, groups and instructions have names of their own") {
   CHECK(all_differ(groups));
   CHECK(all_differ(kinds));
   CHECK(name(Stream::receive_next) == std::string("receive_next"));
+  CHECK(name(holders_of_copies(2)) == "tensor copies");
   CHECK(name(previous_stage) == std::string("previous"));
   CHECK(name(InstructionKind::receive) == std::string("receive"));
 }

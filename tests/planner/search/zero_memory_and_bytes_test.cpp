@@ -85,6 +85,65 @@ TEST_CASE("data-parallel and tensor-parallel bytes follow their closed forms") {
         4 * 5 * activation + activation + 3 * activation / 2 + loss_terms + norms);
 }
 
+TEST_CASE("copies of keys and values take their closed form of memory, and of bytes for their gradients") {
+  // tiny-llama has 4 layers of hidden 32 with 4 query and 2 key/value heads of 8, a feed-forward of
+  // 48 and a vocabulary of 64. Each of t = 4 tensor-parallel ranks has a quarter of everything cut,
+  // but half of the keys and values: 2 x 8 rows of 32 in each layer, held by R = 2 ranks.
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(8, DataType::fp32);
+  const std::int64_t keys_and_values = 4 * 2 * 8 * 32;
+  const std::int64_t norms = 9 * 32;
+  const std::int64_t cut = 2 * 64 * 32 + 4 * (2 * 32 * 32 + 3 * 32 * 48);  // without keys and values
+  REQUIRE(parameter_count(graph) == cut + 2 * keys_and_values + norms);
+  for (const bool sequence_parallel : {false, true}) {
+    ParallelSpec spec;
+    spec.mesh.degree = {.tp = 4};
+    spec.sequence_parallel = sequence_parallel;
+    spec.micro_batch = 8;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Job job{.graph = &graph,
+                  .training = training,
+                  .layout = lay_out(spec, place(graph, spec)),
+                  .schedule = row_of(spec.schedule).actions({1, 1}),
+                  .backend = BackendKind::cpu,
+                  .overhead = {}};
+    for (int rank = 0; rank < 4; ++rank) {
+      const Program program = lower(job, rank);
+      CHECK(program.group(holders_of_copies(2)) == std::vector{rank / 2 * 2, rank / 2 * 2 + 1});
+      // Rank r computes query head r, and holds the key and the value of head r / 2: rows [32 (r /
+      // 2), + 32) of the fused weight are query, query, key, value.
+      std::int64_t copied = 0;
+      for (const ParameterPart& part : program.parameters) {
+        if (graph.tensors[part.tensor].name.find("qkv") == std::string::npos) continue;
+        CHECK(part.row_begin == 32 * (rank / 2) + (part.copies == 2 ? 16 : rank % 2 * 8));
+        CHECK(part.rows == (part.copies == 2 ? 16 : 8));
+        if (part.copies == 2) copied += part.rows * part.columns;
+      }
+      CHECK(copied == keys_and_values);
+      std::int64_t held = 0;
+      for (const Bucket& bucket : program.buckets) held += bucket.elements;
+      CHECK(held == cut / 4 + keys_and_values + norms);
+      // An all-reduce of n bytes over R ranks sends 2 (R - 1) / R n: once a step, in fp32.
+      std::int64_t of_copies = 0, others = 0;
+      for (const Call& call : program.calls)
+        for (const Instruction& instruction : program.segments[call.segment].instructions) {
+          if (instruction.kind == InstructionKind::kernel) continue;
+          const std::vector<int>& ranks = program.group(instruction.group);
+          const auto at = std::ranges::find(ranks, program.rank) - ranks.begin();
+          (instruction.group.members == Members::copies ? of_copies : others) +=
+              sent_bytes(instruction.kind, instruction.operands.back().bytes, 4, static_cast<int>(ranks.size()),
+                         static_cast<int>(at));
+        }
+      CHECK(of_copies == 2 * (2 - 1) * 4 * keys_and_values / 2);
+      CHECK(program.communication.tp.count + program.communication.dp.count == of_copies + others);
+      // Activations go around as over any four ranks: 18 all-reduces of s b h, at 2 (t - 1) / t.
+      const std::int64_t activation = 16 * 8 * 32 * 4, loss_terms = 3 * 16 * 8 * 4;
+      if (!sequence_parallel)
+        CHECK(program.communication.tp.count == 3 * (18 * activation + loss_terms) / 2 + of_copies);
+    }
+  }
+}
+
 TEST_CASE("hybrid sharding sends its closed form inside a shard group, and across these") {
   // With P bytes of parameters, S ranks of a shard group, R groups and m micro-batches, in fp32, a
   // rank sends inside its group (S - 1) / S P for each reduction and each gather: once each
