@@ -64,6 +64,10 @@ std::int64_t kv_heads_of(const OpGraph& graph) {
 std::vector<int> degrees_with_copies(const OpGraph& graph) {
   std::vector<int> degrees = legal_tensor_degrees(graph, training_of(), {}, 8);
   std::erase_if(degrees, [&](int degree) { return degree <= kv_heads_of(graph); });
+  const bool is_grouped = std::ranges::any_of(graph.ops, [](const Op& op) {
+    return op.attributes.kv_heads > 0 && op.attributes.kv_heads < op.attributes.heads;
+  });
+  CHECK(degrees.empty() == !is_grouped);
   return degrees;
 }
 
