@@ -117,7 +117,11 @@ TEST_CASE("more tensor-parallel ranks than key/value heads train as the one-rank
         LayoutRequest request;
         request[Choice::tp] = tp;
         if (trial % 4 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-        if (trial % 4 == 2) request[Choice::dp] = 2;
+        if (trial == 2) request[Choice::dp] = 2;
+        if (trial == 6) {
+          request[Choice::cp] = 2;
+          request[Choice::cp_method] = ContextMethod::all_gather;
+        }
         ParallelSpec spec = random_spec(graph, training, trial % 4 < 2 ? tp : 2 * tp, request, random);
         INFO(graph.name << ": " << describe(spec) << " cp " << spec.cp() << (clips ? ", clipped" : ""));
         auto reference = references.find({spec.micro_batch, clips});

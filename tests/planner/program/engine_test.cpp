@@ -7,9 +7,11 @@
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
 #include "planner/parallel/techniques.h"
+#include "planner/program/bucket_work.h"
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
+#include "planner/program/verify.h"
 #include "tests/planner/program/random_plans.h"
 
 namespace parplan {
@@ -149,6 +151,46 @@ int calls_named(const Program& program, const std::string& words) {
 }
 
 }  // namespace
+
+TEST_CASE("engines with attention in parts share out key/value heads, and sum gradients in their own type") {
+  // Scores are as wide as a rank's query heads: 4 heads of 2 key/value heads on 1, 2 and 4 ranks.
+  for (const DataType precision : {DataType::fp32, DataType::fp16}) {
+    const Engine engine = megatron_2021();
+    const OpGraph graph = as_run_by(engine, graph_of("tiny-llama"));
+    TrainingSpec training;
+    training.global_batch = 8;
+    training.sequence_length = 16;
+    training.precision = precision;
+    training.engine = engine;
+    std::int64_t scores = 0;
+    for (const int tp : {1, 2, 4})
+      for (int zero = 0; zero <= engine.most_zero; ++zero) {
+        ParallelSpec spec;
+        spec.mesh.degree = {.dp = 2, .tp = tp};
+        spec.zero_stage = zero;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+        REQUIRE(!illegal(graph, training, spec));
+        const std::vector<Program> programs = lower_all(job_of(graph, training, spec, BackendKind::cuda));
+        // (The engine's kernels around half gradients are only simulated, and do not verify.)
+        std::string found;
+        if (precision == DataType::fp32)
+          for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
+        CHECK(found == "");
+        for (const Program& program : programs)
+          for (const Segment& segment : program.segments)
+            for (const Instruction& instruction : segment.instructions) {
+              if (instruction.op == OpKind::attention_scores) {
+                const std::int64_t bytes = instruction.operands.back().bytes;
+                if (tp == 1) scores = bytes;
+                CHECK(bytes * tp == scores);
+                CHECK(instruction.shape.kv_heads == std::max(2 / tp, 1));
+              }
+              if (instruction.group.members == Members::copies) CHECK(instruction.type == gradient_type(training));
+            }
+        CHECK(programs[1].group(holders_of_copies(2)).size() == (tp == 4 ? 2 : 0));
+      }
+  }
+}
 
 TEST_CASE("an engine that does not overlap reductions with the backward runs them when all transfers are done") {
   const auto reduces_before_a_transfer = [&](bool overlaps) {
