@@ -28,10 +28,9 @@ struct SimulatedSpec {
   StepResult result;
   std::int64_t micro_batches = 0;  // that were played to find it
 };
-// The same under the row's order of calls, from a shorter step that has reached its steady state
-// (planner/simulator/steady_state.h), equal up to rounding; nothing where that would save little or
-// is uncertain: few micro-batches, all of them in flight at once, or no steady state after half of
-// the micro-batches.
+// The same under the row's order of calls, lowered with few micro-batches and played until it is
+// steady (planner/simulator/steady_state.h), equal up to rounding; nothing where it could not be
+// lowered with fewer than half of the micro-batches, or all of them are in flight at once.
 std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                              const ParallelSpec& spec, const Placements& placements,
                                              const ScheduleRow& row, std::span<const CostModel> models,
@@ -43,9 +42,6 @@ SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const 
 // The same for a plan, whose order of calls may be its own.
 StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan,
                          StepDetails* details = nullptr);
-// Micro-batches of the shorter step, but for the remainder of the step's over the period, where it
-// is steady soon. `reach`: those over which dependencies reach; `period`: the schedule's.
-int steady_micro_batches(int reach, int period);
 // In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,

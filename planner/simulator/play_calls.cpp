@@ -1,6 +1,7 @@
 #include "planner/simulator/play_calls.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -12,8 +13,7 @@
 namespace parplan {
 namespace {
 
-void note_crossing(const Simulation& simulation, PlayedRank& rank, int piece, int other,
-                   std::optional<int> cause) {
+void note_crossing(const Simulation& simulation, PlayedRank& rank, int piece, int other, std::optional<int> cause) {
   if (simulation.notes_crossings) rank.crossings.push_back({.piece = piece, .rank = other, .cause = cause});
 }
 
@@ -36,12 +36,9 @@ void settle(PlayedRank& rank, const Candidate& candidate, Seconds start, Seconds
 // Posts a send: it ends when the receiver has taken it.
 void post(PlayedRank& rank, Meeting& channel, const Candidate& candidate) {
   const Moment at = candidate.ready;
-  channel.posted.push_back(
-      {.ready = at.time, .duration = candidate.instruction.duration, .piece = candidate.piece});
-  rank.pieces[candidate.piece] = {.start = at.time,
-                                  .cause = at.piece,
-                                  .work = candidate.instruction.work,
-                                  .progress = Progress::posted};
+  channel.posted.push_back({.ready = at.time, .duration = candidate.instruction.duration, .piece = candidate.piece});
+  rank.pieces[candidate.piece] = {
+      .start = at.time, .cause = at.piece, .work = candidate.instruction.work, .progress = Progress::posted};
   Moment& free = rank.free[candidate.instruction.stream];
   free = later(free, at);
 }
@@ -56,8 +53,7 @@ bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Me
   const Played& received = rank.pieces[candidate.piece];
   Played& sent = sender.pieces[posted.piece];
   if (posted.ready > at.time) note_crossing(simulation, rank, candidate.piece, channel.seats[0].rank, sent.cause);
-  if (at.time > posted.ready)
-    note_crossing(simulation, sender, posted.piece, channel.seats[1].rank, received.cause);
+  if (at.time > posted.ready) note_crossing(simulation, sender, posted.piece, channel.seats[1].rank, received.cause);
   sent.start = received.start;
   sent.end = received.end;
   sent.progress = Progress::done;
@@ -77,8 +73,7 @@ bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidat
     return true;
   }
   Seat& seat = meeting.seats[where.seat];
-  if (seat.arrival == Arrival::absent &&
-      arrive(meeting, where.seat, candidate.ready, candidate.instruction.duration))
+  if (seat.arrival == Arrival::absent && arrive(meeting, where.seat, candidate.ready, candidate.instruction.duration))
     for (const Seat& other : meeting.seats) simulation.ranks[other.rank].runnable = true;
   if (seat.arrival != Arrival::served) return false;
   seat.arrival = Arrival::absent;
@@ -146,8 +141,7 @@ void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment s
 }
 
 // True once the call is over.
-bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const Playable& playable,
-                       Running& running) {
+bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const Playable& playable, Running& running) {
   const int first = rank.calls[call].first;
   const std::vector<CostedInstruction>& instructions = playable.costed.instructions;
   Played* const pieces = rank.pieces.data() + first;
@@ -218,19 +212,23 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
 
 // Plays as far as possible without other ranks.
 bool advance_rank(Simulation& simulation, PlayedRank& rank) {
+  const int end = rank.calls_to_play.value_or(std::numeric_limits<int>::max());
   bool any = false;
   for (bool progress = true; progress; any |= progress) {
     progress = false;
     for (const std::size_t s : rank.streams)
-      while (rank.head[s] < rank.queue[s].size() && advance_stream(simulation, rank, s)) progress = true;
+      while (rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < end &&
+             advance_stream(simulation, rank, s))
+        progress = true;
   }
   return any;
 }
 
 }  // namespace
 
-void play_calls(Simulation& simulation) {
+void play_on(Simulation& simulation) {
   queue_calls(simulation);
+  for (PlayedRank& rank : simulation.ranks) rank.runnable = true;
   for (bool progress = true; progress;) {
     progress = false;
     for (PlayedRank& rank : simulation.ranks) {
@@ -240,6 +238,10 @@ void play_calls(Simulation& simulation) {
     }
     for (const PlayedRank& rank : simulation.ranks) progress |= rank.runnable;
   }
+}
+
+void play_calls(Simulation& simulation) {
+  play_on(simulation);
   for (const PlayedRank& rank : simulation.ranks)
     for (const std::size_t s : rank.streams)
       if (rank.head[s] < rank.queue[s].size()) report_deadlock(simulation);

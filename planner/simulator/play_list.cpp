@@ -82,7 +82,7 @@ std::optional<Repeat> find_repeat(const PlayList& list, int period) {
   }
   constexpr int repetitions = 4;
   if (end - first < (repetitions - 1) * length) return std::nullopt;
-  const Repeat repeat{.period = period, .first_task = end, .end_task = end + length};
+  const Repeat repeat{.period = period, .begin_task = first, .first_task = end, .end_task = end + length};
   const int reach = list.tasks[first].first_call;
   for (int c = list.tasks[repeat.first_task].first_call; c < static_cast<int>(list.calls.size()); ++c)
     for (const int wait : list.waits_of(list.calls[c]))

@@ -35,7 +35,8 @@ PlayList play_list(const Program& program);
 // calls equally far back.
 struct Repeat {
   int period = 0;
-  int first_task = 0, end_task = 0;  // of the last repetition
+  int begin_task = 0;                // of the first repetition
+  int first_task = 0, end_task = 0;  // of the last one
 };
 // The longest middle that repeats itself after `period` micro-batches: at least four repetitions,
 // and no wait of the last one, or of what follows, reaches back before the first. Nothing where

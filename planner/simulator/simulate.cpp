@@ -8,13 +8,12 @@
 namespace parplan {
 
 StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline,
-                    StepDetails* details, std::vector<CallEnds>* ends) {
-  const bool by_call = timeline != nullptr || details != nullptr || ends != nullptr;
+                    StepDetails* details) {
+  const bool by_call = timeline != nullptr || details != nullptr;
   Simulation simulation =
       prepare(programs, models, by_call ? CallsInARow::apart : CallsInARow::joined, details != nullptr);
   const StepResult result = play_step(simulation, details);
   if (timeline != nullptr) write(simulation, *timeline);
-  if (ends != nullptr) *ends = call_ends(simulation);
   return result;
 }
 

@@ -1,10 +1,7 @@
 #pragma once
 
-#include <cstddef>
 #include <span>
-#include <vector>
 
-#include "planner/base/units.h"
 #include "planner/cost/cost_model.h"
 #include "planner/plan/step_details.h"
 #include "planner/plan/step_result.h"
@@ -12,13 +9,6 @@
 #include "planner/simulator/timeline.h"
 
 namespace parplan {
-
-// The end times of everything that the calls of a Program submitted.
-struct CallEnds {
-  std::vector<std::size_t> first;  // per call, into `times`; one more than calls
-  std::vector<Seconds> times;
-  bool operator==(const CallEnds&) const = default;
-};
 
 // Plays one training step in virtual time. programs[r] stands for all ranks at coordinate r of the
 // pipeline axis, whichever stages they hold, and models[r] gives its costs: members of a tensor or
@@ -38,10 +28,9 @@ struct CallEnds {
 // that of the rank that fills its device most. Communication: that of the rank that sends most in
 // total. `timeline`, if given, receives every instruction; `details` each rank's own result and the
 // critical path. Throws InternalError, saying who waits for what, when the Programs block one
-// another. `ends` gets one element per rank.
+// another.
 StepResult simulate(std::span<const Program> programs, std::span<const CostModel> models, Timeline* timeline = nullptr,
-                    StepDetails* details = nullptr,
-                    std::vector<CallEnds>* ends = nullptr);
+                    StepDetails* details = nullptr);
 // The same for a step that is ready to be played; details want its calls apart, and its crossings
 // noted.
 struct Simulation;

@@ -102,8 +102,10 @@ std::vector<Played> pieces_in_detail(const PlayedRank& rank) {
         part.end += piece.start;
         within = part.cause;
       }
-      if (within) part.cause = first + *within;
-      else if (piece.cause) part.cause = part_before(*piece.cause, part.start);
+      if (within)
+        part.cause = first + *within;
+      else if (piece.cause)
+        part.cause = part_before(*piece.cause, part.start);
       in_detail.push_back(part);
     }
   }
@@ -206,24 +208,8 @@ StepResult result_of(const Simulation& simulation) {
 std::vector<RankResult> rank_results(const Simulation& simulation) {
   std::vector<RankResult> results;
   for (const PlayedRank& rank : simulation.ranks)
-    results.push_back({.time = time_of(rank),
-                       .memory = rank.program->memory,
-                       .communication = rank.list.sent});
+    results.push_back({.time = time_of(rank), .memory = rank.program->memory, .communication = rank.list.sent});
   return results;
-}
-
-std::vector<CallEnds> call_ends(const Simulation& simulation) {
-  std::vector<CallEnds> all;
-  for (const PlayedRank& rank : simulation.ranks) {
-    CallEnds& ends = all.emplace_back();
-    for (std::size_t c = 0; c < rank.calls.size(); ++c) {
-      ends.first.push_back(ends.times.size());
-      const auto first = static_cast<std::size_t>(rank.calls[c].first);
-      for (std::size_t i = 0; i < rank.pieces_of(c); ++i) ends.times.push_back(rank.pieces[first + i].end);
-    }
-    ends.first.push_back(ends.times.size());
-  }
-  return all;
 }
 
 void write(const Simulation& simulation, Timeline& timeline) {
@@ -233,7 +219,7 @@ void write(const Simulation& simulation, Timeline& timeline) {
       const Call& call = rank.program->calls[c];
       const Segment& segment = rank.program->segments[call.segment];
       const Playable& playable = rank.segment_of(c);
-      const PlayedCall &pieces = rank.calls[c];
+      const PlayedCall& pieces = rank.calls[c];
       for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
         const Played& own = rank.pieces[static_cast<std::size_t>(pieces.first) + (pieces.whole ? 0 : i)];
         const Played& part = playable.costed.alone[i];

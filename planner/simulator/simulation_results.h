@@ -5,7 +5,6 @@
 
 #include "planner/plan/step_details.h"
 #include "planner/plan/step_result.h"
-#include "planner/simulator/simulate.h"
 #include "planner/simulator/simulation_state.h"
 #include "planner/simulator/timeline.h"
 
@@ -22,7 +21,6 @@ StepTime time_of(const PlayedRank& rank);
 std::optional<StepTime> time_until(const PlayedRank& rank, int call);
 StepResult result_of(const Simulation& simulation);
 std::vector<RankResult> rank_results(const Simulation& simulation);
-std::vector<CallEnds> call_ends(const Simulation& simulation);
 void write(const Simulation& simulation, Timeline& timeline);
 
 }  // namespace parplan

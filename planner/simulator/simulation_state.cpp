@@ -117,6 +117,7 @@ void join_calls(PlayList& list, std::vector<Playable>& segments) {
 }
 
 void queue_calls_of(Simulation& simulation, PlayedRank& rank) {
+  rank.streams.clear();
   std::array<std::size_t, stream_count> calls_on{};
   std::vector<std::size_t> posts_at(simulation.meetings.size(), 0);
   const std::size_t calls = rank.list.calls.size();
@@ -133,6 +134,7 @@ void queue_calls_of(Simulation& simulation, PlayedRank& rank) {
   }
   rank.pieces.reserve(pieces);
   for (std::size_t s = 0; s < stream_count; ++s) {
+    rank.queue[s].clear();
     rank.queue[s].reserve(calls_on[s]);
     if (calls_on[s] > 0) rank.streams.push_back(s);
   }
@@ -175,51 +177,6 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
     rank.segments = std::make_shared<const std::vector<Playable>>(std::move(segments));
   }
   return simulation;
-}
-
-std::optional<int> repeating_period(const Simulation& step, int period) {
-  constexpr int most = 4;
-  for (int times = 1; times <= most; ++times)
-    if (std::ranges::all_of(step.ranks, [&](const PlayedRank& rank) {
-          return find_repeat(rank.list, times * period).has_value();
-        }))
-      return times * period;
-  return std::nullopt;
-}
-
-int reach_of(const Simulation& step) {
-  int reach = 0;
-  for (const PlayedRank& rank : step.ranks) {
-    std::vector<std::optional<int>> micro_batches(rank.list.calls.size());  // by call
-    std::array<std::optional<int>, stream_count> before;                    // by stream, of the call before
-    for (const Task& task : rank.list.tasks) {
-      if (!task.action) continue;
-      const int own = task.action->micro_batch;
-      const auto follow = [&](const std::optional<int>& other) {
-        if (other) reach = std::max(reach, std::abs(own - *other));
-      };
-      for (int c = task.first_call; c < task.last_call; ++c) {
-        micro_batches[c] = own;
-        for (const int wait : rank.list.waits_of(rank.list.calls[c])) follow(micro_batches[wait]);
-        for (std::size_t s = 0; s < stream_count; ++s)
-          if (rank.segment_of(c).costed.streams >> s & 1u) follow(std::exchange(before[s], own));
-      }
-    }
-  }
-  return reach;
-}
-
-Simulation longer(const Simulation& step, int period, int times) {
-  Simulation more{.ranks = {}, .meetings = step.meetings, .notes_crossings = step.notes_crossings};
-  for (const PlayedRank& rank : step.ranks) {
-    PlayedRank& longer = more.ranks.emplace_back();
-    longer.program = rank.program;
-    longer.execution = rank.execution;
-    longer.capacity = rank.capacity;
-    longer.segments = rank.segments;
-    longer.list = extended(rank.list, find_repeat(rank.list, period).value(), times, sent_by_segment(rank));
-  }
-  return more;
 }
 
 void queue_calls(Simulation& simulation) {

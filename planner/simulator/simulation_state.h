@@ -55,7 +55,7 @@ struct Crossing {
 struct PlayedRank {
   const Program* program = nullptr;
   Execution execution{};
-  Bytes capacity;                   // of the rank's device
+  Bytes capacity;  // of the rank's device
   // Those of the Program, then those of several in a row; shared by steps of several lengths.
   std::shared_ptr<const std::vector<Playable>> segments;
   PlayList list;
@@ -69,12 +69,18 @@ struct PlayedRank {
   std::vector<std::size_t> streams;  // with calls
   std::vector<Crossing> crossings;   // where they are requested
   bool runnable = true;              // a partner may have let it go on
+  std::optional<int> calls_to_play;  // those before this one; all, where nothing is said
 
   const Playable& segment_of(std::size_t call) const { return (*segments)[list.calls[call].segment]; }
   // The Segment of a call, or the first in the row.
   const Segment& program_segment_of(std::size_t call) const {
     const std::vector<int>& in_a_row = segment_of(call).in_a_row;
     return program->segments[in_a_row.empty() ? list.calls[call].segment : in_a_row.front()];
+  }
+  // Whether a call has been played, but for posted sends that nobody has taken yet.
+  bool is_over(std::size_t call) const {
+    const auto stream = static_cast<std::size_t>(segment_of(call).costed.stream);
+    return head[stream] == queue[stream].size() || queue[stream][head[stream]] > static_cast<int>(call);
   }
   std::size_t pieces_of(std::size_t call) const {
     return calls[call].whole ? 1 : segment_of(call).costed.instructions.size();
@@ -95,15 +101,8 @@ enum class CallsInARow { apart, joined };
 // of rank r of the pipeline.
 Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,
                    bool notes_crossings);
-// The least multiple of `period`, up to four times it, after which the middle of every rank's calls
-// repeats itself.
-std::optional<int> repeating_period(const Simulation& step, int period);
-// The most micro-batches between a call and one that it waits for or follows on a stream, on any
-// rank. Ranks meet for one micro-batch at a time, so that dependencies between ranks add nothing.
-int reach_of(const Simulation& step);
-// The step, not yet played, with `times` such periods more.
-Simulation longer(const Simulation& step, int period, int times);
-// Queues the calls on the streams that they use: the first that happens when a step is played.
+// Queues the calls on the streams that they use: the first that happens when a step is played, and
+// again where a step that has been played in part is given other calls behind that part.
 void queue_calls(Simulation& simulation);
 
 // What a rank sends in a call of each of its Segments, and of those in a row.

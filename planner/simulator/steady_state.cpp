@@ -1,126 +1,400 @@
 #include "planner/simulator/steady_state.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <map>
+#include <cstdlib>
+#include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "planner/simulator/play_calls.h"
+#include "planner/simulator/simulate.h"
 #include "planner/simulator/simulation_results.h"
-#include "planner/simulator/simulation_state.h"
 
 namespace parplan {
 namespace {
 
-// The tasks of a rank by micro-batch, for each stage and phase.
-using Tasks = std::map<std::pair<int, Phase>, std::vector<const Task*>>;
-Tasks tasks_of(const PlayList& list) {
-  Tasks tasks;
-  for (const Task& task : list.tasks) {
-    if (!task.action) continue;
-    std::vector<const Task*>& of_phase = tasks[{task.action->stage, task.action->phase}];
-    const auto m = static_cast<std::size_t>(task.action->micro_batch);
-    if (of_phase.size() <= m) of_phase.resize(m + 1, nullptr);
-    of_phase[m] = &task;
-  }
-  return tasks;
+constexpr double rounding = 1e-9;
+
+// The tasks that are forwards, in order.
+std::vector<int> forwards_of(const PlayList& list) {
+  std::vector<int> forwards;
+  for (std::size_t t = 0; t < list.tasks.size(); ++t)
+    if (list.tasks[t].action && list.tasks[t].action->phase == Phase::forward) forwards.push_back(static_cast<int>(t));
+  return forwards;
 }
 
-// Whether the calls of a rank for micro-batches [begin + period, end + period) are those for
-// [begin, end), and later by `later`.
-bool repeats(const PlayList& list, const CallEnds& ends, const Tasks& tasks, int begin, int end,
-             const SteadyState& state) {
-  const Seconds rounding = 1e-9 * state.later, least = state.later - rounding, most = state.later + rounding;
-  for (const auto& [stage_and_phase, by_micro_batch] : tasks)
-    for (int m = begin; m < end; ++m) {
-      if (static_cast<std::size_t>(m + state.period) >= by_micro_batch.size()) return false;
-      const Task* one = by_micro_batch[m];
-      const Task* other = by_micro_batch[m + state.period];
-      if (one == nullptr || other == nullptr) return false;
-      const int calls = one->last_call - one->first_call;
-      if (other->last_call - other->first_call != calls) return false;
-      for (int c = 0; c < calls; ++c) {
-        const auto a = static_cast<std::size_t>(one->first_call + c);
-        const auto b = static_cast<std::size_t>(other->first_call + c);
-        if (list.calls[a].segment != list.calls[b].segment) return false;
-        // One of them may have been played as one piece, the other instruction by instruction.
-        if (ends.first[a + 1] - ends.first[a] != ends.first[b + 1] - ends.first[b]) return false;
-        for (std::size_t i = ends.first[a], j = ends.first[b]; i < ends.first[a + 1]; ++i, ++j)
-          if (const Seconds later = ends.times[j] - ends.times[i]; later < least || later > most) return false;
+// The task that is the forward of this number.
+const Task& forward_task(const PlayList& list, int number) {
+  const auto begins = [&](const Task& task) {
+    return task.action && task.action->phase == Phase::forward && number-- == 0;
+  };
+  return *std::ranges::find_if(list.tasks, begins);
+}
+
+// The number of a task: of the last forward up to it.
+int number_of(const std::vector<int>& forwards, int task) {
+  return static_cast<int>(std::ranges::upper_bound(forwards, task) - forwards.begin()) - 1;
+}
+
+// The neighbour's task that an action meets: the backward there may be one action where it is two
+// here.
+std::optional<int> find_task(const PlayList& list, const Action& action) {
+  const auto meets = [&](const Task& task) {
+    return task.action && task.action->stage == action.stage && task.action->micro_batch == action.micro_batch &&
+           flow_of(task.action->phase) == flow_of(action.phase);
+  };
+  const auto found = std::ranges::find_if(list.tasks, meets);
+  return found == list.tasks.end() ? std::nullopt : std::optional(static_cast<int>(found - list.tasks.begin()));
+}
+
+// What the last repetition of the middles reaches.
+class Reaching {
+ public:
+  explicit Reaching(const RepeatingStep& step) : step_(step) {
+    for (const PlayedRank& rank : step.shortest.ranks) forwards_.push_back(forwards_of(rank.list));
+  }
+
+  std::optional<Reach> find() {
+    for (std::size_t r = 0; r < forwards_.size(); ++r)
+      if (forwards_[r].size() != forwards_[0].size() || meets_others(r)) return std::nullopt;
+    int own = 0, back = 0, ahead = 0;
+    for (std::size_t r = 0; r < forwards_.size(); ++r) {
+      own = std::max(own, of_calls(r));
+      for (const Task& task : middle_of(r))
+        for (const std::optional<Action>& partner :
+             {input_of(*task.action, stages()), output_of(*task.action, stages())}) {
+          if (!partner) continue;
+          const int distance = number(r, task) - number_of_partner(*partner);
+          back = std::max(back, distance);
+          ahead = std::max(ahead, -distance);
+        }
+    }
+    // A send may be posted: what waits for it waits for its receiver.
+    return Reach{.back = own + back, .ahead = ahead};
+  }
+
+ private:
+  const PlayList& list(std::size_t rank) const { return step_.shortest.ranks[rank].list; }
+  std::span<const Task> middle_of(std::size_t rank) const {
+    const Repeat& repeat = step_.middle[rank];
+    return std::span(list(rank).tasks)
+        .subspan(static_cast<std::size_t>(repeat.first_task),
+                 static_cast<std::size_t>(repeat.end_task - repeat.first_task));
+  }
+  int number(std::size_t rank, const Task& task) const {
+    return number_of(forwards_[rank], static_cast<int>(&task - list(rank).tasks.data()));
+  }
+  int stages() {
+    if (rank_of_stage_.empty())
+      for (std::size_t r = 0; r < forwards_.size(); ++r)
+        for (const int forward : forwards_[r]) {
+          const auto stage = static_cast<std::size_t>(list(r).tasks[forward].action->stage);
+          if (rank_of_stage_.size() <= stage) rank_of_stage_.resize(stage + 1);
+          rank_of_stage_[stage] = r;
+        }
+    return static_cast<int>(rank_of_stage_.size());
+  }
+  int number_of_partner(const Action& partner) const {
+    const std::size_t rank = rank_of_stage_[static_cast<std::size_t>(partner.stage)];
+    return number_of(forwards_[rank], find_task(list(rank), partner).value());
+  }
+
+  bool meets_others(std::size_t rank) const {
+    const PlayedRank& own = step_.shortest.ranks[rank];
+    for (const Task& task : middle_of(rank))
+      for (int c = task.first_call; c < task.last_call; ++c)
+        for (const std::optional<SeatAt>& seat : own.segment_of(c).seats)
+          if (seat && !step_.shortest.meetings[seat->meeting].is_channel) return true;
+    return false;
+  }
+
+  // To what calls wait for, or follow on a stream.
+  int of_calls(std::size_t rank) const {
+    const PlayedRank& own = step_.shortest.ranks[rank];
+    const Repeat& repeat = step_.middle[rank];
+    std::vector<int> numbers(own.list.calls.size());
+    std::array<std::optional<int>, stream_count> before;  // by stream, of the call before
+    int reach = 0;
+    for (int t = 0; t < repeat.end_task; ++t) {
+      const Task& task = own.list.tasks[t];
+      const int number = number_of(forwards_[rank], t);
+      for (int c = task.first_call; c < task.last_call; ++c) {
+        numbers[c] = number;
+        if (t >= repeat.first_task)
+          for (const int wait : own.list.waits_of(own.list.calls[c])) reach = std::max(reach, number - numbers[wait]);
+        for (std::size_t s = 0; s < stream_count; ++s)
+          if (own.segment_of(c).costed.streams >> s & 1u) {
+            const std::optional<int> last = std::exchange(before[s], number);
+            if (t >= repeat.first_task && last) reach = std::max(reach, number - *last);
+          }
       }
     }
+    return reach;
+  }
+
+  const RepeatingStep& step_;
+  std::vector<std::vector<int>> forwards_;  // by rank
+  std::vector<std::size_t> rank_of_stage_;
+};
+
+// Whether the calls of tasks [first, end) of a rank have ended, and each later by `later` than its
+// counterpart so many tasks before.
+bool repeats(const PlayedRank& rank, int first, int end, int tasks_apart, int micro_batches_apart, Seconds later) {
+  const Seconds least = (1.0 - rounding) * later, most = (1.0 + rounding) * later;
+  for (int t = first; t < end; ++t) {
+    const Task &other = rank.list.tasks[t], &one = rank.list.tasks[t - tasks_apart];
+    if (!one.action || !other.action || one.action->stage != other.action->stage ||
+        one.action->phase != other.action->phase ||
+        one.action->micro_batch + micro_batches_apart != other.action->micro_batch ||
+        other.last_call - other.first_call != one.last_call - one.first_call)
+      return false;
+    for (int b = other.first_call, a = one.first_call; b < other.last_call; ++a, ++b) {
+      if (!rank.is_over(b) || rank.list.calls[a].segment != rank.list.calls[b].segment) return false;
+      // One of them may have been played as one piece, the other instruction by instruction.
+      if (rank.calls[a].whole != rank.calls[b].whole) return false;
+      const Played *of_a = rank.pieces.data() + rank.calls[a].first, *of_b = rank.pieces.data() + rank.calls[b].first;
+      for (std::size_t i = 0; i < rank.pieces_of(b); ++i) {
+        if (!of_a[i].done() || !of_b[i].done()) return false;
+        if (const Seconds apart = of_b[i].end - of_a[i].end; apart < least || apart > most) return false;
+      }
+    }
+  }
   return true;
 }
 
-// When the first call for a micro-batch ended; nothing where there is none.
-std::optional<Seconds> first_end(const CallEnds& ends, const Tasks& tasks, int micro_batch) {
-  const std::vector<const Task*>& by_micro_batch = tasks.begin()->second;
-  const auto m = static_cast<std::size_t>(micro_batch);
-  const Task* task = m < by_micro_batch.size() ? by_micro_batch[m] : nullptr;
-  const std::size_t pieces = task == nullptr ? 0 : ends.first[static_cast<std::size_t>(task->first_call) + 1];
-  if (pieces == 0) return std::nullopt;
-  return ends.times[pieces - 1];
+// When the first call of a task ended; nothing where it has not.
+std::optional<Seconds> first_end(const PlayedRank& rank, int task) {
+  const int call = rank.list.tasks[task].first_call;
+  if (!rank.is_over(call)) return std::nullopt;
+  const Played& piece = rank.pieces[static_cast<std::size_t>(rank.calls[call].first) + rank.pieces_of(call) - 1];
+  return piece.done() ? std::optional(piece.end) : std::nullopt;
 }
+
+StepTime difference(const StepTime& longer, const StepTime& shorter) {
+  StepTime apart = shorter;
+  apart *= -1.0;
+  apart += longer;
+  return apart;
+}
+CommunicationVolume difference(const CommunicationVolume& longer, const CommunicationVolume& shorter) {
+  CommunicationVolume apart;
+  for (const Axis axis : all_axes) apart[axis] = longer[axis] - shorter[axis];
+  return apart;
+}
+
+// Adds `times` periods.
+void extend(StepTime& time, StepTime of_period, int times) {
+  of_period *= static_cast<double>(times);
+  time += of_period;
+}
+void extend(CommunicationVolume& volume, const CommunicationVolume& of_period, int times) {
+  for (const Axis axis : all_axes) volume[axis] += of_period[axis] * times;
+}
+// False where the critical path lacks work that the step without a period has.
+bool extend(StepDetails& details, const StepDetails& a_period_less, int times) {
+  for (std::size_t r = 0; r < details.ranks.size(); ++r) {
+    RankResult& rank = details.ranks[r];
+    const RankResult& less = a_period_less.ranks[r];
+    extend(rank.time, difference(rank.time, less.time), times);
+    extend(rank.communication, difference(rank.communication, less.communication), times);
+  }
+  std::size_t known = 0;
+  for (CriticalWork& work : details.critical_path) {
+    std::int64_t runs = work.runs;
+    Seconds time = work.time;
+    if (known < a_period_less.critical_path.size()) {
+      const CriticalWork& less = a_period_less.critical_path[known];
+      if (std::tie(less.rank, less.segment, less.label) == std::tie(work.rank, work.segment, work.label)) {
+        runs -= less.runs;
+        time -= less.time;
+        ++known;
+      }
+    }
+    if (runs < 0) return false;
+    work.runs += runs * times;
+    work.time += time * static_cast<double>(times);
+  }
+  return known == a_period_less.critical_path.size();
+}
+
+std::vector<CommunicationVolume> sent_by(const Simulation& step) {
+  std::vector<CommunicationVolume> sent;
+  for (const PlayedRank& rank : step.ranks) sent.push_back(rank.list.sent);
+  return sent;
+}
+
+// What each further period adds: to the parts of the step's time, and to what each rank sends.
+struct Period {
+  StepTime time;
+  std::vector<CommunicationVolume> sent;
+};
+
+// One step, of whole periods more than the shortest.
+class SteadyPlay {
+ public:
+  SteadyPlay(const RepeatingStep& step, int micro_batches, StepDetails* details)
+      : step_(step), all_((micro_batches - step.micro_batches) / step.period), details_(details) {
+    for (std::size_t r = 0; r < step.middle.size(); ++r) {
+      const std::vector<int> forwards = forwards_of(step.shortest.ranks[r].list);
+      const int end = number_of(forwards, step.middle[r].end_task - 1);
+      first_ = std::max(first_, number_of(forwards, step.middle[r].begin_task));
+      end_ = r == 0 ? end : std::min(end_, end);
+      each_ = static_cast<int>(forwards.size()) / step.micro_batches;
+    }
+  }
+
+  ExtendedStep run() {
+    const std::optional<Reach> reach = reach_of(step_);
+    if (!reach) return play_all();
+    const int period = step_.period * each_, window = reach->back + 2;
+    Simulation playing = longer(step_, times_);
+    for (int until = first_ + window + 2 * period + 8;; until += std::max(period, (until - first_) / 2)) {
+      if (!reaches(until)) return play_all(std::move(playing));
+      if (const int times = periods_until(until); times > times_) set_length(playing, step_, times_ = times);
+      for (PlayedRank& rank : playing.ranks) rank.calls_to_play = forward_task(rank.list, until).first_call;
+      play_on(playing);
+      if (const auto steady = find_steady_state(playing, first_, until - reach->ahead, window, period))
+        return play_end(std::move(playing), until, *steady);
+    }
+  }
+
+ private:
+  int micro_batches(int times) const { return step_.micro_batches + times * step_.period; }
+  // Periods to add so that the middles last until the forward of this number.
+  int periods_until(int number) const {
+    const int period = step_.period * each_;
+    return std::max(0, (number - end_ + period - 1) / period);
+  }
+  // Whether the step would be shortened, if it were steady there.
+  bool reaches(int number) const { return periods_until(number) < all_; }
+  ExtendedStep play_all() { return play_all(longer(step_, all_)); }
+  ExtendedStep play_all(Simulation playing) {
+    set_length(playing, step_, all_);
+    play_to_end(playing);
+    return {.result = play_step(playing, details_), .micro_batches = micro_batches(all_), .steady = std::nullopt};
+  }
+  static void play_to_end(Simulation& playing) {
+    for (PlayedRank& rank : playing.ranks) rank.calls_to_play.reset();
+  }
+
+  // After the forward `until` the step is steady: periods between there and the end are left out.
+  ExtendedStep play_end(Simulation playing, int until, const SteadyState& steady) {
+    const int apart = steady.period / (step_.period * each_);  // periods of the step
+    times_ = periods_until(until);
+    times_ += (all_ - times_) % apart;
+    set_length(playing, step_, times_);
+    play_to_end(playing);
+    StepResult result = play_step(playing, details_);
+    if (times_ == all_) return {.result = result, .micro_batches = micro_batches(all_), .steady = std::nullopt};
+    std::vector<CommunicationVolume> sent = sent_by(playing);
+    int played = micro_batches(times_);
+    std::optional<Period> period;
+    if (details_ == nullptr) period = period_in(playing, until, steady);
+    StepDetails less;
+    if (!period) {
+      // The step without one of its periods tells what that adds.
+      if (times_ < apart) {
+        times_ += apart;
+        playing = longer(step_, times_);
+        result = play_step(playing, details_);
+        sent = sent_by(playing);
+        played += micro_batches(times_);
+      }
+      Simulation shorter = longer(step_, times_ - apart);
+      const StepResult before = play_step(shorter, details_ == nullptr ? nullptr : &less);
+      played += micro_batches(times_ - apart);
+      period = {.time = difference(result.time, before.time), .sent = {}};
+      const std::vector<CommunicationVolume> sent_before = sent_by(shorter);
+      for (std::size_t r = 0; r < sent.size(); ++r) period->sent.push_back(difference(sent[r], sent_before[r]));
+      if (!is_period(period->time, steady)) return play_all();
+    }
+    const int more = (all_ - times_) / apart;
+    if (details_ != nullptr && !extend(*details_, less, more)) return play_all();
+    extend(result.time, period->time, more);
+    Bytes most(-1);
+    for (std::size_t r = 0; r < sent.size(); ++r) {
+      extend(sent[r], period->sent[r], more);
+      if (const Bytes in_all = sum(sent[r]); in_all > most) {
+        most = in_all;
+        result.communication = sent[r];
+      }
+    }
+    return {.result = result, .micro_batches = played, .steady = steady};
+  }
+
+  static bool is_period(const StepTime& time, const SteadyState& steady) {
+    return std::abs((time.total() - steady.later).value) <= rounding * steady.later.value;
+  }
+
+  // What the last period before the forward `until` adds; nothing where that does not show, since
+  // the bottleneck computes on two streams at once.
+  std::optional<Period> period_in(const Simulation& step, int until, const SteadyState& steady) const {
+    const PlayedRank& bottleneck = bottleneck_of(step);
+    // Until the last computation of the forward of this number.
+    const auto parts_until = [&](int number) {
+      const Task& task = forward_task(bottleneck.list, number);
+      int call = task.last_call - 1;
+      while (call > task.first_call && bottleneck.program_segment_of(call).stream != Stream::compute) --call;
+      return time_until(bottleneck, call);
+    };
+    const std::optional<StepTime> before = parts_until(until - 1 - steady.period), after = parts_until(until - 1);
+    if (!before || !after) return std::nullopt;
+    Period period{.time = difference(*after, *before), .sent = {}};
+    if (!is_period(period.time, steady)) return std::nullopt;
+    for (const PlayedRank& rank : step.ranks) {
+      const std::vector<CommunicationVolume> by_segment = sent_by_segment(rank);
+      CommunicationVolume& sent = period.sent.emplace_back();
+      const int first = forward_task(rank.list, until - 1 - steady.period).first_call;
+      const int end = forward_task(rank.list, until - 1).first_call;
+      for (int call = first; call < end; ++call) sent += by_segment[rank.list.calls[call].segment];
+    }
+    return period;
+  }
+
+  const RepeatingStep& step_;
+  int all_ = 0;    // periods that the step has more than the shortest
+  int times_ = 0;  // that are played
+  StepDetails* details_;
+  int each_ = 1;             // forwards of a micro-batch on a rank
+  int first_ = 0, end_ = 0;  // of the shortest step: the forwards within which every rank is in its middle
+};
 
 }  // namespace
 
-std::optional<SteadyState> find_steady_state(std::span<const PlayList> lists, std::span<const CallEnds> ends, int first,
-                                             int end, int window, int period) {
-  std::vector<Tasks> tasks;
-  for (const PlayList& list : lists) tasks.push_back(tasks_of(list));
-  if (std::ranges::any_of(tasks, &Tasks::empty)) return std::nullopt;
-  for (int multiple = period; end - window - multiple >= std::max(first, 0); multiple += period) {
-    const int begin = end - window - multiple;
-    const std::optional<Seconds> one = first_end(ends.front(), tasks.front(), begin),
-                                 other = first_end(ends.front(), tasks.front(), begin + multiple);
+std::optional<Reach> reach_of(const RepeatingStep& step) {
+  return Reaching(step).find();
+}
+
+std::optional<SteadyState> find_steady_state(const Simulation& step, int first, int end, int window, int period) {
+  std::vector<std::vector<int>> forwards;
+  for (const PlayedRank& rank : step.ranks) forwards.push_back(forwards_of(rank.list));
+  const auto begin = static_cast<std::size_t>(end - window);
+  for (int apart = period; end - apart >= first && end - window - apart >= 0; apart += period) {
+    const auto task_of = [&](std::size_t rank, std::size_t number) { return forwards[rank][number]; };
+    const auto before = begin - static_cast<std::size_t>(apart);
+    const std::optional<Seconds> one = first_end(step.ranks[0], task_of(0, before)),
+                                 other = first_end(step.ranks[0], task_of(0, begin));
     if (!one || !other || *other <= *one) continue;
-    const SteadyState state{.period = multiple, .later = *other - *one};
+    const Seconds later = *other - *one;
     bool holds = true;
-    for (std::size_t rank = 0; rank < lists.size() && holds; ++rank)
-      holds = repeats(lists[rank], ends[rank], tasks[rank], begin, begin + window, state);
-    if (holds) return state;
+    for (std::size_t r = 0; r < step.ranks.size() && holds; ++r) {
+      const PlayedRank& rank = step.ranks[r];
+      const int from = task_of(r, begin), to = task_of(r, static_cast<std::size_t>(end));
+      const int tasks_apart = from - task_of(r, before);
+      const int micro_batches_apart =
+          rank.list.tasks[from].action->micro_batch - rank.list.tasks[from - tasks_apart].action->micro_batch;
+      holds = repeats(rank, from, to, tasks_apart, micro_batches_apart, later);
+    }
+    if (holds) return SteadyState{.period = apart, .later = later};
   }
   return std::nullopt;
 }
 
-SteadyStep play_until_steady(Simulation step, int first, int end, int window, int period) {
-  SteadyStep played{.result = play_step(step), .sent = {}, .steady = std::nullopt, .of_period = std::nullopt};
-  const std::vector<CallEnds> ends = call_ends(step);
-  std::vector<PlayList> lists;
-  for (const PlayedRank& rank : step.ranks) {
-    lists.push_back(rank.list);
-    played.sent.push_back(rank.list.sent);
-  }
-  played.steady = find_steady_state(lists, ends, first, end, window, period);
-  if (!played.steady) return played;
-  const PlayedRank& bottleneck = bottleneck_of(step);
-  const int last = end - played.steady->period - 1;  // micro-batch of the window
-  const Tasks tasks = tasks_of(bottleneck.list);
-  const std::vector<const Task*>& by_micro_batch = tasks.begin()->second;
-  // Until the last computation of the bottleneck's first task for a micro-batch.
-  const auto parts_until = [&](int micro_batch) {
-    int call = by_micro_batch[micro_batch]->last_call - 1;
-    while (call > by_micro_batch[micro_batch]->first_call &&
-           bottleneck.program_segment_of(call).stream != Stream::compute)
-      --call;
-    return time_until(bottleneck, call);
-  };
-  const std::optional<StepTime> before = parts_until(last), after = parts_until(last + played.steady->period);
-  if (!before || !after) return played;
-  SteadyStep::Period added{.time = *before, .sent = {}};
-  added.time *= -1.0;
-  added.time += *after;
-  if (std::abs((added.time.total() - played.steady->later).value) > 1e-9 * played.steady->later.value) return played;
-  for (const PlayedRank& rank : step.ranks) {
-    const std::vector<CommunicationVolume> by_segment = sent_by_segment(rank);
-    CommunicationVolume& sent = added.sent.emplace_back();
-    for (const auto& [stage_and_phase, of_phase] : tasks_of(rank.list))
-      for (int m = last + 1; m <= last + played.steady->period; ++m)
-        for (int call = of_phase[m]->first_call; call < of_phase[m]->last_call; ++call)
-          sent += by_segment[rank.list.calls[call].segment];
-  }
-  played.of_period = std::move(added);
-  return played;
+ExtendedStep play_until_steady(const RepeatingStep& step, int micro_batches, StepDetails* details) {
+  return SteadyPlay(step, micro_batches, details).run();
 }
 
 }  // namespace parplan

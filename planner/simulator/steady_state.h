@@ -1,47 +1,51 @@
 #pragma once
 
 #include <optional>
-#include <span>
-#include <vector>
 
-#include "planner/simulator/play_list.h"
-#include "planner/simulator/simulate.h"
-#include "planner/simulator/simulation_state.h"
+#include "planner/base/units.h"
+#include "planner/plan/step_details.h"
+#include "planner/plan/step_result.h"
+#include "planner/simulator/repeating_step.h"
 
 namespace parplan {
 
-// From some micro-batch on a simulated step repeats itself: everything for micro-batch m + period
-// happens later than for micro-batch m by one and the same time. If that holds over a window that
-// is longer than any dependency of the schedule (a stage holds at most as many micro-batches in
-// flight as there are stages behind it, and buffers between ranks alternate by two), it holds until
-// the schedule ends its steady part: what happens next depends on differences of these times alone.
-// The period is a multiple of the schedule's: where a step waits for slots of activations to be
-// free again, it comes round with as many micro-batches as there are slots.
+// In the middle of a long step, after some time, everything happens later than its counterpart a
+// period before by one and the same time. How far a rank has come is counted in forwards: a call's
+// number is that of the last forward that its rank began before it, of whichever stage. Calls wait
+// for calls of their own rank, and meet those of others, that are equally far back wherever the
+// middle repeats itself. If, on every rank, all that calls of the numbers [end - window, end) do is
+// apart from their counterparts by one time, and the window is longer than any of them reaches back,
+// then the same holds for all that follow in the middle, one after the other, as long as it is made:
+// what happens next depends on differences of these times alone.
 struct SteadyState {
-  int period = 0;  // micro-batches
+  int period = 0;  // forwards
   Seconds later;
 };
 
-// The least period, a multiple of `period`, for which all calls on every rank for micro-batches
-// [end - window - period, end - period) and those a period later are apart by one time (to one part
-// in 10^9). Nothing where the window would begin before `first`. One list and its ends for each
-// rank of the pipeline.
-std::optional<SteadyState> find_steady_state(std::span<const PlayList> lists, std::span<const CallEnds> ends, int first,
-                                             int end, int window, int period);
-
-// A step that was played to see whether it becomes steady.
-struct SteadyStep {
-  StepResult result;
-  std::vector<CommunicationVolume> sent;  // by rank
-  std::optional<SteadyState> steady;
-  // What each further period adds to the parts of the step's time, and to what each rank sends;
-  // nothing where that does not show, since the bottleneck computes on two streams at once.
-  struct Period {
-    StepTime time;
-    std::vector<CommunicationVolume> sent;
-  };
-  std::optional<Period> of_period;
+// How far calls in the middle reach, in forwards; 0 and more.
+struct Reach {
+  int back = 0;
+  int ahead = 0;  // to partners that have come further
 };
-SteadyStep play_until_steady(Simulation step, int first, int end, int window, int period);
+// Nothing where calls of the middle meet others than neighbours in the pipeline, or ranks hold
+// unequally many stages.
+std::optional<Reach> reach_of(const RepeatingStep& step);
+
+// The least period, a multiple of `period`, for which the calls of the numbers [end - window, end)
+// are apart from those before by one time (to one part in 10^9). Nothing where these are not all
+// played, or the counterparts of `end` would begin before `first`. In forwards.
+std::optional<SteadyState> find_steady_state(const Simulation& step, int first, int end, int window, int period);
+
+// A step that was played until it was steady, or to its end.
+struct ExtendedStep {
+  StepResult result;
+  int micro_batches = 0;              // that were played
+  std::optional<SteadyState> steady;  // nothing where all of it was played
+};
+// Plays the step of `micro_batches`, which are more than the shortest step's by whole periods of it:
+// until it is steady, and then the end. The periods in between take the time of one, and send what
+// one does, each. Equal to the step in full up to rounding. Calls in `step` are apart, and crossings
+// noted, where `details` are asked for.
+ExtendedStep play_until_steady(const RepeatingStep& step, int micro_batches, StepDetails* details = nullptr);
 
 }  // namespace parplan

@@ -168,10 +168,4 @@ inline double pipeline_recurrence(const Schedule& schedule, const std::vector<St
   return end;
 }
 
-inline std::vector<PlayList> play_lists(std::span<const Program> programs) {
-  std::vector<PlayList> lists;
-  for (const Program& program : programs) lists.push_back(play_list(program));
-  return lists;
-}
-
 }  // namespace parplan

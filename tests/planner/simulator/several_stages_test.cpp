@@ -6,10 +6,14 @@
 #include <deque>
 #include <map>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "planner/plan/pipeline_time.h"
-#include "planner/simulator/simulate.h"
 #include "planner/schedule/one_f_one_b.h"
+#include "planner/simulator/repeating_step.h"
+#include "planner/simulator/simulate.h"
+#include "planner/simulator/simulation_state.h"
 #include "planner/simulator/steady_state.h"
 #include "tests/planner/simulator/pipelines.h"
 
@@ -20,12 +24,11 @@ struct Step {
   StepResult result;
   StepDetails details;
   Timeline timeline;
-  std::vector<CallEnds> ends;
 };
 Step play(const std::vector<Program>& programs, const CostModel& model) {
   const std::vector<CostModel> models(programs.size(), model);
   Step played;
-  played.result = simulate(programs, models, &played.timeline, &played.details, &played.ends);
+  played.result = simulate(programs, models, &played.timeline, &played.details);
   return played;
 }
 
@@ -46,11 +49,9 @@ TEST_CASE("two ranks with two stages each hand micro-batches round the ring") {
     std::map<std::pair<int, int>, std::vector<double>> starts;  // of kernels, by rank and stage
     for (const TimelineEvent& event : played.timeline.events)
       if (event.stream == Stream::compute) starts[{event.rank, event.stage.value()}].push_back(event.start.value);
-    CHECK(starts == std::map<std::pair<int, int>, std::vector<double>>{
-                        {{0, 0}, {0, 1, 11, 13}},
-                        {{0, 2}, {2, 3, 6, 9}},
-                        {{1, 1}, {1, 2, 9, 11}},
-                        {{1, 3}, {3, 4, 6, 7}}});
+    CHECK(starts ==
+          std::map<std::pair<int, int>, std::vector<double>>{
+              {{0, 0}, {0, 1, 11, 13}}, {{0, 2}, {2, 3, 6, 9}}, {{1, 1}, {1, 2, 9, 11}}, {{1, 3}, {3, 4, 6, 7}}});
   }
 }
 
@@ -110,55 +111,67 @@ TEST_CASE("random orders of several stages a rank take what their recurrence say
 }
 
 TEST_CASE("a steady state is one of every stage that a rank holds") {
-  const int micro_batches = 40, first = 12, window = 8, period = 2;
+  const int micro_batches = 40, first = 24, window = 16, period = 4;  // the last three in forwards
   const std::vector<Program> programs =
       pipeline_ranks(interleaved(2, 2, micro_batches), std::vector<StageWork>(4, {1, 2}), 0);
-  std::vector<CallEnds> ends = play(programs, concurrent()).ends;
+  const std::vector<CostModel> models(programs.size(), concurrent());
+  Simulation step = prepare(programs, models, CallsInARow::apart, false);
+  play_step(step);
   // Two micro-batches on two stages, each for 1 + 2 s.
   const int end = first + window + period;
-  const std::optional<SteadyState> steady = find_steady_state(play_lists(programs), ends, first, end, window, period);
+  const std::optional<SteadyState> steady = find_steady_state(step, first, end, window, period);
   REQUIRE(steady);
   CHECK(steady->later == Seconds(12));
   CHECK(steady->period == period);
-  for (const Task& task : programs[0].tasks) {
-    if (task.action->micro_batch != first + 3) continue;
-    CAPTURE(write_action(*task.action));
-    std::vector<CallEnds> late = ends;
-    late[0].times[late[0].first[task.first_call]] += Seconds(1);
-    CHECK(!find_steady_state(play_lists(programs), late, first, end, window, period));
+  std::set<std::pair<int, Phase>> late;
+  for (PlayedRank& rank : step.ranks) {
+    int forwards = 0;
+    for (const Task& task : rank.list.tasks) {
+      forwards += task.action->phase == Phase::forward;
+      if (forwards <= end - window || forwards > end) continue;
+      CAPTURE(write_action(*task.action));
+      late.insert({task.action->stage, task.action->phase});
+      Seconds& ended = rank.pieces[static_cast<std::size_t>(rank.calls[task.first_call].first)].end;
+      const Seconds then = std::exchange(ended, ended + Seconds(1));
+      CHECK(!find_steady_state(step, first, end, window, period));
+      ended = then;
+    }
   }
+  CHECK(late.size() == 8);  // forwards and backwards of four stages
 }
 
 TEST_CASE("what a steady state adds is what more micro-batches take, whatever its period") {
   std::mt19937 random(3);
   const auto draw = [&](int from, int to) { return std::uniform_int_distribution(from, to)(random); };
-  int extended = 0, slow = 0;
+  int shortened = 0, slow = 0;
   for (int trial = 0; trial < 300; ++trial) {
-    const int stages = draw(2, 6), count = 4 * stages + 16, transfer = draw(0, 300);
+    const int stages = draw(2, 6), count = stages + 12 + 2 * draw(0, 4), transfer = draw(0, 300);
     std::vector<StageWork> work;
     for (int s = 0; s < stages; ++s) {
       const int forward = draw(1000, 1010);
       work.push_back({forward, draw(2000, 2020)});
     }
     CAPTURE(trial);
-    const auto played = [&](int micro_batches) {
-      return play(pipeline_ranks(one_f_one_b_actions({stages, stages, micro_batches}), work, transfer), concurrent());
+    const auto programs_of = [&](int micro_batches) {
+      return pipeline_ranks(one_f_one_b_actions({stages, stages, micro_batches}), work, transfer);
     };
-    const std::vector<Program> programs =
-        pipeline_ranks(one_f_one_b_actions({stages, stages, count}), work, transfer);
-    const Step step = played(count);
-    const std::optional<SteadyState> steady =
-        find_steady_state(play_lists(programs), step.ends, stages, count - stages - 2, stages + 4, 2);
-    if (!steady) continue;
-    ++extended;
-    if (steady->period > 2) ++slow;
-    const Seconds total = step.result.time.total();
-    for (const int times : {1, 7, 40})
-      CHECK(played(count + times * steady->period).result.time.total() == total + times * steady->later);
+    const std::vector<Program> programs = programs_of(count);
+    const std::vector<CostModel> models(programs.size(), concurrent());
+    const std::optional<RepeatingStep> step =
+        repeating_step(prepare(programs, models, CallsInARow::joined, false), count, 2);
+    REQUIRE(step);
+    for (const int times : {1, 20, 47, 150}) {
+      const int all = count + times * step->period;
+      const ExtendedStep extended = play_until_steady(*step, all);
+      CHECK(extended.result.time == play(programs_of(all), concurrent()).result.time);
+      if (!extended.steady) continue;
+      ++shortened;
+      slow += extended.steady->period > 2;
+    }
   }
-  MESSAGE(extended << " extended, " << slow << " of them with a period of more than the buffers'");
-  CHECK(extended > 200);
-  CHECK(slow > 10);
+  MESSAGE(shortened << " shortened, " << slow << " of them with a period of more than the buffers'");
+  CHECK(shortened > 600);
+  CHECK(slow > 100);
 }
 
 }  // namespace

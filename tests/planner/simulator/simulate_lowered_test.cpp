@@ -18,6 +18,7 @@
 #include "planner/schedule/schedules.h"
 #include "planner/simulator/segment_cost.h"
 #include "planner/simulator/simulate.h"
+#include "planner/simulator/simulation_state.h"
 #include "planner/simulator/steady_state.h"
 #include "tests/planner/schedule/random_orders.h"
 #include "tests/planner/simulator/hand_built.h"
@@ -38,11 +39,11 @@ CostModel model_of(const Program& program, bool overlaps_communication) {
   for (auto& [group, network] : model.networks) {
     const bool neighbour = group == next_stage || group == previous_stage;
     network = {.ranks = neighbour ? 2 : std::max(1, static_cast<int>(program.group(group).size())),
-                         .nodes = 1,
-                         .ring_bandwidth = BytesPerSecond(1e9),
-                         .tree_bandwidth = BytesPerSecond(1e9),
-                         .intra_latency = Seconds(1e-6),
-                         .inter_latency = Seconds(0.0)};
+               .nodes = 1,
+               .ring_bandwidth = BytesPerSecond(1e9),
+               .tree_bandwidth = BytesPerSecond(1e9),
+               .intra_latency = Seconds(1e-6),
+               .inter_latency = Seconds(0.0)};
   }
   return model;
 }
@@ -61,8 +62,13 @@ TEST_CASE("fused Segments take less by the bytes that are not moved") {
   training.sequence_length = 16;
   const auto seconds = [&](Recompute recompute, bool fuse, bool backward) {
     spec.recompute = recompute;
-    const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)), .schedule = {},
-                  .backend = BackendKind::cpu, .overhead = {}, .fuse = fuse};
+    const Job job{.graph = &graph,
+                  .training = training,
+                  .layout = lay_out(spec, place(graph, spec)),
+                  .schedule = {},
+                  .backend = BackendKind::cpu,
+                  .overhead = {},
+                  .fuse = fuse};
     const LoweredBlock block = lower_block(graph, 1, block_context(job, 1, Coordinates{}));
     return cost_segment(backward ? block.backward : block.forward, model).duration.value;
   };
@@ -101,13 +107,12 @@ TEST_CASE("lowered Programs of random plans play to their end, with parts that s
         ++spec.stage_blocks[random() % spec.stage_blocks.size()];
       training.clip_norm = draw({0, 1});
       if (illegal(graph, training, spec)) continue;
-      const Job job{
-          .graph = &graph,
-          .training = training,
-          .layout = lay_out(spec, place(graph, spec)),
-          .schedule = schedule_of(spec, training),
-          .backend = BackendKind::cpu,
-          .overhead = {}};
+      const Job job{.graph = &graph,
+                    .training = training,
+                    .layout = lay_out(spec, place(graph, spec)),
+                    .schedule = schedule_of(spec, training),
+                    .backend = BackendKind::cpu,
+                    .overhead = {}};
       const std::vector<Program> programs = lower_representatives(job);
       const std::string what =
           fmt::format("{}: pp {} dp {} tp {} sequence parallel {} zero {} micro-batch {} {} recompute {} clip {}",
@@ -188,8 +193,7 @@ TEST_CASE("lowered Programs of ranks with several stages play every action, and 
       std::vector<CostModel> models;
       for (const Program& program : programs) models.push_back(model_of(program, overlaps));
       Timeline timeline;
-      std::vector<CallEnds> ends;
-      const StepResult result = simulate(programs, models, &timeline, nullptr, &ends);
+      const StepResult result = simulate(programs, models, &timeline);
       std::set<std::pair<int, int>> seen;  // stage and micro-batch
       for (const TimelineEvent& event : timeline.events)
         if (event.stage && event.micro_batch) {
@@ -197,8 +201,10 @@ TEST_CASE("lowered Programs of ranks with several stages play every action, and 
           seen.insert({*event.stage, *event.micro_batch});
         }
       CHECK(static_cast<int>(seen.size()) == ranks * chunks * count);
-      const std::optional<SteadyState> steady =
-          find_steady_state(play_lists(programs), ends, 5 * period, 8 * period, 2 * period, period);
+      Simulation played = prepare(programs, models, CallsInARow::apart, false);
+      CHECK(play_step(played) == result);
+      const int round = chunks * period;  // forwards
+      const std::optional<SteadyState> steady = find_steady_state(played, 5 * round, 8 * round, 2 * round, round);
       REQUIRE(steady);
       const Seconds grown = result.time.total() - simulate(shorter, models).time.total();
       CHECK(grown.value == doctest::Approx(steady->later.value).epsilon(1e-9));
@@ -235,8 +241,10 @@ TEST_CASE("an order passes find_fault where its Programs run to their end in lau
     for (const bool overlaps : {true, false}) {
       std::vector<CostModel> models;
       for (const Program& program : programs) models.push_back(model_of(program, overlaps));
-      if (!fault) CHECK_NOTHROW(simulate(programs, models));
-      else if (!overlaps) CHECK_THROWS_AS(simulate(programs, models), InternalError);
+      if (!fault)
+        CHECK_NOTHROW(simulate(programs, models));
+      else if (!overlaps)
+        CHECK_THROWS_AS(simulate(programs, models), InternalError);
     }
     const std::vector<Fault> faults = find_faults(lower_all(job));
     CHECK(faults.empty() == !fault);
