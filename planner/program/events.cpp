@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 namespace parplan {
 namespace {
@@ -94,9 +95,15 @@ void order_calls(Program& program) {
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       const History& history = histories[call.buffers[b]];
       if (of_segment[b].writes && history.is_read) {
-        std::array<int, stream_count> readers = history.readers;
-        std::sort(readers.rbegin(), readers.rend());
-        for (int reader : readers) wait_for(reader);
+        std::array<int, stream_count> readers{};
+        std::size_t count = 0;
+        for (const int reader : history.readers) {
+          if (reader == 0) continue;
+          std::size_t at = count++;
+          for (; at > 0 && readers[at - 1] < reader; --at) readers[at] = readers[at - 1];
+          readers[at] = reader;
+        }
+        for (const int reader : std::span(readers).first(count)) wait_for(reader);
       }
       wait_for(history.writer);
     }

@@ -20,10 +20,12 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
 
 BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
                            const TrainingSpec& training, BackendKind backend, bool fuse) {
+  Coordinates in_block;
+  for (const Axis axis : block_axes) in_block[axis] = at[axis];
   return {
       .layout = layout,
       .entering = entering,
-      .at = at,
+      .at = in_block,
       .precision = training.precision,
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),

@@ -1,6 +1,7 @@
 #include "planner/program/lower.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -87,10 +88,10 @@ void lower_blocks(Lowering& lowering) {
       BlockContext context = block_context(lowering.job, b, lowering.at);
       context.input_apart = lowering.input_apart[b] != 0;
       context.splits_backward = lowering.splits_backward[stage] != 0;
-      LoweredBlock lowered = lower_block(lowering.graph, b, context);
-      const int forward = add_segment(lowering.program, std::move(lowered.forward));
-      const auto add = [&](Segment& segment, bool is_called) {
-        return is_called ? std::optional(add_segment(lowering.program, std::move(segment))) : std::nullopt;
+      const LoweredBlock& lowered = lowering.shared.lowered(b, context);
+      const int forward = add_segment(lowering.program, lowered.forward);
+      const auto add = [&](const Segment& segment, bool is_called) {
+        return is_called ? std::optional(add_segment(lowering.program, segment)) : std::nullopt;
       };
       segments->second = {
           .forward = forward,
@@ -111,8 +112,9 @@ void count_communication(Program& program) {
   for (const Call& call : program.calls) program.communication += of_segment[call.segment];
 }
 
-Program lower(const Job& job, int rank) {
-  Lowering lowering(job, rank);
+Program lower(JobLowering& shared, int rank) {
+  const Job& job = shared.job;
+  Lowering lowering(shared, rank);
   set_groups(lowering);
   lower_blocks(lowering);
   make_buckets(lowering);
@@ -128,16 +130,28 @@ Program lower(const Job& job, int rank) {
   return std::move(lowering.program);
 }
 
+Program lower(const Job& job, int rank) {
+  JobLowering shared(job);
+  return lower(shared, rank);
+}
+
 std::vector<Program> lower_representatives(const Job& job) {
+  std::vector<int> ranks(static_cast<std::size_t>(job.layout.mesh.degree_of(Axis::pp)));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return lower_representatives(job, ranks);
+}
+
+std::vector<Program> lower_representatives(const Job& job, std::span<const int> named) {
+  JobLowering shared(job);
   std::vector<Program> programs;
-  for (int rank = 0; rank < job.layout.mesh.degree_of(Axis::pp); ++rank)
-    programs.push_back(lower(job, rank_at(job.layout.mesh, {.pp = rank})));
+  for (const int rank : named) programs.push_back(lower(shared, rank_at(job.layout.mesh, {.pp = rank})));
   return programs;
 }
 
 std::vector<Program> lower_all(const Job& job) {
+  JobLowering shared(job);
   std::vector<Program> programs;
-  for (int rank = 0; rank < job.layout.mesh.size(); ++rank) programs.push_back(lower(job, rank));
+  for (int rank = 0; rank < job.layout.mesh.size(); ++rank) programs.push_back(lower(shared, rank));
   return programs;
 }
 

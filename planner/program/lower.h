@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "planner/program/job.h"
@@ -14,6 +15,8 @@ Program lower(const Job& job, int rank);
 
 // One Program per rank of the pipeline, of the rank at coordinate 0 of every other axis.
 std::vector<Program> lower_representatives(const Job& job);
+// Those of the ranks of the pipeline that are named.
+std::vector<Program> lower_representatives(const Job& job, std::span<const int> ranks);
 // One Program per rank.
 std::vector<Program> lower_all(const Job& job);
 

@@ -52,13 +52,29 @@ void check(const Job& job, const std::vector<int>& tied_blocks, const std::vecto
 
 }  // namespace
 
-Lowering::Lowering(const Job& for_job, int rank)
+JobLowering::JobLowering(const Job& for_job)
     : job(for_job),
-      graph(*for_job.graph),
-      at(coordinates_of(for_job.layout.mesh, rank)),
       tied_blocks(find_tied_blocks(*for_job.graph)),
       splits_backward(parplan::splits_backward(for_job.schedule)) {
   check(job, tied_blocks, splits_backward);
+}
+
+const LoweredBlock& JobLowering::lowered(int block, const BlockContext& context) {
+  const int kind = job.graph->blocks[block].kind;
+  const auto known = std::ranges::find_if(
+      known_, [&](const Known& one) { return one.kind == kind && one.context == context; });
+  if (known != known_.end()) return known->lowered;
+  known_.push_back({.kind = kind, .context = context, .lowered = lower_block(*job.graph, block, context)});
+  return known_.back().lowered;
+}
+
+Lowering::Lowering(JobLowering& of_job, int rank)
+    : shared(of_job),
+      job(of_job.job),
+      graph(*of_job.job.graph),
+      at(coordinates_of(of_job.job.layout.mesh, rank)),
+      tied_blocks(of_job.tied_blocks),
+      splits_backward(of_job.splits_backward) {
   program.rank = rank;
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <map>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "planner/plan/schedule.h"
 #include "planner/program/activation_slots.h"
 #include "planner/program/lower.h"
+#include "planner/program/lower_block.h"
 #include "planner/program/program.h"
 #include "planner/program/rank_buckets.h"
 
@@ -22,20 +24,43 @@ namespace parplan {
 // of its pieces.
 using PiecesKey = std::tuple<std::string_view, std::int64_t, std::int64_t, std::int64_t>;
 
+// What all ranks of a job have in common, found once for them. The job must outlive it; used by one
+// thread.
+class JobLowering {
+ public:
+  explicit JobLowering(const Job& job);
+
+  const Job& job;
+  std::vector<int> tied_blocks;  // of the whole graph: they use a tied parameter
+  // By stage: whether it runs backwards in two parts.
+  std::vector<char> splits_backward;
+
+  // A block, lowered once for all ranks and blocks for which that is the same.
+  const LoweredBlock& lowered(int block, const BlockContext& context);
+
+ private:
+  struct Known {
+    int kind = 0;  // Block::kind
+    BlockContext context;
+    LoweredBlock lowered;
+  };
+  std::deque<Known> known_;
+};
+
 // The Program of one rank under construction, which the passes of lower.cpp share. Each pass is a
 // function over it, in the file that its comment names.
 struct Lowering {
-  Lowering(const Job& job, int rank);
+  Lowering(JobLowering& shared, int rank);
 
+  JobLowering& shared;
   const Job& job;
   const OpGraph& graph;
   Coordinates at;                // of the rank in the mesh
-  std::vector<int> tied_blocks;  // of the whole graph: they use a tied parameter
+  const std::vector<int>& tied_blocks;
   std::vector<int> stages;       // that the rank holds, ascending
   // By block of the graph: whether its input arrives in a buffer of its own.
   std::vector<char> input_apart;
-  // By stage: whether it runs backwards in two parts.
-  std::vector<char> splits_backward;
+  const std::vector<char>& splits_backward;  // by stage
   Program program;
 
   // The Segments of blocks of one kind (Block::kind) and layout (by number), after a block of one

@@ -1,6 +1,7 @@
 #include "planner/search/simulate_spec.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -28,21 +29,17 @@ class LayoutStep {
   int micro_batches_in_all() const { return all_; }
   // Nothing where that would not be much shorter, or has more memory in use.
   std::optional<RepeatingStep> repeating() {
-    int most = 0;
-    for (int rank = 0; rank < pipeline_ranks(); ++rank) most = std::max(most, row_.in_flight(rank, shape(all_)));
-    most = static_cast<int>(ceil_div(most, stages() / pipeline_ranks()));
-    const int period = row_.period(shape(all_));
-    // In which the middle shows that it repeats itself.
-    const int middle = std::max(16, 5 * period);
-    for (int some = most + middle; 2 * some <= all_; some *= 2) {
-      some += (all_ - some) % period;
+    int least = 0;
+    for (int rank = 0; rank < pipeline_ranks(); ++rank) least = std::max(least, least_micro_batches(rank));
+    for (int some = least; 2 * some <= all_; some *= 2) {
+      some += (all_ - some) % period();
       if (!fills_pipeline(some)) continue;
-      std::optional<RepeatingStep> step = repeating_step(lowered(some), some, period);
+      std::optional<RepeatingStep> step = repeating_step(lowered_by_rank(some), some, period());
       if (!step) continue;
       const int rest = (all_ - some) % step->period;
       if (rest == 0) return step;
       some += rest;
-      step = repeating_step(lowered(some), some, step->period);
+      step = repeating_step(lowered_by_rank(some), some, step->period);
       if (step.has_value() && (all_ - some) % step.value().period == 0) return step;
     }
     return std::nullopt;
@@ -59,13 +56,57 @@ class LayoutStep {
       if (row_.in_flight(rank, shape(micro_batches)) != row_.in_flight(rank, shape(all_))) return false;
     return true;
   }
+  int period() const { return row_.period(shape(all_)); }
+  // In which a rank's middle shows that it repeats itself.
+  int least_micro_batches(int rank) const {
+    const auto in_flight = ceil_div(row_.in_flight(rank, shape(all_)), stages() / pipeline_ranks());
+    return static_cast<int>(in_flight) + std::max(16, 5 * period());
+  }
+  void set_micro_batches(int count) {
+    job_.training.global_batch = job_.training.global_batch / now_ * count;
+    now_ = count;
+    job_.schedule = row_.actions(shape(count));
+  }
+  Simulation prepared() const {
+    return prepare(programs_, models_, with_details_ ? CallsInARow::apart : CallsInARow::joined, with_details_);
+  }
   // Ready to be played; until the next one is lowered.
   Simulation lowered(int micro_batches) {
-    job_.training.global_batch = job_.training.global_batch / now_ * micro_batches;
-    now_ = micro_batches;
-    job_.schedule = row_.actions(shape(micro_batches));
+    set_micro_batches(micro_batches);
     programs_ = lower_representatives(job_);
-    return prepare(programs_, models_, with_details_ ? CallsInARow::apart : CallsInARow::joined, with_details_);
+    return prepared();
+  }
+  // The same. The last ranks of a pipeline have fewer micro-batches in flight than the first, and
+  // are lowered with fewer.
+  Simulation lowered_by_rank(int micro_batches) {
+    std::map<int, std::vector<int>> ranks;  // by micro-batches to lower
+    for (int rank = 0; rank < pipeline_ranks(); ++rank) {
+      // Whole repetitions, whichever multiple of the period these are.
+      const int whole = 12 * period(), fewer = (micro_batches - least_micro_batches(rank)) / whole * whole;
+      ranks[micro_batches - fewer].push_back(rank);
+    }
+    programs_.assign(static_cast<std::size_t>(pipeline_ranks()), {});
+    for (const auto& [count, alike] : ranks) {
+      set_micro_batches(count);
+      std::vector<Program> programs = lower_representatives(job_, alike);
+      for (std::size_t i = 0; i < alike.size(); ++i) programs_[alike[i]] = std::move(programs[i]);
+    }
+    Simulation step = prepared();
+    for (const auto& [count, alike] : ranks)
+      for (const int rank : alike)
+        if (!extend(step.ranks[rank], micro_batches - count)) return lowered(micro_batches);
+    return step;
+  }
+  // False where its middle does not repeat itself.
+  bool extend(PlayedRank& rank, int micro_batches) const {
+    for (int period_of = period(); micro_batches > 0; period_of += period()) {
+      if (micro_batches % period_of != 0) return false;
+      const std::optional<Repeat> repeat = find_repeat(rank.list, period_of);
+      if (!repeat) continue;
+      rank.list = extended(rank.list, *repeat, micro_batches / period_of, sent_by_segment(rank));
+      break;
+    }
+    return true;
   }
 
   Job job_;

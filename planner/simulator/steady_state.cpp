@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/enum_index.h"
 #include "planner/simulator/play_calls.h"
 #include "planner/simulator/simulate.h"
 #include "planner/simulator/simulation_results.h"
@@ -39,38 +40,43 @@ int number_of(const std::vector<int>& forwards, int task) {
   return static_cast<int>(std::ranges::upper_bound(forwards, task) - forwards.begin()) - 1;
 }
 
-// The neighbour's task that an action meets: the backward there may be one action where it is two
-// here.
-std::optional<int> find_task(const PlayList& list, const Action& action) {
-  const auto meets = [&](const Task& task) {
-    return task.action && task.action->stage == action.stage && task.action->micro_batch == action.micro_batch &&
-           flow_of(task.action->phase) == flow_of(action.phase);
-  };
-  const auto found = std::ranges::find_if(list.tasks, meets);
-  return found == list.tasks.end() ? std::nullopt : std::optional(static_cast<int>(found - list.tasks.begin()));
-}
-
 // What the last repetition of the middles reaches.
 class Reaching {
  public:
   explicit Reaching(const RepeatingStep& step) : step_(step) {
-    for (const PlayedRank& rank : step.shortest.ranks) forwards_.push_back(forwards_of(rank.list));
+    for (std::size_t r = 0; r < step.shortest.ranks.size(); ++r) {
+      int forwards = 0;
+      std::vector<int>& numbers = numbers_.emplace_back();
+      for (const Task& task : list(r).tasks) {
+        forwards += task.action && task.action->phase == Phase::forward;
+        numbers.push_back(forwards - 1);
+        if (!task.action) continue;
+        const std::optional<Flow> flow = flow_of(task.action->phase);
+        if (!flow) continue;
+        const auto stage = static_cast<std::size_t>(task.action->stage);
+        if (stages_.size() <= stage) stages_.resize(stage + 1);
+        std::vector<int>& of_flow = stages_[stage][index_of(*flow)];
+        of_flow.resize(std::max(of_flow.size(), static_cast<std::size_t>(task.action->micro_batch) + 1));
+        of_flow[static_cast<std::size_t>(task.action->micro_batch)] = forwards - 1;
+      }
+    }
   }
 
-  std::optional<Reach> find() {
-    for (std::size_t r = 0; r < forwards_.size(); ++r)
-      if (forwards_[r].size() != forwards_[0].size() || meets_others(r)) return std::nullopt;
+  std::optional<Reach> find() const {
     int own = 0, back = 0, ahead = 0;
-    for (std::size_t r = 0; r < forwards_.size(); ++r) {
+    for (std::size_t r = 0; r < numbers_.size(); ++r) {
+      if (numbers_[r].back() != numbers_[0].back() || meets_others(r)) return std::nullopt;
       own = std::max(own, of_calls(r));
-      for (const Task& task : middle_of(r))
-        for (const std::optional<Action>& partner :
-             {input_of(*task.action, stages()), output_of(*task.action, stages())}) {
+      for (int t = step_.middle[r].first_task; t < step_.middle[r].end_task; ++t) {
+        const Action& action = *list(r).tasks[t].action;
+        const int stages = static_cast<int>(stages_.size());
+        for (const std::optional<Action>& partner : {input_of(action, stages), output_of(action, stages)}) {
           if (!partner) continue;
-          const int distance = number(r, task) - number_of_partner(*partner);
+          const int distance = numbers_[r][t] - number_of(*partner);
           back = std::max(back, distance);
           ahead = std::max(ahead, -distance);
         }
+      }
     }
     // A send may be posted: what waits for it waits for its receiver.
     return Reach{.back = own + back, .ahead = ahead};
@@ -78,34 +84,16 @@ class Reaching {
 
  private:
   const PlayList& list(std::size_t rank) const { return step_.shortest.ranks[rank].list; }
-  std::span<const Task> middle_of(std::size_t rank) const {
-    const Repeat& repeat = step_.middle[rank];
-    return std::span(list(rank).tasks)
-        .subspan(static_cast<std::size_t>(repeat.first_task),
-                 static_cast<std::size_t>(repeat.end_task - repeat.first_task));
-  }
-  int number(std::size_t rank, const Task& task) const {
-    return number_of(forwards_[rank], static_cast<int>(&task - list(rank).tasks.data()));
-  }
-  int stages() {
-    if (rank_of_stage_.empty())
-      for (std::size_t r = 0; r < forwards_.size(); ++r)
-        for (const int forward : forwards_[r]) {
-          const auto stage = static_cast<std::size_t>(list(r).tasks[forward].action->stage);
-          if (rank_of_stage_.size() <= stage) rank_of_stage_.resize(stage + 1);
-          rank_of_stage_[stage] = r;
-        }
-    return static_cast<int>(rank_of_stage_.size());
-  }
-  int number_of_partner(const Action& partner) const {
-    const std::size_t rank = rank_of_stage_[static_cast<std::size_t>(partner.stage)];
-    return number_of(forwards_[rank], find_task(list(rank), partner).value());
+  // A neighbour's action: the backward there may be one action where it is two here.
+  int number_of(const Action& action) const {
+    const std::vector<int>& of_flow = stages_[static_cast<std::size_t>(action.stage)][index_of(*flow_of(action.phase))];
+    return of_flow[static_cast<std::size_t>(action.micro_batch)];
   }
 
   bool meets_others(std::size_t rank) const {
     const PlayedRank& own = step_.shortest.ranks[rank];
-    for (const Task& task : middle_of(rank))
-      for (int c = task.first_call; c < task.last_call; ++c)
+    for (int t = step_.middle[rank].first_task; t < step_.middle[rank].end_task; ++t)
+      for (int c = own.list.tasks[t].first_call; c < own.list.tasks[t].last_call; ++c)
         for (const std::optional<SeatAt>& seat : own.segment_of(c).seats)
           if (seat && !step_.shortest.meetings[seat->meeting].is_channel) return true;
     return false;
@@ -115,12 +103,12 @@ class Reaching {
   int of_calls(std::size_t rank) const {
     const PlayedRank& own = step_.shortest.ranks[rank];
     const Repeat& repeat = step_.middle[rank];
-    std::vector<int> numbers(own.list.calls.size());
+    std::vector<int> numbers(own.list.calls.size());  // by call
     std::array<std::optional<int>, stream_count> before;  // by stream, of the call before
     int reach = 0;
     for (int t = 0; t < repeat.end_task; ++t) {
       const Task& task = own.list.tasks[t];
-      const int number = number_of(forwards_[rank], t);
+      const int number = numbers_[rank][t];
       for (int c = task.first_call; c < task.last_call; ++c) {
         numbers[c] = number;
         if (t >= repeat.first_task)
@@ -136,8 +124,8 @@ class Reaching {
   }
 
   const RepeatingStep& step_;
-  std::vector<std::vector<int>> forwards_;  // by rank
-  std::vector<std::size_t> rank_of_stage_;
+  std::vector<std::vector<int>> numbers_;               // by rank and task
+  std::vector<std::array<std::vector<int>, 2>> stages_;  // numbers by stage, flow and micro-batch
 };
 
 // Whether the calls of tasks [first, end) of a rank have ended, and each later by `later` than its
