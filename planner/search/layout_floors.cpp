@@ -160,6 +160,11 @@ Floor LayoutFloors::of_devices(int devices) const {
 }
 
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
+  return of_samples(spec, seconds_of_sample(spec), below);
+}
+
+// `kernels`: what those of a block take for a sample at least, by Block::kind.
+Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below) {
   const int devices = spec.mesh.size();
   Floor floor = of_devices(devices);
   FlopsPerSecond fastest;
@@ -169,20 +174,59 @@ Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds bel
   if (floor.time <= Seconds(0.0) || fastest.value <= 0.0) return floor;
   const int ranks_a_replica = spec.mesh.size() / spec.mesh.batch_ranks() / spec.pp();
   std::vector<Seconds> by_kind;
-  for (const double flops : flops_)
-    by_kind.push_back(Seconds(flops * static_cast<double>(spec.micro_batch) / fastest.value / ranks_a_replica));
+  for (std::size_t kind = 0; kind < flops_.size(); ++kind)
+    by_kind.push_back(static_cast<double>(spec.micro_batch) *
+                      std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels[kind]));
   floor.time = std::max(floor.time, least_time(by_kind, shape_of(spec, training_), below) * (1 - 1e-9));
   return floor;
 }
 
+// All times of kernels are subadditive: they grow with the micro-batch at most in proportion, since
+// launches are constant, bytes proportional, and tiles rounded up. So a sample takes the least in the
+// largest micro-batch, which is a multiple of every other.
+const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
+  const auto [entry, inserted] = samples_.try_emplace(
+      {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));
+  // The devices of a stage follow from the order of axes, where they are not alike.
+  if (!inserted || cluster_.groups.size() > 1) return entry->second;
+  ParallelSpec largest = spec;
+  largest.micro_batch = micro_batches_.back();
+  entry->second = least_seconds(largest, maker_.estimator().networks().device(spec.mesh, 0));
+  for (Seconds& one : entry->second) one *= (1 - 1e-9) / static_cast<double>(largest.micro_batch);
+  return entry->second;
+}
+
+// Whatever is chosen beside the degrees.
+const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSpec& spec) {
+  const auto [entry, inserted] = any_samples_.try_emplace({spec.tp(), spec.cp()}, std::vector<Seconds>());
+  if (!inserted) return entry->second;
+  for (const bool sequence_parallel : {false, true})
+    for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses}) {
+      ParallelSpec one = spec;
+      one.sequence_parallel = sequence_parallel;
+      one.cp_method = method;
+      if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
+          illegal(graph_, training_, one))
+        continue;
+      const std::vector<Seconds>& seconds = seconds_of_sample(one);
+      if (entry->second.empty())
+        entry->second = seconds;
+      else
+        take_least(seconds, entry->second);
+    }
+  if (entry->second.empty()) entry->second.resize(blocks_.size());
+  return entry->second;
+}
+
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
   Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
+  const std::vector<Seconds>& kernels = seconds_of_any_sample(spec);
   ParallelSpec one = spec;
   for (const std::int64_t size : micro_batches_) {
     if (training_.global_batch / spec.mesh.batch_ranks() % size != 0) continue;
     one.micro_batch = size;
     // (Floors are lowered by a billionth against rounding: none is left out for that.)
-    least.time = std::min(least.time, of_micro_batch_at_peak(one, least.time * (1 + 1e-8)).time);
+    least.time = std::min(least.time, of_samples(one, kernels, least.time * (1 + 1e-8)).time);
   }
   return least;
 }

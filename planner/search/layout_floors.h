@@ -39,8 +39,9 @@ class LayoutFloors {
   // With the number of devices alone: all products at the highest rate of their devices, and a
   // device's share of the state.
   Floor of_devices(int devices) const;
-  // With the degrees: all products at the highest rate of their devices, in the least time of
-  // a pipeline of so many stages, and a device's share of the state.
+  // With the degrees: all products at the highest rate of their devices, or all kernels of the
+  // blocks in the largest of micro-batches, in the least time of a pipeline of so many stages, and a
+  // device's share of the state.
   Floor of_degrees(const ParallelSpec& spec);
   // The same with a micro-batch; any later time, for less work, where it is not below `below`.
   Floor of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below = infinite);
@@ -128,6 +129,11 @@ class LayoutFloors {
   bool may_divide() const;
   std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
+  // What the kernels of a block take at least for a sample, in any micro-batch, by Block::kind; and
+  // with the degrees alone. 0 on heterogeneous devices.
+  const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec);
+  const std::vector<Seconds>& seconds_of_any_sample(const ParallelSpec& spec);
+  Floor of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below);
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
   Seconds least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape, Seconds below);
@@ -149,6 +155,10 @@ class LayoutFloors {
   BytesPerSecond fastest_links_;                // of a device, all of its links together
   // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
   std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
+  // seconds_of_sample by tensor degree, sequence parallelism, context degree and method, and
+  // seconds_of_any_sample by tensor and context degree.
+  std::map<std::tuple<int, bool, int, ContextMethod>, std::vector<Seconds>> samples_;
+  std::map<std::pair<int, int>, std::vector<Seconds>> any_samples_;
   // What the blocks of a layer take at least on the links that they cross, by Block::kind, for a
   // number of Estimator::paces.
   std::map<std::pair<int, int>, std::vector<Seconds>> seconds_by_pace_;

@@ -62,6 +62,11 @@ struct KnownLayouts {
 
 namespace {
 
+// Whether layouts of the same degrees differ in nothing that comes before their micro-batches.
+bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
+  return a.sequence_parallel == b.sequence_parallel && a.cp_method == b.cp_method;
+}
+
 // A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
 // row's values are kept until a choice that they follow from changes.
 class SpaceWalk {
@@ -106,17 +111,16 @@ class SpaceWalk {
     decide(0, [&] { choose(deciding_, count_, visit); });
   }
 
-  // Visits every legal layout with the first order of its axes, and the number of orders.
+  // Visits the legal layouts of a group's micro-batch with the first order of their axes: with the
+  // place of that among all layouts, and the number of orders.
   template <class Visit>
-  void enumerate_with_orders(const Visit& visit) {
-    const std::size_t order = count_ - 1;
+  void enumerate_group(const ParallelSpec& group, const Visit& visit) {
+    std::int64_t place = 0;
     decide(0, [&] {
-      choose(deciding_, order, [&](const ParallelSpec& spec) {
-        const std::vector<ChoiceValue>& orders = values(order);
-        if (orders.empty()) return;
-        set(order, orders.front());
-        visit(spec, static_cast<std::int64_t>(orders.size()));
-      });
+      if (are_alike(spec_, group))
+        enumerate_micro_batch(deciding_, group.micro_batch, place, visit);
+      else
+        place += count_from(deciding_);
     });
   }
 
@@ -233,6 +237,26 @@ class SpaceWalk {
     }
   }
 
+  // `place`: of the first layout; afterwards of the next one.
+  template <class Visit>
+  void enumerate_micro_batch(std::size_t row, std::int64_t wanted, std::int64_t& place, const Visit& visit) {
+    for (const ChoiceValue& value : values(row)) {
+      set(row, value);
+      if (steps_[row].space->choice != Choice::micro_batch)
+        enumerate_micro_batch(row + 1, wanted, place, visit);
+      else if (spec_.micro_batch != wanted)
+        place += count_from(row + 1);
+      else
+        choose(row + 1, count_ - 1, [&](const ParallelSpec& spec) {
+          const std::vector<ChoiceValue>& orders = values(count_ - 1);
+          if (orders.empty()) return;
+          set(count_ - 1, orders.front());
+          visit(spec, place, static_cast<std::int64_t>(orders.size()));
+          place += static_cast<std::int64_t>(orders.size());
+        });
+    }
+  }
+
   // The number of legal layouts with the choices before this row, which decide legality or are
   // followed by it.
   std::int64_t count_from(std::size_t row) {
@@ -319,11 +343,6 @@ LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
   return request;
 }
 
-// Whether they differ in nothing but their micro-batches.
-bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
-  return a.sequence_parallel == b.sequence_parallel && a.cp_method == b.cp_method;
-}
-
 }  // namespace
 
 std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
@@ -348,13 +367,10 @@ std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
 
 std::vector<PlacedSpec> Space::specs(const SpacePart& group) const {
   std::vector<PlacedSpec> specs;
-  std::int64_t place = 0;
   const LayoutRequest fixed = with_degrees(request_, group.spec);
   SpaceWalk(graph_, training_, group.spec.mesh.size(), fixed, *known_)
-      .enumerate_with_orders([&](const ParallelSpec& spec, std::int64_t orders) {
-        if (are_alike(group.spec, spec) && group.spec.micro_batch == spec.micro_batch)
-          specs.push_back({.place = place, .spec = spec, .orders = orders});
-        place += orders;
+      .enumerate_group(group.spec, [&](const ParallelSpec& spec, std::int64_t place, std::int64_t orders) {
+        specs.push_back({.place = place, .spec = spec, .orders = orders});
       });
   return specs;
 }
