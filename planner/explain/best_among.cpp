@@ -14,8 +14,8 @@ namespace parplan {
 
 namespace {
 
-// As the search of the whole space: layouts are opened with their floors, and their candidates are
-// made once their turn comes.
+// As the search of the whole space: layouts are opened with their floors; whether they fit is
+// asked, and their candidates are made, once their turn comes.
 class AmongSpecs {
  public:
   AmongSpecs(const ExplainedPlan& explained, CandidateMaker& maker, std::span<const ParallelSpec> specs)
@@ -25,10 +25,7 @@ class AmongSpecs {
         floors_(explained.graph, cluster(), explained.plan.training, request_, maker) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const ParallelSpec& spec = specs[i];
-      const std::span<const Recompute> choices =
-          spec.recompute == Recompute::none ? searched_recomputes() : std::span(&spec.recompute, 1);
-      if (!floors_.can_hold(spec, choices)) continue;
-      const Open open{.bound = counted(spec, floors_.time_of(spec, choices), {}),
+      const Open open{.bound = counted(spec, floors_.time_of(spec, choices_of(spec)), {}),
                       .place = static_cast<std::uint64_t>(i) << candidate_bits,
                       .part = i,
                       .mesh = &spec.mesh};
@@ -67,8 +64,15 @@ class AmongSpecs {
     return score(explained_.objective(), cluster(), spec, time, memory);
   }
 
+  // What the stages of a layout may choose from.
+  static std::span<const Recompute> choices_of(const ParallelSpec& spec) {
+    return spec.recompute == Recompute::none ? searched_recomputes() : std::span(&spec.recompute, 1);
+  }
+
   std::vector<Open> look_into(const Open& part) {
     std::vector<Open> opened;
+    const ParallelSpec& layout = specs_[part.part];
+    if (!floors_.can_hold(layout, choices_of(layout))) return opened;
     for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(part.part, 1), true).fitting) {
       const Candidate& candidate = candidates_.emplace_back(std::move(one));
       opened.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),

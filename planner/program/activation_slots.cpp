@@ -50,15 +50,14 @@ int most_between(const std::vector<Action>& actions, const std::set<int>& split,
   return most;
 }
 
-// Those for activations that other ranks send: the first stage has none.
+}  // namespace
+
 int input_buffers(const std::vector<Action>& actions) {
   std::vector<Action> with_input;
   std::ranges::copy_if(actions, std::back_inserter(with_input), [](const Action& action) { return action.stage > 0; });
   const auto arriving = std::ranges::count(with_input, Phase::forward, &Action::phase);
   return std::min(most_in_flight(with_input) + 1, static_cast<int>(arriving));
 }
-
-}  // namespace
 
 Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
   const std::vector<Action>& actions = schedule.ranks[rank];

@@ -38,6 +38,10 @@ struct Slots {
   bool operator==(const Slots&) const = default;
 };
 
+// The buffers that a rank with these actions has for activations that other ranks send, where these
+// lie apart: one more than micro-batches in flight. The first stage has none.
+int input_buffers(const std::vector<Action>& actions);
+
 // Plays a rank's list. A forward takes the slot that has been free the longest, whose former
 // content is the most likely to be no longer in use, and the backward of its micro-batch, or the
 // first part of it, frees the slot; what the second part reads is in slots that it frees. The

@@ -40,8 +40,8 @@ class LayoutFloors {
   // device's share of the state.
   Floor of_devices(int devices) const;
   // With the degrees: all products at the highest rate of their devices, or all kernels of the
-  // blocks in the largest of micro-batches, in the least time of a pipeline of so many stages, and a
-  // device's share of the state.
+  // blocks in the largest of micro-batches, in the least time of a pipeline of so many stages, and
+  // a device's share of the state.
   Floor of_degrees(const ParallelSpec& spec);
   // The same with a micro-batch; any later time, for less work, where it is not below `below`.
   Floor of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below = infinite);

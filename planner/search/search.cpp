@@ -1,7 +1,6 @@
 #include "planner/search/search.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -9,20 +8,16 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 
-#include <fmt/format.h>
-
-#include "planner/parallel/techniques.h"
-#include "planner/schedule/schedules.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
-#include "planner/search/layout_floors.h"
+#include "planner/search/open_parts.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/search/simulated_steps.h"
+#include "planner/search/space_in_words.h"
 
 namespace parplan {
 namespace {
@@ -39,48 +34,8 @@ bool equal_work(const CandidateWork& a, const CandidateWork& b) {
   return same_order == b.spec && equal_costs(a.models, b.models);
 }
 
-// The degrees to consider: all that the devices allow, or those that use all of them.
-std::vector<SpacePart> parts_of(Space& space, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
-  if (gives_every_degree(request)) return space.parts(static_cast<int>(product_of_degrees(request)), Devices::exactly);
-  return space.parts(cluster.devices(), fewer ? Devices::at_most : Devices::exactly);
-}
-
-// What the space leaves out of the layouts of its degrees, each after a comma.
-std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& request) {
-  std::string words;
-  if (cluster.devices() == 1) return words;
-  const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
-  const std::int64_t zero_stage = given<std::int64_t>(request, Choice::zero_stage).value_or(0);
-  const bool has_pipelines = given<std::int64_t>(request, Choice::pp).value_or(2) > 1;
-  if (schedule && runs_backward_in_parts(*schedule))
-    words += ", in the fastest cut of each layout, with ZeRO-0 or 1";
-  else if (schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
-    words += ", in the fastest cut of each layout";
-  else if (!schedule && has_pipelines && zero_stage <= 1)
-    words += request[Choice::stage_blocks] ? ", no zero_bubble_h1"
-                                           : ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1";
-  const bool shards =
-      given<std::int64_t>(request, Choice::dp).value_or(2) > 1 && (zero_stage > 0 || !request[Choice::zero_stage]);
-  if (shards && !request[Choice::dp_shard]) words += ", no hybrid sharding";
-  return words;
-}
-
-std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
-  const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
-  const std::string left_out = left_out_in_words(cluster, request);
-  if (gives_every_degree(request))
-    return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), left_out);
-  const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
-                         request[Choice::pp] || request[Choice::cp];
-  return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",
-                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s", left_out);
-}
-
-// One search, from the degrees to the plans. Its space is looked into step by step: a part has all
-// layouts of some degrees, then those with one micro-batch and one kind of tensor parallelism, then
-// those that differ in the order of their axes alone, then a single layout without its cut, whose
-// candidates are made last. The place of a candidate counts parts, layouts in their part, and
-// candidates of a layout.
+// One search, from the degrees to the plans: parts of its space are looked into (open_parts.h), the
+// candidates of layouts are made, and simulated; other cuts of the layouts come last.
 class SpaceSearch {
  public:
   SpaceSearch(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
@@ -90,7 +45,6 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        space_(graph, training, request),
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
@@ -103,15 +57,9 @@ class SpaceSearch {
       makers_.push_back(owned_.back().get());
     }
     counts_.space = space_in_words(graph, cluster, request, options.fewer_devices);
-    floors_.emplace(graph, cluster, training, request, *makers_.front());
-    std::vector<Open> open;
-    for (SpacePart& one : parts_of(space_, cluster, request, options.fewer_devices)) {
-      counts_.candidates += one.layouts;
-      Part part{.step = Step::devices, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
-      part.floor = floors_->of_devices(part.space.spec.mesh.size());
-      open.push_back(open_part(std::move(part)));
-    }
-    add(search_, open);
+    parts_.emplace(graph, cluster, training, request, options.objective, options.fewer_devices, *makers_.front());
+    add(search_, parts_->open_all());
+    counts_.candidates = parts_->count_all();
   }
 
   SearchResult run() {
@@ -130,46 +78,6 @@ class SpaceSearch {
   }
 
  private:
-  static constexpr int place_bits = 38;      // of a layout in its part, with its candidates
-  static constexpr int candidate_bits = 14;
-
-  // What is known of a part.
-  enum class Step {
-    devices,  // with the floor of their number alone
-    degrees,
-    micro_batch_at_peak,   // and tensor parallelism; with the floor of their degrees' devices
-    micro_batch,           // with the floor of its kernels
-    micro_batch_on_links,  // with that of the links that they cross
-    any_recompute,         // with the floor of its schedule and ZeRO stage
-    any_that_fits,         // and of its memory
-    any_order,
-    layout,
-    refined_layout,  // with the best floor that there is
-  };
-  // Groups of a part that differ in their micro-batches, by their floors: while the first is open
-  // it stands for all.
-  struct Groups {
-    ParallelSpec spec;
-    struct Size : SpaceGroups::Size {
-      Seconds floor;
-    };
-    std::vector<Size> sizes;
-  };
-  // Layouts that differ in what all of their stages recompute: the first leaves the choice to each
-  // stage, where stages may choose.
-  using Recomputing = std::vector<PlacedSpec>;
-  struct Part {
-    Step step{};
-    SpacePart space;
-    Floor floor;
-    std::uint64_t place = 0;
-    bool has_to_mix = false;  // layouts: fit only if some stages recompute
-    // With the floor of the peak: the place in its groups.
-    const Groups* groups = nullptr;
-    std::size_t size = 0;
-    const Recomputing* recomputing = nullptr;  // with any recompute
-  };
-
   // Whether stages may differ in what they recompute.
   bool mixes() const { return !request_[Choice::recompute]; }
 
@@ -177,260 +85,19 @@ class SpaceSearch {
     return score(options_.objective, cluster_, spec, time, memory);
   }
 
-  Open open_part(Part part) {
-    MemoryUse least;
-    least.parameters = part.floor.memory;
-    Open open{.bound = score_of(part.space.spec, part.floor.time, least), .place = part.place, .part = parts_.size()};
-    parts_.push_back(std::move(part));
-    open.mesh = &parts_.back().space.spec.mesh;
-    return open;
-  }
-
-  // The same part once more is known of it.
-  Open open_again(std::size_t number, Step step, const Floor& floor) {
-    Part part = parts_[number];
-    part.step = step;
-    part.floor.time = std::max(part.floor.time, floor.time);
-    part.floor.memory = std::max(part.floor.memory, floor.memory);
-    return open_part(std::move(part));
-  }
-
   std::vector<Open> look_into(std::size_t number) {
-    switch (parts_[number].step) {
-      case Step::devices:
-        return {open_again(number, Step::degrees, floors_->of_degrees(parts_[number].space.spec))};
-      case Step::degrees: return look_into_degrees(number);
-      case Step::micro_batch_at_peak:
-        return look_into_groups(number);
-      case Step::micro_batch:
-        return {open_on_links(number)};
-      case Step::micro_batch_on_links:
-        return look_into_micro_batch(number);
-      case Step::any_recompute:
-        return look_for_room(number);
-      case Step::any_that_fits:
-        return look_into_recomputing(number);
-      case Step::any_order:
-        return open_orders(number);
-      case Step::layout:
-        return refine(number);
-      case Step::refined_layout: return make_candidates_of(number);
-    }
-    return {};
+    std::optional<std::vector<Open>> opened = parts_->look_into(number);
+    return opened ? *std::move(opened) : make_candidates_of(parts_->layouts(number));
   }
 
-  // The part holds nothing that fits.
-  std::vector<Open> leave_out(std::size_t number) {
-    counts_.infeasible_memory += parts_[number].space.layouts;
-    left_out_.push_back(number);
-    return {};
-  }
-
-  std::vector<Open> look_into_degrees(std::size_t number) {
-    std::vector<Open> opened;
-    std::vector<std::pair<std::int64_t, Seconds>> floors;  // by micro-batch
-    const auto floor_of = [&](ParallelSpec spec, std::int64_t micro_batch) {
-      const auto known = std::ranges::find(floors, micro_batch, &std::pair<std::int64_t, Seconds>::first);
-      if (known != floors.end()) return known->second;
-      spec.micro_batch = micro_batch;
-      return floors.emplace_back(micro_batch, floors_->of_micro_batch_at_peak(spec).time).second;
-    };
-    for (SpaceGroups& listed : space_.groups(parts_[number].space)) {
-      Groups& groups = groups_.emplace_back(Groups{.spec = std::move(listed.spec), .sizes = {}});
-      for (const SpaceGroups::Size& size : listed.sizes)
-        groups.sizes.push_back({size, floor_of(groups.spec, size.micro_batch)});
-      std::ranges::stable_sort(groups.sizes, {}, &Groups::Size::floor);
-      opened.push_back(open_groups(number, groups, 0));
-    }
-    return opened;
-  }
-
-  // The groups from this size on. `number`: the part that they are in.
-  Open open_groups(std::size_t number, const Groups& groups, std::size_t size) {
-    Part part{.step = Step::micro_batch_at_peak,
-              .space = {.spec = groups.spec, .layouts = 0},
-              .floor = parts_[number].floor,
-              .place = parts_[number].place,
-              .groups = &groups,
-              .size = size};
-    part.space.spec.micro_batch = groups.sizes[size].micro_batch;
-    part.floor.time = std::max(part.floor.time, groups.sizes[size].floor);
-    for (std::size_t i = size; i < groups.sizes.size(); ++i) part.space.layouts += groups.sizes[i].layouts;
-    return open_part(std::move(part));
-  }
-
-  std::vector<Open> look_into_groups(std::size_t number) {
-    std::vector<Open> opened;
-    const Groups& groups = *parts_[number].groups;
-    const std::size_t size = parts_[number].size;
-    if (size + 1 < groups.sizes.size()) opened.push_back(open_groups(number, groups, size + 1));
-    Part& part = parts_[number];
-    part.space.layouts = groups.sizes[size].layouts;
-    if (floors_->lacks_room(part.space.spec))
-      leave_out(number);
-    else
-      opened.push_back(open_again(number, Step::micro_batch, floors_->of_micro_batch(part.space.spec)));
-    return opened;
-  }
-
-  // What the stages of a layout may choose from.
-  std::vector<Recompute> choices_of(const ParallelSpec& spec) const {
-    if (request_[Choice::recompute] || spec.recompute != Recompute::none) return {spec.recompute};
-    return {searched_recomputes().begin(), searched_recomputes().end()};
-  }
-
-  std::uint64_t place_of(std::size_t part, const PlacedSpec& placed) const {
-    return parts_[part].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits);
-  }
-
-  // Layouts of this part. Equal devices hold the same in every order of the axes.
-  std::vector<PlacedSpec> list_layouts(std::size_t number, bool each_order) const {
-    std::vector<PlacedSpec> placed = space_.specs(parts_[number].space);
-    if (!each_order) return placed;
-    std::vector<PlacedSpec> all;
-    for (const PlacedSpec& one : placed) std::ranges::move(space_.orders(one), std::back_inserter(all));
-    return all;
-  }
-
-  Open open_on_links(std::size_t number) {
-    Floor floor = parts_[number].floor;
-    if (options_.objective != Objective::memory) floor.time = floors_->time_on_links(parts_[number].space.spec);
-    return open_again(number, Step::micro_batch_on_links, floor);
-  }
-
-  // Equal devices hold the same in every order of the axes.
-  bool are_equal() const { return cluster_.groups.size() == 1; }
-
-  std::vector<Open> look_into_micro_batch(std::size_t number) {
-    std::vector<std::pair<ParallelSpec, Recomputing>> groups;  // by the layout without recompute
-    for (PlacedSpec& placed : list_layouts(number, !are_equal())) {
-      ParallelSpec key = placed.spec;
-      key.recompute = Recompute::none;
-      auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
-      if (group == groups.end()) group = groups.emplace(group, std::move(key), Recomputing());
-      group->second.push_back(std::move(placed));
-    }
-    std::vector<Open> opened;
-    for (auto& [key, layouts] : groups) {
-      const Recomputing& group = recomputing_.emplace_back(std::move(layouts));
-      Part part{.step = Step::any_recompute,
-                .space = {.spec = group.front().spec, .layouts = 0},
-                .floor = parts_[number].floor,
-                .place = place_of(number, group.front()),
-                .recomputing = &group};
-      for (const PlacedSpec& placed : group) part.space.layouts += placed.orders;
-      if (options_.objective != Objective::memory)
-        part.floor.time =
-            std::max(part.floor.time, are_equal() ? floors_->time_of_any_order(part.space.spec)
-                                                  : floors_->time_of(part.space.spec, choices_of(part.space.spec)));
-      else if (are_equal())
-        part.floor.memory =
-            std::max(part.floor.memory, floors_->memory_by_share(part.space.spec, choices_of(part.space.spec)));
-      opened.push_back(open_part(std::move(part)));
-    }
-    return opened;
-  }
-
-  // What fits with some choice of recompute of its stages is in the first layout.
-  std::vector<Open> look_for_room(std::size_t number) {
-    const ParallelSpec& spec = parts_[number].recomputing->front().spec;
-    const std::vector<Recompute> choices = choices_of(spec);
-    if (!floors_->can_hold(spec, choices)) return leave_out(number);
-    Floor floor = parts_[number].floor;
-    // Equal devices hold the same in every order of the axes.
-    if (options_.objective == Objective::memory) floor.memory = floors_->memory_of(spec, choices, floor.memory);
-    if (floor == parts_[number].floor) return look_into_recomputing(number);
-    return {open_again(number, Step::any_that_fits, floor)};
-  }
-
-  std::vector<Open> look_into_recomputing(std::size_t number) {
-    const Recomputing& group = *parts_[number].recomputing;
-    std::vector<Open> opened;
-    for (const PlacedSpec& placed : group) {
-      const std::vector<Recompute> choices = choices_of(placed.spec);
-      const bool fits_alike = floors_->can_hold(placed.spec, {&placed.spec.recompute, 1});
-      Part part{.step = are_equal() ? Step::any_order : Step::layout,
-                .space = {.spec = placed.spec, .layouts = placed.orders},
-                .floor = parts_[number].floor,
-                .place = parts_[number].place +
-                         (static_cast<std::uint64_t>(placed.place - group.front().place) << candidate_bits),
-                .has_to_mix = choices.size() > 1 && !fits_alike};
-      if (!fits_alike && choices.size() == 1) {
-        parts_.push_back(std::move(part));
-        leave_out(parts_.size() - 1);
-      } else {
-        opened.push_back(are_equal() ? open_part(std::move(part)) : open_layout(std::move(part)));
-      }
-    }
-    return opened;
-  }
-
-  // `part`: of a single layout.
-  Open open_layout(Part part) {
-    const ParallelSpec& spec = part.space.spec;
-    if (options_.objective != Objective::memory)
-      part.floor.time = std::max(part.floor.time, floors_->time_of(spec, choices_of(spec)));
-    return open_part(std::move(part));
-  }
-
-  std::vector<Open> open_orders(std::size_t number) {
-    std::vector<Open> opened;
-    for (PlacedSpec& placed : orders_of(number)) {
-      Part part = parts_[number];
-      part.step = Step::layout;
-      part.space = {.spec = std::move(placed.spec), .layouts = 1};
-      part.place += static_cast<std::uint64_t>(placed.place) << candidate_bits;
-      opened.push_back(open_layout(std::move(part)));
-    }
-    return opened;
-  }
-
-  // The layouts of a part of any order, with places that count from the first.
-  std::vector<PlacedSpec> orders_of(std::size_t number) const {
-    const SpacePart& space = parts_[number].space;
-    return space_.orders({.place = 0, .spec = space.spec, .orders = space.layouts});
-  }
-
-  // All layouts of a part that are not single ones yet, with places that count from where its own
-  // do.
-  std::vector<PlacedSpec> layouts_of(std::size_t number) const {
-    const Part& part = parts_[number];
-    if (part.step == Step::any_order) return orders_of(number);
-    if (part.recomputing == nullptr) return list_layouts(number, true);
-    std::vector<PlacedSpec> all;
-    for (const PlacedSpec& placed : *part.recomputing)
-      if (placed.orders == 1)
-        all.push_back(placed);
-      else
-        std::ranges::move(space_.orders(placed), std::back_inserter(all));
-    const std::int64_t first = part.recomputing->front().place;
-    for (PlacedSpec& one : all) one.place -= first;
-    return all;
-  }
-
-  std::vector<Open> refine(std::size_t number) {
-    const Part& part = parts_[number];
-    const ParallelSpec& spec = part.space.spec;
-    Floor floor = part.floor;
-    const std::vector<Recompute> choices = choices_of(spec);
-    if (options_.objective == Objective::memory)
-      floor.memory = floors_->memory_of(spec, choices, floor.memory);
-    else if (part.has_to_mix)
-      floor.time = std::max(floor.time, floors_->time_within_memory(spec, choices));
-    if (floor == part.floor) return make_candidates_of(number);
-    return {open_again(number, Step::refined_layout, floor)};
-  }
-
-  std::vector<Open> make_candidates_of(std::size_t number) {
-    const Part& part = parts_[number];
-    MadeCandidates made =
-        make_candidates(std::span(makers_).first(1), {&part.space.spec, 1}, mixes(), options_.objective);
-    counts_.candidates += made.count - part.space.layouts;
+  // `part`: a single layout.
+  std::vector<Open> make_candidates_of(const OpenParts::Layouts& part) {
+    MadeCandidates made = make_candidates(std::span(makers_).first(1), {&part.spec, 1}, mixes(), options_.objective);
+    counts_.candidates += made.count - part.count;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for;
     // zero-bubble ones have no others in any case.
-    if (runs_backward_in_parts(part.space.spec.schedule) ||
-        (has_few_cuts(part.space.spec) && !request_[Choice::schedule])) {
+    if (runs_backward_in_parts(part.spec.schedule) || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
       made.others.clear();
       made.others_from = Seconds(std::numeric_limits<double>::infinity());
       made.least_memory_left.reset();
@@ -440,7 +107,7 @@ class SpaceSearch {
       other.time = std::max(other.time, part.floor.time);
       others_.emplace_back(part.place, std::move(other));
     }
-    leave(score_of_second(part.space.spec) * std::max(made.others_from, part.floor.time).value);
+    leave(score_of_second(part.spec) * std::max(made.others_from, part.floor.time).value);
     if (made.least_memory_left) leave(static_cast<double>(made.least_memory_left->count));
     // The smallest candidate that fits; where none fits, the smallest of all.
     const auto take_smallest = [this](const Candidate& one, bool fits) {
@@ -486,9 +153,8 @@ class SpaceSearch {
 
   SimulatedSpec simulate_one(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models) const {
     const Placements& placements = maker.placements_of(spec);
-    return options_.steps != nullptr
-               ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
-               : simulate_soon(graph_, cluster_, training_, spec, placements, models);
+    return options_.steps != nullptr ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
+                                     : simulate_soon(graph_, cluster_, training_, spec, placements, models);
   }
 
   // The candidates are those that were last found new, in this order.
@@ -668,46 +334,9 @@ class SpaceSearch {
 
   // Where nothing fits, the candidate that needs the least memory is in a part that was left out.
   void find_smallest() {
-    std::vector<std::size_t> left = std::exchange(left_out_, {});
-    const auto needs_more = [this](std::size_t a, std::size_t b) {
-      return std::pair(parts_[a].floor.memory, parts_[a].place) > std::pair(parts_[b].floor.memory, parts_[b].place);
-    };
-    std::ranges::make_heap(left, needs_more);
-    const auto add_left = [&](Part part) {
-      parts_.push_back(std::move(part));
-      left.push_back(parts_.size() - 1);
-      std::ranges::push_heap(left, needs_more);
-    };
-    while (!left.empty()) {
-      std::ranges::pop_heap(left, needs_more);
-      const std::size_t number = left.back();
-      left.pop_back();
-      Part part = parts_[number];
-      if (smallest_ && part.floor.memory >= smallest_->bound.memory.peak()) break;
-      if (part.step < Step::layout) {
-        std::vector<PlacedSpec> layouts = layouts_of(number);
-        part.step = Step::layout;
-        part.recomputing = nullptr;
-        part.space.layouts = 1;
-        for (PlacedSpec& placed : layouts) {
-          part.place = place_of(number, placed);
-          part.space.spec = std::move(placed.spec);
-          add_left(part);
-        }
-        continue;
-      }
-      if (part.step != Step::refined_layout) {
-        part.step = Step::refined_layout;
-        const Bytes floor = floors_->memory_of(part.space.spec, choices_of(part.space.spec), part.floor.memory);
-        if (floor > part.floor.memory) {
-          part.floor.memory = floor;
-          add_left(std::move(part));
-          continue;
-        }
-      }
-      counts_.infeasible_memory -= part.space.layouts;
-      make_candidates_of(number);
-    }
+    while (const std::optional<OpenParts::Layouts> layout =
+               parts_->take_smallest_left_out(smallest_ ? std::optional(smallest_->bound.memory.peak()) : std::nullopt))
+      make_candidates_of(*layout);
   }
 
   SearchResult take_result() {
@@ -715,6 +344,7 @@ class SpaceSearch {
     SearchResult result;
     if (smallest_) result.smallest = makers_.front()->with_times(*smallest_);
     result.counts = counts_;
+    result.counts.infeasible_memory += parts_->count_left_out();
     if (!best_score(search_)) return result;
     const Score winner = *best_score(search_);
     // A plan that takes equally long is no better, however little memory it needs; one that needs
@@ -725,7 +355,7 @@ class SpaceSearch {
     result.counts.certified = search_.open.empty() || is_no_better(search_.open.front().bound);
     for (const Open& left : search_.open)
       if (is_no_better(left.bound))
-        result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : parts_[left.part].space.layouts;
+        result.counts.pruned_by_bound += left.candidate != nullptr ? 1 : parts_->count(left.part);
     if (!result.counts.certified) {
       const Score& bound = search_.open.front().bound;
       result.counts.gap =
@@ -784,15 +414,10 @@ class SpaceSearch {
   const TrainingSpec& training_;
   const LayoutRequest& request_;
   const SearchOptions& options_;
-  Space space_;
   std::vector<std::unique_ptr<CandidateMaker>> owned_;
   std::vector<CandidateMaker*> makers_;  // by thread
-  std::optional<LayoutFloors> floors_;
-  std::deque<Part> parts_;
-  std::deque<Groups> groups_;
-  std::deque<Recomputing> recomputing_;
-  std::vector<std::size_t> left_out_;  // parts that hold nothing that fits
-  std::deque<Candidate> candidates_;   // those that fit
+  std::optional<OpenParts> parts_;
+  std::deque<Candidate> candidates_;  // those that fit
   BestFirst search_;
   std::vector<CandidateWork> known_;
   SearchCounts counts_;
@@ -801,7 +426,7 @@ class SpaceSearch {
   // Layouts with other cuts than those of their candidates, with their places.
   std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
   double least_left_ = std::numeric_limits<double>::infinity();  // of the scores of other cuts
-  std::int64_t calls_ = 0;  // simulated so far
+  std::int64_t calls_ = 0;                                       // simulated so far
 };
 
 }  // namespace

@@ -409,6 +409,17 @@ std::int64_t Estimator::share_slots(std::span<const HeldStage> held, bool inputs
   return head;
 }
 
+// Asked for one rank after the other.
+const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape) {
+  const std::array wanted{shape.ranks, shape.stages, shape.micro_batches, shape.group};
+  if (!last_inputs_ || last_inputs_->actions != schedule.actions || last_inputs_->shape != wanted) {
+    last_inputs_ = Inputs{.actions = schedule.actions, .shape = wanted, .of_rank = {}};
+    for (const std::vector<Action>& actions : schedule.actions(shape).ranks)
+      last_inputs_->of_rank.push_back(input_buffers(actions));
+  }
+  return last_inputs_->of_rank;
+}
+
 MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
                                     const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
   buckets_.clear();
@@ -462,7 +473,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   int inputs = 0;
   if (input > 0)
     inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
-                              : play_slots(schedule.actions(shape), rank, spec.input_slots).inputs;
+                              : inputs_of_ranks(schedule, shape)[static_cast<std::size_t>(rank)];
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .for_weights = for_weights_,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -280,6 +281,15 @@ class Estimator {
   std::map<DeviceMesh, MeshView> views_;
   Bytes overhead_of(const DeviceMesh& mesh);  // memory_overhead, the last one kept
   std::optional<std::pair<DeviceMesh, Bytes>> last_overhead_;
+  // The buffers for arriving activations, by rank of a pipeline whose ranks hold several stages:
+  // the last ones kept.
+  const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape);
+  struct Inputs {
+    Schedule (*actions)(const PipelineShape& shape) = nullptr;
+    std::array<int, 4> shape{};  // ranks, stages, micro-batches and groups of these
+    std::vector<int> of_rank;
+  };
+  std::optional<Inputs> last_inputs_;
   // By bucket_key, network and environment.
   std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
   // Buffers that estimates reuse.

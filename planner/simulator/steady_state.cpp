@@ -103,7 +103,7 @@ class Reaching {
   int of_calls(std::size_t rank) const {
     const PlayedRank& own = step_.shortest.ranks[rank];
     const Repeat& repeat = step_.middle[rank];
-    std::vector<int> numbers(own.list.calls.size());  // by call
+    std::vector<int> numbers(own.list.calls.size());      // by call
     std::array<std::optional<int>, stream_count> before;  // by stream, of the call before
     int reach = 0;
     for (int t = 0; t < repeat.end_task; ++t) {
@@ -124,7 +124,7 @@ class Reaching {
   }
 
   const RepeatingStep& step_;
-  std::vector<std::vector<int>> numbers_;               // by rank and task
+  std::vector<std::vector<int>> numbers_;                // by rank and task
   std::vector<std::array<std::vector<int>, 2>> stages_;  // numbers by stage, flow and micro-batch
 };
 

@@ -14,9 +14,9 @@ namespace parplan {
 // number is that of the last forward that its rank began before it, of whichever stage. Calls wait
 // for calls of their own rank, and meet those of others, that are equally far back wherever the
 // middle repeats itself. If, on every rank, all that calls of the numbers [end - window, end) do is
-// apart from their counterparts by one time, and the window is longer than any of them reaches back,
-// then the same holds for all that follow in the middle, one after the other, as long as it is made:
-// what happens next depends on differences of these times alone.
+// apart from their counterparts by one time, and the window is longer than any of them reaches
+// back, then the same holds for all that follow in the middle, one after the other, however long it
+// is made: what happens next depends on differences of these times alone.
 struct SteadyState {
   int period = 0;  // forwards
   Seconds later;
@@ -42,10 +42,10 @@ struct ExtendedStep {
   int micro_batches = 0;              // that were played
   std::optional<SteadyState> steady;  // nothing where all of it was played
 };
-// Plays the step of `micro_batches`, which are more than the shortest step's by whole periods of it:
-// until it is steady, and then the end. The periods in between take the time of one, and send what
-// one does, each. Equal to the step in full up to rounding. Calls in `step` are apart, and crossings
-// noted, where `details` are asked for.
+// Plays the step of `micro_batches`, which are more than the shortest step's by whole periods of
+// it: until it is steady, and then the end. The periods in between take the time of one, and send
+// what one does, each. Equal to the step in full up to rounding. Calls in `step` are apart, and
+// crossings noted, where `details` are asked for.
 ExtendedStep play_until_steady(const RepeatingStep& step, int micro_batches, StepDetails* details = nullptr);
 
 }  // namespace parplan

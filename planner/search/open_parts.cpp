@@ -1,0 +1,340 @@
+#include "planner/search/open_parts.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "planner/search/space_rows.h"
+
+namespace parplan {
+namespace {
+
+constexpr int place_bits = 38;  // of a layout in its part, with its candidates
+constexpr int candidate_bits = 14;
+
+// The degrees to consider: all that the devices allow, or those that use all of them.
+std::vector<SpacePart> parts_of(Space& space, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  if (gives_every_degree(request)) return space.parts(static_cast<int>(product_of_degrees(request)), Devices::exactly);
+  return space.parts(cluster.devices(), fewer ? Devices::at_most : Devices::exactly);
+}
+
+}  // namespace
+
+OpenParts::OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                     const LayoutRequest& request, Objective objective, bool fewer_devices, CandidateMaker& maker)
+    : cluster_(cluster),
+      request_(request),
+      objective_(objective),
+      fewer_devices_(fewer_devices),
+      space_(graph, training, request),
+      floors_(graph, cluster, training, request, maker) {}
+
+std::vector<Open> OpenParts::open_all() {
+  std::vector<Open> open;
+  for (SpacePart& one : parts_of(space_, cluster_, request_, fewer_devices_)) {
+    count_all_ += one.layouts;
+    Part part{.step = Step::devices, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
+    part.floor = floors_.of_devices(part.space.spec.mesh.size());
+    open.push_back(open_part(std::move(part)));
+  }
+  return open;
+}
+
+OpenParts::Layouts OpenParts::layouts(std::size_t number) const {
+  const Part& part = parts_[number];
+  return {.spec = part.space.spec, .count = part.space.layouts, .floor = part.floor, .place = part.place};
+}
+
+Open OpenParts::open_part(Part part) {
+  MemoryUse least;
+  least.parameters = part.floor.memory;
+  Open open{.bound = score(objective_, cluster_, part.space.spec, part.floor.time, least),
+            .place = part.place,
+            .part = parts_.size()};
+  parts_.push_back(std::move(part));
+  open.mesh = &parts_.back().space.spec.mesh;
+  return open;
+}
+
+// The same part once more is known of it.
+Open OpenParts::open_again(std::size_t number, Step step, const Floor& floor) {
+  Part part = parts_[number];
+  part.step = step;
+  part.floor.time = std::max(part.floor.time, floor.time);
+  part.floor.memory = std::max(part.floor.memory, floor.memory);
+  return open_part(std::move(part));
+}
+
+std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number) {
+  switch (parts_[number].step) {
+    case Step::devices:
+      return std::vector{open_again(number, Step::degrees, floors_.of_degrees(parts_[number].space.spec))};
+    case Step::degrees:
+      return look_into_degrees(number);
+    case Step::micro_batch_at_peak:
+      return look_into_groups(number);
+    case Step::micro_batch:
+      return std::vector{open_on_links(number)};
+    case Step::micro_batch_on_links:
+      return look_into_micro_batch(number);
+    case Step::any_recompute:
+      return look_for_room(number);
+    case Step::any_that_fits:
+      return look_into_recomputing(number);
+    case Step::any_order:
+      return open_orders(number);
+    case Step::layout:
+      return refine(number);
+    case Step::refined_layout:
+      break;
+  }
+  return std::nullopt;
+}
+
+// The part holds nothing that fits.
+std::vector<Open> OpenParts::leave_out(std::size_t number) {
+  count_left_out_ += parts_[number].space.layouts;
+  left_out_.push_back(number);
+  return {};
+}
+
+std::vector<Open> OpenParts::look_into_degrees(std::size_t number) {
+  std::vector<Open> opened;
+  std::vector<std::pair<std::int64_t, Seconds>> floors;  // by micro-batch
+  const auto floor_of = [&](ParallelSpec spec, std::int64_t micro_batch) {
+    const auto known = std::ranges::find(floors, micro_batch, &std::pair<std::int64_t, Seconds>::first);
+    if (known != floors.end()) return known->second;
+    spec.micro_batch = micro_batch;
+    return floors.emplace_back(micro_batch, floors_.of_micro_batch_at_peak(spec).time).second;
+  };
+  for (SpaceGroups& listed : space_.groups(parts_[number].space)) {
+    Groups& groups = groups_.emplace_back(Groups{.spec = std::move(listed.spec), .sizes = {}});
+    for (const SpaceGroups::Size& size : listed.sizes)
+      groups.sizes.push_back({size, floor_of(groups.spec, size.micro_batch)});
+    std::ranges::stable_sort(groups.sizes, {}, &Groups::Size::floor);
+    opened.push_back(open_groups(number, groups, 0));
+  }
+  return opened;
+}
+
+// The groups from this size on. `number`: the part that they are in.
+Open OpenParts::open_groups(std::size_t number, const Groups& groups, std::size_t size) {
+  Part part{.step = Step::micro_batch_at_peak,
+            .space = {.spec = groups.spec, .layouts = 0},
+            .floor = parts_[number].floor,
+            .place = parts_[number].place,
+            .groups = &groups,
+            .size = size};
+  part.space.spec.micro_batch = groups.sizes[size].micro_batch;
+  part.floor.time = std::max(part.floor.time, groups.sizes[size].floor);
+  for (std::size_t i = size; i < groups.sizes.size(); ++i) part.space.layouts += groups.sizes[i].layouts;
+  return open_part(std::move(part));
+}
+
+std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
+  std::vector<Open> opened;
+  const Groups& groups = *parts_[number].groups;
+  const std::size_t size = parts_[number].size;
+  if (size + 1 < groups.sizes.size()) opened.push_back(open_groups(number, groups, size + 1));
+  Part& part = parts_[number];
+  part.space.layouts = groups.sizes[size].layouts;
+  if (floors_.lacks_room(part.space.spec))
+    leave_out(number);
+  else
+    opened.push_back(open_again(number, Step::micro_batch, floors_.of_micro_batch(part.space.spec)));
+  return opened;
+}
+
+// What the stages of a layout may choose from.
+std::vector<Recompute> OpenParts::choices_of(const ParallelSpec& spec) const {
+  if (request_[Choice::recompute] || spec.recompute != Recompute::none) return {spec.recompute};
+  return {searched_recomputes().begin(), searched_recomputes().end()};
+}
+
+std::uint64_t OpenParts::place_of(std::size_t part, const PlacedSpec& placed) const {
+  return parts_[part].place + (static_cast<std::uint64_t>(placed.place) << candidate_bits);
+}
+
+// Layouts of this part. Equal devices hold the same in every order of the axes.
+std::vector<PlacedSpec> OpenParts::list_layouts(std::size_t number, bool each_order) const {
+  std::vector<PlacedSpec> placed = space_.specs(parts_[number].space);
+  if (!each_order) return placed;
+  std::vector<PlacedSpec> all;
+  for (const PlacedSpec& one : placed) std::ranges::move(space_.orders(one), std::back_inserter(all));
+  return all;
+}
+
+Open OpenParts::open_on_links(std::size_t number) {
+  Floor floor = parts_[number].floor;
+  if (objective_ != Objective::memory) floor.time = floors_.time_on_links(parts_[number].space.spec);
+  return open_again(number, Step::micro_batch_on_links, floor);
+}
+
+std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
+  std::vector<std::pair<ParallelSpec, Recomputing>> groups;  // by the layout without recompute
+  for (PlacedSpec& placed : list_layouts(number, !are_equal())) {
+    ParallelSpec key = placed.spec;
+    key.recompute = Recompute::none;
+    auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
+    if (group == groups.end()) group = groups.emplace(group, std::move(key), Recomputing());
+    group->second.push_back(std::move(placed));
+  }
+  std::vector<Open> opened;
+  for (auto& [key, layouts] : groups) {
+    const Recomputing& group = recomputing_.emplace_back(std::move(layouts));
+    Part part{.step = Step::any_recompute,
+              .space = {.spec = group.front().spec, .layouts = 0},
+              .floor = parts_[number].floor,
+              .place = place_of(number, group.front()),
+              .recomputing = &group};
+    for (const PlacedSpec& placed : group) part.space.layouts += placed.orders;
+    if (objective_ != Objective::memory)
+      part.floor.time =
+          std::max(part.floor.time, are_equal() ? floors_.time_of_any_order(part.space.spec)
+                                                : floors_.time_of(part.space.spec, choices_of(part.space.spec)));
+    else if (are_equal())
+      part.floor.memory =
+          std::max(part.floor.memory, floors_.memory_by_share(part.space.spec, choices_of(part.space.spec)));
+    opened.push_back(open_part(std::move(part)));
+  }
+  return opened;
+}
+
+// What fits with some choice of recompute of its stages is in the first layout.
+std::vector<Open> OpenParts::look_for_room(std::size_t number) {
+  const ParallelSpec& spec = parts_[number].recomputing->front().spec;
+  const std::vector<Recompute> choices = choices_of(spec);
+  if (!floors_.can_hold(spec, choices)) return leave_out(number);
+  Floor floor = parts_[number].floor;
+  // Equal devices hold the same in every order of the axes.
+  if (objective_ == Objective::memory) floor.memory = floors_.memory_of(spec, choices, floor.memory);
+  if (floor == parts_[number].floor) return look_into_recomputing(number);
+  return {open_again(number, Step::any_that_fits, floor)};
+}
+
+std::vector<Open> OpenParts::look_into_recomputing(std::size_t number) {
+  const Recomputing& group = *parts_[number].recomputing;
+  std::vector<Open> opened;
+  for (const PlacedSpec& placed : group) {
+    const std::vector<Recompute> choices = choices_of(placed.spec);
+    const bool fits_alike = floors_.can_hold(placed.spec, {&placed.spec.recompute, 1});
+    Part part{.step = are_equal() ? Step::any_order : Step::layout,
+              .space = {.spec = placed.spec, .layouts = placed.orders},
+              .floor = parts_[number].floor,
+              .place = parts_[number].place +
+                       (static_cast<std::uint64_t>(placed.place - group.front().place) << candidate_bits),
+              .has_to_mix = choices.size() > 1 && !fits_alike};
+    if (!fits_alike && choices.size() == 1) {
+      parts_.push_back(std::move(part));
+      leave_out(parts_.size() - 1);
+    } else {
+      opened.push_back(are_equal() ? open_part(std::move(part)) : open_layout(std::move(part)));
+    }
+  }
+  return opened;
+}
+
+// `part`: of a single layout.
+Open OpenParts::open_layout(Part part) {
+  const ParallelSpec& spec = part.space.spec;
+  if (objective_ != Objective::memory)
+    part.floor.time = std::max(part.floor.time, floors_.time_of(spec, choices_of(spec)));
+  return open_part(std::move(part));
+}
+
+std::vector<Open> OpenParts::open_orders(std::size_t number) {
+  std::vector<Open> opened;
+  for (PlacedSpec& placed : orders_of(number)) {
+    Part part = parts_[number];
+    part.step = Step::layout;
+    part.space = {.spec = std::move(placed.spec), .layouts = 1};
+    part.place += static_cast<std::uint64_t>(placed.place) << candidate_bits;
+    opened.push_back(open_layout(std::move(part)));
+  }
+  return opened;
+}
+
+// The layouts of a part of any order, with places that count from the first.
+std::vector<PlacedSpec> OpenParts::orders_of(std::size_t number) const {
+  const SpacePart& space = parts_[number].space;
+  return space_.orders({.place = 0, .spec = space.spec, .orders = space.layouts});
+}
+
+// All layouts of a part that are not single ones yet, with places that count from where its own
+// do.
+std::vector<PlacedSpec> OpenParts::layouts_of(std::size_t number) const {
+  const Part& part = parts_[number];
+  if (part.step == Step::any_order) return orders_of(number);
+  if (part.recomputing == nullptr) return list_layouts(number, true);
+  std::vector<PlacedSpec> all;
+  for (const PlacedSpec& placed : *part.recomputing)
+    if (placed.orders == 1)
+      all.push_back(placed);
+    else
+      std::ranges::move(space_.orders(placed), std::back_inserter(all));
+  const std::int64_t first = part.recomputing->front().place;
+  for (PlacedSpec& one : all) one.place -= first;
+  return all;
+}
+
+std::optional<std::vector<Open>> OpenParts::refine(std::size_t number) {
+  const Part& part = parts_[number];
+  const ParallelSpec& spec = part.space.spec;
+  Floor floor = part.floor;
+  const std::vector<Recompute> choices = choices_of(spec);
+  if (objective_ == Objective::memory)
+    floor.memory = floors_.memory_of(spec, choices, floor.memory);
+  else if (part.has_to_mix)
+    floor.time = std::max(floor.time, floors_.time_within_memory(spec, choices));
+  if (floor == part.floor) return std::nullopt;
+  return std::vector{open_again(number, Step::refined_layout, floor)};
+}
+
+void OpenParts::keep_left_out(Part part) {
+  parts_.push_back(std::move(part));
+  left_out_.push_back(parts_.size() - 1);
+}
+
+std::optional<OpenParts::Layouts> OpenParts::take_smallest_left_out(std::optional<Bytes> most) {
+  const auto needs_more = [this](std::size_t a, std::size_t b) {
+    return std::pair(parts_[a].floor.memory, parts_[a].place) > std::pair(parts_[b].floor.memory, parts_[b].place);
+  };
+  if (!std::exchange(is_heap_, true)) std::ranges::make_heap(left_out_, needs_more);
+  const auto add_left_out = [&](Part part) {
+    keep_left_out(std::move(part));
+    std::ranges::push_heap(left_out_, needs_more);
+  };
+  while (!left_out_.empty()) {
+    std::ranges::pop_heap(left_out_, needs_more);
+    const std::size_t number = left_out_.back();
+    left_out_.pop_back();
+    Part part = parts_[number];
+    if (most && part.floor.memory >= *most) break;
+    if (part.step < Step::layout) {
+      std::vector<PlacedSpec> layouts = layouts_of(number);
+      part.step = Step::layout;
+      part.recomputing = nullptr;
+      part.space.layouts = 1;
+      for (PlacedSpec& placed : layouts) {
+        part.place = place_of(number, placed);
+        part.space.spec = std::move(placed.spec);
+        add_left_out(part);
+      }
+      continue;
+    }
+    if (part.step != Step::refined_layout) {
+      part.step = Step::refined_layout;
+      const Bytes floor = floors_.memory_of(part.space.spec, choices_of(part.space.spec), part.floor.memory);
+      if (floor > part.floor.memory) {
+        part.floor.memory = floor;
+        add_left_out(std::move(part));
+        continue;
+      }
+    }
+    count_left_out_ -= part.space.layouts;
+    return layouts(number);
+  }
+  return std::nullopt;
+}
+
+}  // namespace parplan

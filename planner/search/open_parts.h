@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "planner/cluster/cluster.h"
+#include "planner/graph/op_graph.h"
+#include "planner/graph/training_spec.h"
+#include "planner/plan/layout_choices.h"
+#include "planner/plan/objective.h"
+#include "planner/search/best_first.h"
+#include "planner/search/candidates.h"
+#include "planner/search/layout_floors.h"
+#include "planner/search/space.h"
+
+namespace parplan {
+
+// The parts of a space that a search has opened. A part is looked into step by step: it has all
+// layouts of some degrees, then those with one micro-batch and one kind of tensor parallelism, then
+// those that differ in the order of their axes alone, then a single layout without its cut. Each
+// step tells more of what nothing in the part can beat. The arguments must outlive it; used by one
+// thread.
+class OpenParts {
+ public:
+  OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
+            Objective objective, bool fewer_devices, CandidateMaker& maker);
+
+  // All parts, of which only the degrees are known.
+  std::vector<Open> open_all();
+  // What is open instead of a part once it has been looked into; nothing where it is a single
+  // layout of which no more can be told: its candidates are next.
+  std::optional<std::vector<Open>> look_into(std::size_t number);
+
+  struct Layouts {
+    ParallelSpec spec;  // with what has been chosen
+    std::int64_t count = 0;
+    Floor floor;
+    // Counts parts, layouts in their part, and the candidates that a layout may have.
+    std::uint64_t place = 0;
+  };
+  Layouts layouts(std::size_t number) const;
+  std::int64_t count(std::size_t number) const { return parts_[number].space.layouts; }
+  std::int64_t count_all() const { return count_all_; }
+  // Those of parts that were left out, since nothing in them fits.
+  std::int64_t count_left_out() const { return count_left_out_; }
+  // The single layout of these that needs the least memory by its floor, taken out of them; nothing
+  // where each needs at least `most`.
+  std::optional<Layouts> take_smallest_left_out(std::optional<Bytes> most);
+
+ private:
+  // What is known of a part.
+  enum class Step {
+    devices,  // with the floor of their number alone
+    degrees,
+    micro_batch_at_peak,   // and tensor parallelism; with the floor of their degrees' devices
+    micro_batch,           // with the floor of its kernels
+    micro_batch_on_links,  // with that of the links that they cross
+    any_recompute,         // with the floor of its schedule and ZeRO stage
+    any_that_fits,         // and of its memory
+    any_order,
+    layout,
+    refined_layout,  // with the best floor that there is
+  };
+  // Groups of a part that differ in their micro-batches, by their floors: while the first is open
+  // it stands for all.
+  struct Groups {
+    ParallelSpec spec;
+    struct Size : SpaceGroups::Size {
+      Seconds floor;
+    };
+    std::vector<Size> sizes;
+  };
+  // Layouts that differ in what all of their stages recompute: the first leaves the choice to each
+  // stage, where stages may choose.
+  using Recomputing = std::vector<PlacedSpec>;
+  struct Part {
+    Step step{};
+    SpacePart space;
+    Floor floor;
+    std::uint64_t place = 0;
+    bool has_to_mix = false;  // layouts: fit only if some stages recompute
+    // With the floor of the peak: the place in its groups.
+    const Groups* groups = nullptr;
+    std::size_t size = 0;
+    const Recomputing* recomputing = nullptr;  // with any recompute
+  };
+
+  // Equal devices hold the same in every order of the axes.
+  bool are_equal() const { return cluster_.groups.size() == 1; }
+  std::vector<Recompute> choices_of(const ParallelSpec& spec) const;
+  std::uint64_t place_of(std::size_t part, const PlacedSpec& placed) const;
+  std::vector<PlacedSpec> list_layouts(std::size_t number, bool each_order) const;
+  std::vector<PlacedSpec> orders_of(std::size_t number) const;
+  std::vector<PlacedSpec> layouts_of(std::size_t number) const;
+
+  Open open_part(Part part);
+  Open open_again(std::size_t number, Step step, const Floor& floor);
+  Open open_groups(std::size_t number, const Groups& groups, std::size_t size);
+  Open open_on_links(std::size_t number);
+  Open open_layout(Part part);
+  std::vector<Open> leave_out(std::size_t number);
+  std::vector<Open> look_into_degrees(std::size_t number);
+  std::vector<Open> look_into_groups(std::size_t number);
+  std::vector<Open> look_into_micro_batch(std::size_t number);
+  std::vector<Open> look_for_room(std::size_t number);
+  std::vector<Open> look_into_recomputing(std::size_t number);
+  std::vector<Open> open_orders(std::size_t number);
+  std::optional<std::vector<Open>> refine(std::size_t number);
+  void keep_left_out(Part part);
+
+  const Cluster& cluster_;
+  const LayoutRequest& request_;
+  Objective objective_{};
+  bool fewer_devices_ = true;
+  Space space_;
+  LayoutFloors floors_;
+  std::deque<Part> parts_;
+  std::deque<Groups> groups_;
+  std::deque<Recomputing> recomputing_;
+  std::vector<std::size_t> left_out_;  // parts that hold nothing that fits
+  std::int64_t count_all_ = 0, count_left_out_ = 0;
+  bool is_heap_ = false;  // left_out_, once the smallest has been asked for
+};
+
+}  // namespace parplan

@@ -1,0 +1,47 @@
+#include "planner/search/space_in_words.h"
+
+#include <cstdint>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "planner/plan/parallel_spec.h"
+#include "planner/search/space.h"
+
+namespace parplan {
+namespace {
+
+// What the space leaves out of the layouts of its degrees, each after a comma.
+std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& request) {
+  std::string words;
+  if (cluster.devices() == 1) return words;
+  const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
+  const std::int64_t zero_stage = given<std::int64_t>(request, Choice::zero_stage).value_or(0);
+  const bool has_pipelines = given<std::int64_t>(request, Choice::pp).value_or(2) > 1;
+  if (schedule && runs_backward_in_parts(*schedule))
+    words += ", in the fastest cut of each layout, with ZeRO-0 or 1";
+  else if (schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
+    words += ", in the fastest cut of each layout";
+  else if (!schedule && has_pipelines && zero_stage <= 1)
+    words += request[Choice::stage_blocks] ? ", no zero_bubble_h1"
+                                           : ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1";
+  const bool shards =
+      given<std::int64_t>(request, Choice::dp).value_or(2) > 1 && (zero_stage > 0 || !request[Choice::zero_stage]);
+  if (shards && !request[Choice::dp_shard]) words += ", no hybrid sharding";
+  return words;
+}
+
+}  // namespace
+
+std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
+  const std::string left_out = left_out_in_words(cluster, request);
+  if (gives_every_degree(request))
+    return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), left_out);
+  const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
+                         request[Choice::pp] || request[Choice::cp];
+  return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",
+                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s", left_out);
+}
+
+}  // namespace parplan
