@@ -14,8 +14,8 @@ namespace parplan {
 
 namespace {
 
-// As the search of the whole space: layouts are opened with their floors; whether they fit is
-// asked, and their candidates are made, once their turn comes.
+// As the search of the whole space: layouts are opened with floors of their time; whether they fit
+// is asked, and their candidates are made, once their turn comes.
 class AmongSpecs {
  public:
   AmongSpecs(const ExplainedPlan& explained, CandidateMaker& maker, std::span<const ParallelSpec> specs)
@@ -24,11 +24,7 @@ class AmongSpecs {
         specs_(specs),
         floors_(explained.graph, cluster(), explained.plan.training, request_, maker) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      const ParallelSpec& spec = specs[i];
-      const Open open{.bound = counted(spec, floors_.time_of(spec, choices_of(spec)), {}),
-                      .place = static_cast<std::uint64_t>(i) << candidate_bits,
-                      .part = i,
-                      .mesh = &spec.mesh};
+      const Open open = opened(i, floors_.of_micro_batch(specs[i]).time);
       add(search_, {&open, 1});
     }
   }
@@ -69,11 +65,25 @@ class AmongSpecs {
     return spec.recompute == Recompute::none ? searched_recomputes() : std::span(&spec.recompute, 1);
   }
 
+  // Layouts are numbered, and once more where the best floor is known.
+  Open opened(std::size_t number, Seconds floor) const {
+    const std::size_t i = number % specs_.size();
+    return {.bound = counted(specs_[i], floor, {}),
+            .place = static_cast<std::uint64_t>(i) << candidate_bits,
+            .part = number,
+            .mesh = &specs_[i].mesh};
+  }
+
   std::vector<Open> look_into(const Open& part) {
+    const bool has_best_floor = part.part >= specs_.size();
+    const std::size_t number = part.part % specs_.size();
+    const ParallelSpec& layout = specs_[number];
+    if (!has_best_floor)
+      return {opened(number + specs_.size(),
+                     std::max(floors_.of_micro_batch(layout).time, floors_.time_of(layout, choices_of(layout))))};
     std::vector<Open> opened;
-    const ParallelSpec& layout = specs_[part.part];
     if (!floors_.can_hold(layout, choices_of(layout))) return opened;
-    for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(part.part, 1), true).fitting) {
+    for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(number, 1), true).fitting) {
       const Candidate& candidate = candidates_.emplace_back(std::move(one));
       opened.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                         .place = part.place + opened.size(),

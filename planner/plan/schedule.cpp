@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <map>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -48,21 +47,21 @@ std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank
   done.fill(no_marks(schedule.stages(), micro_batches));
   std::vector<int> last_backward(schedule.rank_of_stage.size(), -1), last_weights = last_backward;
   for (const Action& action : schedule.ranks[rank]) {
-    const std::string text = write_action(action);
+    const auto text = [&] { return write_action(action); };
     const int stage = action.stage;
     if (std::ranges::find(held, stage) == held.end())
-      return fmt::format("{} lists {}, an action of stage {}", lister, text, stage);
+      return fmt::format("{} lists {}, an action of stage {}", lister, text(), stage);
     if (action.micro_batch < 0 || action.micro_batch >= micro_batches)
-      return fmt::format("stage {} lists {}, and there are {} micro-batches, numbered from 0", stage, text,
+      return fmt::format("stage {} lists {}, and there are {} micro-batches, numbered from 0", stage, text(),
                          micro_batches);
     const auto m = static_cast<std::size_t>(action.micro_batch);
-    if (done[index_of(action.phase)][stage][m]) return fmt::format("stage {} runs {} twice", stage, text);
+    if (done[index_of(action.phase)][stage][m]) return fmt::format("stage {} runs {} twice", stage, text());
     done[index_of(action.phase)][stage][m] = true;
     if (action.phase == Phase::forward) continue;
     const auto is_done = [&](Phase phase) { return static_cast<bool>(done[index_of(phase)][stage][m]); };
     const auto same = [&](Phase phase) { return write_action({stage, phase, action.micro_batch}); };
     const Phase needed = action.phase == Phase::backward_weights ? Phase::backward_inputs : Phase::forward;
-    if (!is_done(needed)) return fmt::format("stage {} runs {} before {}", stage, text, same(needed));
+    if (!is_done(needed)) return fmt::format("stage {} runs {} before {}", stage, text(), same(needed));
     if (is_done(Phase::backward) && (is_done(Phase::backward_inputs) || is_done(Phase::backward_weights)))
       return fmt::format("stage {} runs {} and {}; a backward is one action (B) or two (I and W)", stage,
                          same(Phase::backward), same(Phase::backward_inputs));
@@ -75,11 +74,11 @@ std::optional<std::string> find_fault_of_rank(const Schedule& schedule, int rank
                            : in_flow            ? Phase::backward_inputs
                                                 : Phase::backward_weights;
       return fmt::format("stage {} runs {} after {}; backwards must run in ascending order of micro-batches", stage,
-                         text, write_action({stage, before, last}));
+                         text(), write_action({stage, before, last}));
     }
     if (action.phase == Phase::backward && action.micro_batch < last_weights[stage])
       return fmt::format("stage {} runs {} after {}; backwards must run in ascending order of micro-batches", stage,
-                         text, write_action({stage, Phase::backward_weights, last_weights[stage]}));
+                         text(), write_action({stage, Phase::backward_weights, last_weights[stage]}));
     if (action.phase != Phase::backward_weights) last_backward[stage] = action.micro_batch;
     if (action.phase != Phase::backward_inputs) last_weights[stage] = action.micro_batch;
   }
@@ -130,11 +129,11 @@ class DryRun {
       : schedule_(schedule),
         ranks_(schedule.ranks.size()),
         done_{no_marks(schedule.stages(), micro_batches), no_marks(schedule.stages(), micro_batches)},
-        taken_(done_) {
+        taken_(done_),
+        in_parts_(done_.front()) {
     for (const std::vector<Action>& actions : schedule.ranks)
       for (const Action& action : actions)
-        if (const std::optional<Flow> flow = flow_of(action.phase); flow)
-          listed_[index_of(*flow)][{action.stage, action.micro_batch}] = action.phase;
+        if (action.phase == Phase::backward_inputs) in_parts_[action.stage][action.micro_batch] = true;
   }
 
   // What the blocked ranks wait for if they cannot all run to the end: "0B0 waits for 1B0".
@@ -148,7 +147,7 @@ class DryRun {
     for (std::size_t r = 0; r < ranks_.size(); ++r)
       if (ranks_[r].next < schedule_.ranks[r].size()) {
         bool unused = false;
-        waits.push_back(*advance(r, unused));
+        waits.push_back(write(*advance(r, unused)));
       }
     return waits;
   }
@@ -161,6 +160,13 @@ class DryRun {
     PerFlow<std::vector<Action>> in_buffers;
   };
 
+  // An action that cannot run before another one has: one that takes what `sent` sent, if that is
+  // what it waits for.
+  struct Wait {
+    Action action, other;
+    std::optional<Action> sent;
+  };
+
   static std::size_t index_of_flow(const Action& action) { return index_of(*flow_of(action.phase)); }
   bool is(const PerFlow<Marks>& marks, const Action& action) const {
     return marks[index_of_flow(action)][action.stage][action.micro_batch];
@@ -169,13 +175,19 @@ class DryRun {
     marks[index_of_flow(action)][action.stage][action.micro_batch] = true;
   }
   // As the list of its stage has it: a backward, or the first part of one.
-  std::string write(Action action) const {
-    action.phase = listed_[index_of_flow(action)].at({action.stage, action.micro_batch});
+  std::string as_listed(Action action) const {
+    if (flow_of(action.phase) == Flow::backward)
+      action.phase = in_parts_[action.stage][action.micro_batch] ? Phase::backward_inputs : Phase::backward;
     return write_action(action);
+  }
+  std::string write(const Wait& wait) const {
+    if (!wait.sent) return fmt::format("{} waits for {}", write_action(wait.action), as_listed(wait.other));
+    return fmt::format("{} waits for {} to take what {} sent", write_action(wait.action), as_listed(wait.other),
+                       write_action(*wait.sent));
   }
 
   // Takes the next step of a rank, or says what the rank waits for.
-  std::optional<std::string> advance(std::size_t r, bool& advanced) {
+  std::optional<Wait> advance(std::size_t r, bool& advanced) {
     Rank& rank = ranks_[r];
     const Action& action = schedule_.ranks[r][rank.next];
     if (!flow_of(action.phase)) {
@@ -190,7 +202,7 @@ class DryRun {
     if (!is_forward)
       if (auto wait = wait_for_buffer(rank, action)) return wait;
     if (!rank.received && input) {
-      if (!is(done_, *input)) return fmt::format("{} waits for {}", write_action(action), write(*input));
+      if (!is(done_, *input)) return Wait{.action = action, .other = *input, .sent = std::nullopt};
       mark(taken_, *input);
       rank.received = advanced = true;
     }
@@ -205,21 +217,20 @@ class DryRun {
     return std::nullopt;
   }
 
-  std::optional<std::string> wait_for_buffer(const Rank& rank, const Action& action) const {
+  std::optional<Wait> wait_for_buffer(const Rank& rank, const Action& action) const {
     const std::vector<Action>& before = rank.in_buffers[index_of_flow(action)];
     const auto buffers = static_cast<std::size_t>(schedule_.exchanges);
     if (before.size() < buffers) return std::nullopt;
     const Action& last = before[before.size() - buffers];
     if (!sends(schedule_, last) || is(taken_, last)) return std::nullopt;
-    return fmt::format("{} waits for {} to take what {} sent", write_action(action),
-                       write(*output_of(last, schedule_.stages())), write_action(last));
+    return Wait{.action = action, .other = *output_of(last, schedule_.stages()), .sent = last};
   }
 
   const Schedule& schedule_;
   std::vector<Rank> ranks_;
   PerFlow<Marks> done_;
   PerFlow<Marks> taken_;
-  PerFlow<std::map<std::pair<int, int>, Phase>> listed_;  // by stage and micro-batch
+  Marks in_parts_;  // whose backwards have two
 };
 
 }  // namespace
@@ -296,7 +307,8 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
                          s, schedule.rank_of_stage[s], ring);
   for (int r = 0; r < ranks; ++r)
     if (auto fault = find_fault_of_rank(schedule, r, micro_batches)) return fault;
-  for (int s = 0; s + 1 < schedule.stages(); ++s) {
+  // Behind the first stages of all ranks, channels are those between the same ranks again.
+  for (int s = 0; s + 1 < schedule.stages() && s < ranks; ++s) {
     const int one = schedule.rank_of_stage[s], other = schedule.rank_of_stage[s + 1];
     if (one == other) continue;
     if (auto fault = find_crossed_channel(schedule, one, other, Flow::forward)) return fault;
