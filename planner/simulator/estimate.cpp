@@ -365,11 +365,13 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   table.seconds.emplace_back();
   table.state.push_back(0);
   table.saved.push_back(0);
-  for (std::size_t b = 0; b < graph_.blocks.size(); ++b) {
-    const std::size_t kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+  std::vector<std::int64_t> saved;  // by Block::kind
+  for (const LoweredBlock& block : shapes.kinds) saved.push_back(saved_with_reserve(block.saved_bytes, training_));
+  for (const Block& block : graph_.blocks) {
+    const std::size_t kind = static_cast<std::size_t>(block.kind);
     table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]));
     table.state.push_back(table.state.back() + data.own_state[kind]);
-    table.saved.push_back(table.saved.back() + saved_with_reserve(shapes.kinds[kind].saved_bytes, training_));
+    table.saved.push_back(table.saved.back() + saved[kind]);
   }
   return table;
 }
