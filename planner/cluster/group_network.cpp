@@ -102,6 +102,16 @@ int lowest_capability(const Cluster& cluster) {
   return lowest.value_or(0);
 }
 
+// A device's link to the NVSwitch that joins all of the node; 0 where another thing does.
+BytesPerSecond link_to_nvswitch(const NodeRoutes& routes) {
+  if (!routes.star || routes.between.size() < 2) return {};
+  const Link& link = routes.node.links[link_of(routes.between[0][1].arcs.front())];
+  const int middle = link.a == routes.node.devices[0] ? link.b : link.a;
+  return routes.node.vertices[middle].kind == VertexKind::nvswitch ? link.bandwidth : BytesPerSecond();
+}
+
+constexpr int nvlink_sharp_since = 90;  // compute capability (ncclTopoCompute, NVIDIA/nccl src/graph/search.cc)
+
 void check_fits(const Cluster& cluster, const DeviceMesh& mesh) {
   PARPLAN_ASSERT(mesh.size() <= cluster.devices(),
                  std::to_string(mesh.size()) + " ranks on " + std::to_string(cluster.devices()) + " devices");
@@ -142,6 +152,8 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
   tree.fill(BytesPerSecond(infinite));
   nvlink.fill(true);
   Seconds uplink_latency;
+  BytesPerSecond uplinks(infinite);
+  BytesPerSecond to_switch(infinite);
   double between_rails_ring = 0.0;
   double between_rails_tree = 0.0;
   for (const OccupiedNode& node : alike ? nodes : distinct_of(nodes, stride, degree, network.rails)) {
@@ -150,6 +162,12 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
     if (network.rails && result.nodes > 1) add_next_members(cluster, axis_layout, node, parts);
     if (!routes.star)
       for (GroupPart& part : parts) part.rings = disjoint_rings(routes, part.members);
+    to_switch = std::min(to_switch, link_to_nvswitch(routes));
+    if (result.nodes > 1) {
+      NodeLoad load(routes);
+      for (const GroupPart& part : parts) add_exchange(routes, part, 1.0, network, load);
+      uplinks = std::min(uplinks, rate(routes, lowest_oversubscription(network), load));
+    }
     NodeLoad ring_load(routes);
     NodeLoad tree_load(routes);
     BytesPerSecond ring_here;
@@ -190,8 +208,20 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
   result.intra_latency = intra_latency[best];
   result.nvlink = nvlink[best];
   result.tree_bandwidth = std::min(tree[best_of(tree)], fabric.tree);
-  if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
+  if (result.compute_capability >= nvlink_sharp_since) result.nvls_bandwidth = to_switch;
+  if (result.nodes > 1) {
+    result.uplink_bandwidth = std::min(uplinks, fabric.ring);
+    result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
+  }
   return result;
+}
+
+bool has_nvlink_sharp(const Cluster& cluster) {
+  return lowest_capability(cluster) >= nvlink_sharp_since &&
+         std::ranges::any_of(cluster.groups, [](const NodeGroup& group) {
+           return std::ranges::any_of(group.node.vertices,
+                                      [](const Vertex& vertex) { return vertex.kind == VertexKind::nvswitch; });
+         });
 }
 
 GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage) {

@@ -18,6 +18,11 @@ struct GroupNetwork {
   Seconds inter_latency;          // one hop between nodes; 0 with one node
   bool nvlink = true;          // whether every hop inside a node is over NVLink, another direct link or shared memory
   int compute_capability = 0;  // the lowest of the cluster's GPUs, 80 for 8.0; 0 where unknown
+  // A rank's links to switches that add and broadcast (NVLink SHARP): NVSwitches that join all
+  // members of a node, from compute capability 9.0 on. 0 where there are none.
+  BytesPerSecond nvls_bandwidth{};
+  // What the NICs of a node carry one way for one group; 0 within one node.
+  BytesPerSecond uplink_bandwidth{};
   bool operator==(const GroupNetwork&) const = default;
 };
 // It is computed from the links: rings of all sibling groups are laid over their routes, every link
@@ -27,6 +32,9 @@ struct GroupNetwork {
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis axis);
 // The same of groups of `size` ranks of the mesh, `stride` from one member to the next.
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int size, int stride);
+
+// Whether some node's switches may add what devices send.
+bool has_nvlink_sharp(const Cluster& cluster);
 
 // Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank
 // `to`, with all ranks of the two stages sending at once. `ranks` = 2.

@@ -61,6 +61,44 @@ std::vector<int> nearest_next(const NodeRoutes& routes, std::vector<int> members
   return members;
 }
 
+bool by_nvlink(const NodeRoutes& routes, int from, int to) {
+  const Path& path = routes.between[from][to];
+  return path.distance == PathClass::nvlink && path.arcs.size() == 1;
+}
+// The member with NVLinks to both, the widest; nothing where the two need none or there is none.
+std::optional<int> relay_between(const NodeRoutes& routes, const std::vector<int>& members, int from, int to) {
+  std::optional<int> best;
+  if (routes.between[from][to].distance <= PathClass::nvlink) return best;
+  const auto width = [&](int over) {
+    return std::min(routes.between[from][over].bandwidth, routes.between[over][to].bandwidth);
+  };
+  for (const int over : members)
+    if (by_nvlink(routes, from, over) && by_nvlink(routes, over, to) && (!best || width(over) > width(*best)))
+      best = over;
+  return best;
+}
+bool needs_relays(const NodeRoutes& routes, const std::vector<int>& ring) {
+  for (std::size_t i = 0; i < ring.size(); ++i)
+    if (relay_between(routes, ring, ring[i], ring[(i + 1) % ring.size()])) return true;
+  return false;
+}
+// Around the ring and back, half of the share each way.
+void add_relayed(const NodeRoutes& routes, const std::vector<int>& ring, double share, NodeLoad& load) {
+  const auto add = [&](int from, int to) {
+    const std::optional<int> over = relay_between(routes, ring, from, to);
+    if (!over) return add_hop(routes, from, to, share / 2, load);
+    add_hop(routes, from, *over, share / 2, load);
+    add_hop(routes, *over, to, share / 2, load);
+    load.intra_latency =
+        std::max(load.intra_latency, routes.between[from][*over].latency + routes.between[*over][to].latency);
+    load.nvlink = false;  // tuning.cc counts such hops as PCIe
+  };
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    add(ring[i], ring[(i + 1) % ring.size()]);
+    add(ring[(i + 1) % ring.size()], ring[i]);
+  }
+}
+
 // Adds the traffic around each of the part's rings: on every hop the given share of one rank's
 // rate, divided among the rings.
 void add_several(const NodeRoutes& routes, const GroupPart& part, double share, NodeLoad& load) {
@@ -136,8 +174,6 @@ BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const Nod
   return BytesPerSecond(least);
 }
 
-namespace {
-
 void add_exchange(const NodeRoutes& routes, const GroupPart& part, double exchanged, const Network& network,
                   NodeLoad& load) {
   if (part.closed) return;
@@ -147,12 +183,11 @@ void add_exchange(const NodeRoutes& routes, const GroupPart& part, double exchan
     add_exchange(routes, member, exchanged / static_cast<double>(part.members.size()), load);
 }
 
-}  // namespace
-
 void add_ring(const NodeRoutes& routes, GroupPart part, HopLayout layout, const Network& network, NodeLoad& load) {
   const auto count = part.members.size();
   const auto n = static_cast<double>(count);
-  if (layout == HopLayout::nearest_next) part.members = nearest_next(routes, std::move(part.members));
+  if (layout == HopLayout::nearest_next || layout == HopLayout::relayed)
+    part.members = nearest_next(routes, std::move(part.members));
   if (layout == HopLayout::all_pairs) {
     const double share = part.closed ? 1.0 / (n - 1.0) : 1.0 / n;
     for (const int a : part.members)
@@ -160,6 +195,8 @@ void add_ring(const NodeRoutes& routes, GroupPart part, HopLayout layout, const 
         if (a != b) add_hop(routes, a, b, share, load);
   } else if (layout == HopLayout::several_rings && !part.rings.empty()) {
     add_several(routes, part, part.closed ? 1.0 : (n - 1.0) / n, load);
+  } else if (layout == HopLayout::relayed && needs_relays(routes, part.members)) {
+    add_relayed(routes, part.members, part.closed ? 1.0 : (n - 1.0) / n, load);
   } else if (count > 1) {
     const double share = part.closed ? 1.0 : (n - 1.0) / n;
     for (std::size_t i = 0; i < count; ++i)

@@ -21,8 +21,8 @@ struct NodeLoad {
   // block.
   double between_rails = 0.0;
   Seconds intra_latency;
-  Seconds uplink_latency;    // device to network
-  bool nvlink = true;        // all hops inside the node
+  Seconds uplink_latency;                        // device to network
+  bool nvlink = true;                            // all hops inside the node
 
   explicit NodeLoad(const NodeRoutes& routes) : arcs(2 * routes.node.links.size(), 0.0) {}
   void clear() {
@@ -50,12 +50,16 @@ void add_exchange_on_rails(const NodeRoutes& routes, const std::vector<int>& dev
 BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const NodeLoad& load);
 
 // How the hops inside a node are laid out. NCCL searches for the best channels
-// (src/graph/search.cc); here the best of four layouts is taken. Together they are exact for
+// (src/graph/search.cc); here the best of five layouts is taken. Together they are exact for
 // switches (any), direct full meshes (all pairs), PCIe trees or NVLink pairs (nearest next) and
-// meshes of NVLinks between some pairs (several rings, disjoint_rings.h).
-enum class HopLayout { rank_order, nearest_next, all_pairs, several_rings };
-inline constexpr std::array<HopLayout, 4> all_hop_layouts = {HopLayout::rank_order, HopLayout::nearest_next,
-                                                             HopLayout::all_pairs, HopLayout::several_rings};
+// meshes of NVLinks between some pairs (several rings, disjoint_rings.h). Where NVLinks make no
+// ring, a hop between members that none joins goes over a third that has NVLinks to both (NCCL's
+// PATH_NVB): `relayed` is the ring of the nearest next and its reverse, each with half of the
+// traffic.
+enum class HopLayout { rank_order, nearest_next, all_pairs, several_rings, relayed };
+inline constexpr std::array<HopLayout, 5> all_hop_layouts = {HopLayout::rank_order, HopLayout::nearest_next,
+                                                             HopLayout::all_pairs, HopLayout::several_rings,
+                                                             HopLayout::relayed};
 
 // The members of one group inside one node. `closed`: the whole group is here. A ring that leaves
 // the node has as many channels as it has members here, each leaving through another member's NIC,
@@ -75,6 +79,9 @@ struct GroupPart {
   std::vector<int> next;
 };
 
+// Adds the traffic of a part to other nodes, and the same from them.
+void add_exchange(const NodeRoutes& routes, const GroupPart& part, double exchanged, const Network& network,
+                  NodeLoad& load);
 // Add a ring, or a tree's chain, through the group's members here, and its traffic to other nodes.
 void add_ring(const NodeRoutes& routes, GroupPart part, HopLayout layout, const Network& network, NodeLoad& load);
 void add_tree(const NodeRoutes& routes, GroupPart part, HopLayout layout, double exchanged, const Network& network,

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cost/nccl_protocol.h"
+#include "planner/cost/nvls.h"
 #include "planner/cost/pairwise.h"
 #include "planner/cost/point_to_point.h"
 #include "planner/cost/ring.h"
@@ -14,15 +16,26 @@
 namespace parplan {
 namespace {
 
-constexpr std::array<CommunicationAlgorithm, 7> algorithms = {{
-    {.name = "ring", .applies = ring_applies, .time = ring_simple_time},
-    {.name = "ring, low latency", .applies = ring_applies, .time = ring_low_latency_time},
-    {.name = "tree", .applies = tree_applies, .time = tree_simple_time},
-    {.name = "tree, low latency", .applies = tree_applies, .time = tree_low_latency_time},
-    {.name = "point to point", .applies = point_to_point_applies, .time = point_to_point_time},
-    {.name = "pairwise", .applies = pairwise_applies, .time = pairwise_time},
-    {.name = "direct", .applies = direct_applies, .time = direct_time},
-}};
+constexpr std::array algorithms = {
+    CommunicationAlgorithm{.name = "ring", .applies = ring_applies, .time = ring_simple_time},
+    CommunicationAlgorithm{.name = "ring, low latency", .applies = ring_applies, .time = ring_low_latency_time},
+    CommunicationAlgorithm{.name = "ring, LL128",
+                           .applies = ring_applies,
+                           .available = has_low_latency_128,
+                           .time = ring_low_latency_128_time},
+    CommunicationAlgorithm{
+        .name = "tree", .applies = tree_applies, .available = tree_available, .time = tree_simple_time},
+    CommunicationAlgorithm{.name = "tree, low latency",
+                           .applies = tree_applies,
+                           .available = tree_available,
+                           .time = tree_low_latency_time},
+    CommunicationAlgorithm{.name = "NVLS", .applies = nvls_applies, .available = nvls_available, .time = nvls_time},
+    CommunicationAlgorithm{
+        .name = "NVLS tree", .applies = nvls_applies, .available = nvls_tree_available, .time = nvls_tree_time},
+    CommunicationAlgorithm{.name = "point to point", .applies = point_to_point_applies, .time = point_to_point_time},
+    CommunicationAlgorithm{.name = "pairwise", .applies = pairwise_applies, .time = pairwise_time},
+    CommunicationAlgorithm{.name = "direct", .applies = direct_applies, .time = direct_time},
+};
 
 struct Choice {
   const CommunicationAlgorithm* algorithm = nullptr;
@@ -33,7 +46,7 @@ Choice choose(InstructionKind kind, Bytes bytes, const GroupNetwork& network, Ba
   Choice best;
   if (network.ranks <= 1) return best;
   for (const CommunicationAlgorithm& row : algorithms) {
-    if (!row.applies(kind, backend)) continue;
+    if (!row.applies(kind, backend) || (row.available != nullptr && !row.available(network))) continue;
     const Seconds time = row.time(kind, bytes, network);
     if (best.algorithm == nullptr || time < best.time) best = {.algorithm = &row, .time = time};
   }
@@ -43,7 +56,9 @@ Choice choose(InstructionKind kind, Bytes bytes, const GroupNetwork& network, Ba
 
 }  // namespace
 
-std::span<const CommunicationAlgorithm> communication_algorithms() { return algorithms; }
+std::span<const CommunicationAlgorithm> communication_algorithms() {
+  return algorithms;
+}
 
 const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                                                 BackendKind backend) {

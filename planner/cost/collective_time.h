@@ -20,6 +20,7 @@ namespace parplan {
 struct CommunicationAlgorithm {
   std::string_view name;
   bool (*applies)(InstructionKind kind, BackendKind backend) = nullptr;
+  bool (*available)(const GroupNetwork& network) = nullptr;  // null: on every network
   // For groups of at least two ranks.
   Seconds (*time)(InstructionKind kind, Bytes bytes, const GroupNetwork& network) = nullptr;
 };

@@ -8,8 +8,9 @@ namespace parplan {
 
 // NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
 // `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
-// half the bandwidth. LL128 is left out: whether it is used depends on link kinds that a
-// GroupNetwork does not hold.
+// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole. LL128
+// is taken for rings inside NVLink; between nodes it depends on the network (EFA's plugin switches
+// it off), and nothing that was measured shows it.
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and
 // hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for NCCL's latencies of
@@ -50,6 +51,16 @@ inline constexpr NcclProtocol low_latency = {
     .tree_pcie_excess = Seconds(0.0),            // 1.0 - 1.0
     .tree_inter_excess = Seconds(2.3e-6),        // 5.0 - 2.7
 };
+
+// LL128 of a ring on NVLink: baseLatency and hwLatency less LL's 0.6 us, and the part of a message
+// that is data, 120 of 128 bytes, which tuning.cc counts as 0.92.
+inline constexpr Seconds low_latency_128_base{14e-6};
+inline constexpr Seconds low_latency_128_excess{1.3e-6};
+inline constexpr double low_latency_128_share = 0.92;
+// From compute capability 7.0 on.
+inline bool has_low_latency_128(const GroupNetwork& network) {
+  return network.nodes == 1 && network.nvlink && network.compute_capability >= 70;
+}
 
 inline constexpr NcclProtocol simple = {
     .ring_base = Seconds(8.4e-6),

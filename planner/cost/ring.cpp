@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/cost/nccl_protocol.h"
+#include "planner/cost/nvlink_rings.h"
 
 namespace parplan {
 namespace {
@@ -17,6 +18,18 @@ bool reduces_all(InstructionKind kind) {
 Bytes plateau_begin(const GroupNetwork& network) {
   constexpr std::int64_t channels = 16;
   return Bytes(64 * channels * network.ranks);
+}
+
+// One node, hops of `inside` each.
+Seconds inside_node(InstructionKind kind, Bytes bytes, const GroupNetwork& network, Seconds base, Seconds inside,
+                    BytesPerSecond bandwidth) {
+  const double steps = (reduces_all(kind) ? 2.0 : 1.0) * (network.ranks - 1);
+  return base + steps * inside + (bytes / bandwidth) * (steps / network.ranks);
+}
+Seconds measured_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
+                      const NvlinkRings::Protocol& measured, BytesPerSecond bandwidth) {
+  const Seconds inside = network.intra_latency + (measured.hop - measured_link_latency);
+  return inside_node(kind, bytes, network, measured.base, inside, bandwidth);
 }
 
 Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, const NcclProtocol& protocol,
@@ -41,14 +54,26 @@ bool ring_applies(InstructionKind kind, BackendKind backend) {
 }
 
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
+  if (const NvlinkRings* rings = measured_rings(network))
+    return measured_time(kind, bytes, network, rings->simple, network.ring_bandwidth) +
+           (bytes / rings->copy) / network.ranks;
   const bool on_plateau = reduces_all(kind) && network.nodes > 1 && bytes >= plateau_begin(network);
   const double plateau = network.compute_capability != 0 && network.compute_capability < 80 ? 1.9 : 1.4;
   return ring_time(kind, bytes, network, simple, on_plateau ? plateau : 1.0, network.ring_bandwidth);
 }
 
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
-  const BytesPerSecond bandwidth = std::min(network.ring_bandwidth * 0.5, low_latency_cap(network));
-  return ring_time(kind, bytes, network, low_latency, 1.0, bandwidth);
+  const BytesPerSecond half = network.ring_bandwidth * 0.5;
+  if (const NvlinkRings* rings = measured_rings(network))
+    return measured_time(kind, bytes, network, rings->low_latency, std::min(half, rings->low_latency_cap));
+  return ring_time(kind, bytes, network, low_latency, 1.0, std::min(half, low_latency_cap(network)));
+}
+
+Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
+  const BytesPerSecond data = network.ring_bandwidth * low_latency_128_share;
+  if (const NvlinkRings* rings = measured_rings(network))
+    return measured_time(kind, bytes, network, rings->low_latency_128, std::min(data, rings->low_latency_128_cap));
+  return inside_node(kind, bytes, network, low_latency_128_base, network.intra_latency + low_latency_128_excess, data);
 }
 
 }  // namespace parplan

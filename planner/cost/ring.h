@@ -24,10 +24,14 @@ namespace parplan {
 //                  1.9 below; otherwise f is 1
 //   low_latency    f = 1; B' = B/2, since half of every eight bytes is a flag, and at most
 //                  low_latency_cap
+//   LL128          f = 1; B' = 0.92 B
+// Inside NVLink, where measured (nvlink_rings.h): base, l' and the caps of B' are those measured,
+// and Simple takes S / (n C) more, in which each rank copies its own part.
 // Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; for
 // measurements see docs/cost-model.md.
 bool ring_applies(InstructionKind kind, BackendKind backend);
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
+Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 
 }  // namespace parplan

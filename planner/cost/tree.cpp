@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "planner/cost/nccl_protocol.h"
+#include "planner/cost/nvlink_rings.h"
 
 namespace parplan {
 namespace {
@@ -38,6 +39,10 @@ bool tree_applies(InstructionKind kind, BackendKind backend) {
          (kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max);
 }
 
+bool tree_available(const GroupNetwork& network) {
+  return measured_rings(network) == nullptr;
+}
+
 Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
   const BytesPerSecond bandwidth = network.tree_bandwidth * 0.92;
   return simple.tree_base +
@@ -48,9 +53,12 @@ Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& netwo
 Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
   const BytesPerSecond bandwidth = std::min(network.tree_bandwidth * (0.92 / 3.8), low_latency_cap(network));
   return low_latency.tree_base +
-         hops(network, tree_hop_inside(network, low_latency),
-              network.inter_latency + low_latency.tree_inter_excess) +
+         hops(network, tree_hop_inside(network, low_latency), network.inter_latency + low_latency.tree_inter_excess) +
          2.0 * (bytes / (bandwidth * corrected(low_latency_correction, bytes)));
+}
+
+double simple_tree_correction(Bytes bytes) {
+  return corrected(simple_correction, bytes);
 }
 
 }  // namespace parplan

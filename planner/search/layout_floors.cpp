@@ -31,12 +31,13 @@ BytesPerSecond all_links_of_a_device(const Cluster& cluster) {
   return most;
 }
 
-// No algorithm of planner/cost takes less: each rank sends what the others lack.
-Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPerSecond links) {
+// No algorithm of planner/cost takes less: each rank sends what the others lack; where switches add
+// (nvls.h), all that is to be added, once.
+Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPerSecond links, bool switches_add) {
   if (ranks <= 1 || links.value <= 0.0) return Seconds(0.0);
   const bool reduces_all =
       instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::all_reduce_max;
-  const double passes = (reduces_all ? 2.0 : 1.0) * (ranks - 1) / ranks;
+  const double passes = reduces_all && switches_add ? 1.0 : (reduces_all ? 2.0 : 1.0) * (ranks - 1) / ranks;
   return passes * (communicated_bytes(instruction) / links) * (1 - 1e-9);
 }
 
@@ -71,7 +72,8 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
       training_(training),
       maker_(maker),
       bound_(graph, cluster, training),
-      fastest_links_(all_links_of_a_device(cluster)) {
+      fastest_links_(all_links_of_a_device(cluster)),
+      switches_add_(has_nvlink_sharp(cluster)) {
   if (request[Choice::recompute])
     recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
   else
@@ -282,7 +284,8 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
   const auto least = [&](const Instruction& instruction) {
     return instruction.kind == InstructionKind::kernel
                ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
-               : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_);
+               : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_,
+                                       switches_add_);
   };
   for (const Recompute recompute : recomputes_) {
     const std::span<const LoweredBlock> lowered =

@@ -153,6 +153,7 @@ class LayoutFloors {
   bool alike_inside_ = true;                    // all blocks but the first and the last
   std::vector<double> flops_;                   // of a sample, by Block::kind: the least of its blocks
   BytesPerSecond fastest_links_;                // of a device, all of its links together
+  bool switches_add_ = false;                   // has_nvlink_sharp
   // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
   std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
   // seconds_of_sample by tensor degree, sequence parallelism, context degree and method, and

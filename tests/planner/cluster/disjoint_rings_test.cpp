@@ -71,6 +71,7 @@ std::vector<int> first(int count) {
 }  // namespace
 
 TEST_CASE("groups on a hybrid cube of NVLinks have the rate of the channels that NCCL finds there") {
+  constexpr double reached = 22.4 / 20;  // of the files' links, where NCCL counts 20 GB/s
   for (const char* name : {"dgx-1-v100", "azure-ndv2"}) {
     const Cluster cluster = find_cluster(name, catalog);
     for (const std::vector<int>& devices : {std::vector{0, 1},
@@ -84,11 +85,21 @@ TEST_CASE("groups on a hybrid cube of NVLinks have the rate of the channels that
       CAPTURE(name);
       CAPTURE(fmt::format("{}", fmt::join(devices, ",")));
       CHECK(ring_gigabytes(cluster, devices, 1) ==
-            doctest::Approx(nccl_ring_gigabytes(cluster, devices, 1)).epsilon(1e-6));
+            doctest::Approx(reached * nccl_ring_gigabytes(cluster, devices, 1)).epsilon(1e-6));
     }
-    CHECK(ring_gigabytes(cluster, first(8), 2) ==
+    CHECK(ring_gigabytes(cluster, first(8), 2) ==  // of the NICs
           doctest::Approx(nccl_ring_gigabytes(cluster, first(8), 2)).epsilon(1e-6));
   }
+}
+
+TEST_CASE("where NVLinks make no ring, hops go over a third device instead of PCIe") {
+  // GPU4 of a DGX-1 has NVLinks to GPU0 only of the first five. Two rings of 22.4 GB/s go over
+  // GPU0, once each way: 44.8; vTrain measured 37.2 (trace/v100/AR_GPU5_1M_1024M_LUT), PCIe has 6.
+  const Cluster cluster = find_cluster("dgx-1-v100", catalog);
+  CHECK(ring_gigabytes(cluster, {0, 1, 2, 3, 4}, 1) == doctest::Approx(44.8));
+  // Six of them, and seven, have rings of their own: 45.7 and 87.0 measured.
+  CHECK(ring_gigabytes(cluster, first(6), 1) == doctest::Approx(44.8));
+  CHECK(ring_gigabytes(cluster, first(7), 1) == doctest::Approx(89.6));
 }
 
 TEST_CASE("rings on random meshes visit all members over links of their own and fit on them together") {

@@ -117,6 +117,8 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
   const auto factor = [&] { return std::exp2(std::uniform_real_distribution<double>(-6.0, 3.0)(random)); };
   std::mt19937 apart = random;  // so that these draws change no others
   const auto share = [&] { return std::exp2(std::uniform_real_distribution<double>(-2.0, 0.0)(apart)); };
+  // Half of the time GPUs whose switches add (nvls.h).
+  if (gpu && !heterogeneous && apart() % 2 == 0) cluster.groups.front().device.name = "h100-sxm-80gb";
   for (NodeGroup& group : cluster.groups) {
     group.device.kernel_launch *= factor();
     for (DeviceRates& rates : group.device.rates) {
