@@ -15,7 +15,11 @@ constexpr std::array<NvlinkRings, 3> generations = {{
      .simple = {Seconds(26.2e-6), Seconds(7.5e-6)},
      .low_latency_cap = BytesPerSecond(57e9),
      .low_latency_128_cap = BytesPerSecond(156e9),
-     .copy = BytesPerSecond(454e9)},
+     .copy = BytesPerSecond(454e9),
+     .pairs_low_latency_base = Seconds(12.7e-6),
+     .pairs_base = Seconds(25.1e-6),
+     .pairs_share = 0.77,
+     .pairs_copy = BytesPerSecond(1142e9)},
     // H100, H200
     {.capability = 90,
      .below = 91,
@@ -24,7 +28,11 @@ constexpr std::array<NvlinkRings, 3> generations = {{
      .simple = {Seconds(16.4e-6), Seconds(0.98e-6)},
      .low_latency_cap = BytesPerSecond(131e9),
      .low_latency_128_cap = BytesPerSecond(252e9),
-     .copy = BytesPerSecond(559e9)},
+     .copy = BytesPerSecond(559e9),
+     .pairs_low_latency_base = Seconds(8.1e-6),
+     .pairs_base = Seconds(12.8e-6),
+     .pairs_share = 0.84,
+     .pairs_copy = BytesPerSecond(1808e9)},
     // B200, B300, GB200, GB300
     {.capability = 100,
      .below = 110,
@@ -33,7 +41,11 @@ constexpr std::array<NvlinkRings, 3> generations = {{
      .simple = {Seconds(12.4e-6), Seconds(5.75e-6)},
      .low_latency_cap = BytesPerSecond(253e9),
      .low_latency_128_cap = BytesPerSecond(257e9),
-     .copy = BytesPerSecond(1167e9)},
+     .copy = BytesPerSecond(1167e9),
+     .pairs_low_latency_base = Seconds(10.8e-6),
+     .pairs_base = Seconds(16.2e-6),
+     .pairs_share = 0.82,
+     .pairs_copy = BytesPerSecond(805e9)},
 }};
 
 }  // namespace

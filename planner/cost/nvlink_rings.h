@@ -11,8 +11,9 @@ namespace parplan {
 // The numbers are those that come nearest to all-reduce, all-gather and reduce-scatter of 512 bytes
 // to 512 MiB on 2, 4 and 8 GPUs behind NVSwitch, measured by NVIDIA in loops (aiconfigurator-core
 // 0.12.0, PyPI, Apache-2.0; NCCL 2.23 to 2.29): mean error 7.7% (A100), 5.7% (H100 and H200) and
-// 5.5% (B200, B300, GB200 and GB300). tests/golden/fit_nvlink_rings.py finds them. They are for one
-// node; NCCL's own (nccl_protocol.h) hold for other generations, between nodes and over PCIe.
+// 5.5% (B200, B300, GB200 and GB300); of all-to-alls from 1 MiB on 8.0%, 6.4% and 5.8%.
+// tests/golden/fit_nvlink_rings.py finds them. They are for one node; NCCL's own (nccl_protocol.h)
+// hold for other generations, between nodes and over PCIe.
 struct NvlinkRings {
   struct Protocol {
     Seconds base;
@@ -25,6 +26,11 @@ struct NvlinkRings {
   // Simple: while a rank copies its own part, or a received one to its place, its share of the
   // links is idle; the channels copy so fast.
   BytesPerSecond copy;
+  // All-to-alls (pairwise.h): of LL and of Simple, the share of the links' rate that transfers to
+  // all others at once reach, and the rate at which a rank copies its own part.
+  Seconds pairs_low_latency_base, pairs_base;
+  double pairs_share = 1.0;
+  BytesPerSecond pairs_copy;
 };
 
 // Of one link's hop, for which the numbers are (nvlink_hop_latency).

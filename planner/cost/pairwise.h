@@ -19,6 +19,9 @@ namespace parplan {
 // the node's ranks send to other nodes at B; what stays inside is never more. On nodes of eight
 // H100 with a ring of 360 GB/s, each GPU sends 45 GB/s to other nodes; 48 were measured on DGX
 // H100, where the GPU's NIC sets the limit.
+// Inside NVLink, where measured (nvlink_rings.h): base + l - 0.6 us + (n-1)/n S/(u B) + S/(n C),
+// with the share u of the links' rate, and C with which a rank copies its own part; LL's base where
+// no rank sends more than 16 KiB to another (NCCL_P2P_LL_THRESHOLD, src/enqueue.cc).
 bool pairwise_applies(InstructionKind kind, BackendKind backend);
 Seconds pairwise_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 

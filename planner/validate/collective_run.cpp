@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -45,6 +47,35 @@ constexpr std::array kind_rows = {
     KindRow{"alltoall", InstructionKind::all_to_all},
 };
 
+// Settings of NCCL under which a collective was measured, as notes name them: the algorithms that
+// are left.
+struct SettingRow {
+  std::string_view text;
+  bool (*allows)(std::string_view algorithm);
+};
+constexpr auto no_nvls = [](std::string_view algorithm) { return !algorithm.starts_with("NVLS"); };
+constexpr auto ring_only = [](std::string_view algorithm) { return algorithm.starts_with("ring"); };
+constexpr auto nvls_only = [](std::string_view algorithm) { return algorithm == "NVLS"; };
+constexpr auto nvls_tree_only = [](std::string_view algorithm) { return algorithm == "NVLS tree"; };
+constexpr std::array setting_rows = {
+    SettingRow{"NCCL_NVLS_ENABLE=0", no_nvls}, SettingRow{"NVLS off", no_nvls},
+    SettingRow{"NCCL_ALGO=RING", ring_only},   SettingRow{"NCCL_ALGO=NVLS", nvls_only},
+    SettingRow{"NVLSTree", nvls_tree_only},
+};
+
+// By the fastest algorithm that the settings leave; by any where they leave none.
+Seconds time_under(const std::string& notes, InstructionKind kind, Bytes bytes, const GroupNetwork& network,
+                   BackendKind backend) {
+  const auto* const setting = std::ranges::find_if(
+      setting_rows, [&](const SettingRow& row) { return notes.find(row.text) != std::string::npos; });
+  std::optional<Seconds> least;
+  for (const CommunicationAlgorithm& row : communication_algorithms())
+    if (setting != setting_rows.end() && row.applies(kind, backend) && setting->allows(row.name) &&
+        (row.available == nullptr || row.available(network)))
+      least = std::min(least.value_or(row.time(kind, bytes, network)), row.time(kind, bytes, network));
+  return least ? *least : collective_time(kind, bytes, network, backend);
+}
+
 }  // namespace
 
 PredictedCollective predict_collective(const PublishedRun& run, const ClusterCatalog& catalog) {
@@ -70,8 +101,8 @@ PredictedCollective predict_collective(const PublishedRun& run, const ClusterCat
                               *collective.nodes));
     DeviceMesh mesh;
     mesh.degree.dp = *options.devices;
-    result.time = collective_time(kind->kind, Bytes(*collective.bytes), group_network(cluster, mesh, Axis::dp),
-                                  cluster.backend());
+    result.time = time_under(collective.notes, kind->kind, Bytes(*collective.bytes),
+                             group_network(cluster, mesh, Axis::dp), cluster.backend());
   } catch (const ConfigError& error) {
     return skip(error.what());
   }

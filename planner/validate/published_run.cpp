@@ -160,7 +160,7 @@ PublishedRun run_of_node(const Line<node_columns.size()>& line) {
 }
 
 constexpr std::array collective_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
-                                           "algbw",    "busbw", "time_us", "source"};
+                                           "algbw",    "busbw", "time_us", "source",     "notes"};
 
 // Bus bandwidth is what NCCL's tests call it: the bytes that a ring sends of each rank, by time.
 double bus_over_algorithm(std::string_view kind, double ranks) {
@@ -175,8 +175,10 @@ PublishedRun run_of_collective(const Line<collective_columns.size()>& line) {
   run.device = line.text("hardware");
   run.outcome = "ok";
   run.devices = line.whole("gpus");
-  run.collective =
-      PublishedCollective{.kind = line.text("collective"), .bytes = line.whole("bytes"), .nodes = line.whole("nodes")};
+  run.collective = PublishedCollective{.kind = line.text("collective"),
+                                       .bytes = line.whole("bytes"),
+                                       .nodes = line.whole("nodes"),
+                                       .notes = line.text("notes")};
   constexpr double giga = 1e9;
   if (const auto microseconds = line.number<double>("time_us")) {
     run.step_seconds = *microseconds * 1e-6;

@@ -12,6 +12,7 @@ struct PublishedCollective {
   std::string kind;                   // "all_reduce", "all_gather", "reduce_scatter", "alltoall"
   std::optional<std::int64_t> bytes;  // of the whole buffer, as NCCL's tests count them
   std::optional<std::int64_t> nodes;
+  std::string notes;                  // names the settings that NCCL was given, if any
 };
 
 // A training run that somebody measured and published: a line of a CSV file, as it stands there.

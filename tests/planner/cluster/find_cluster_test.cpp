@@ -162,6 +162,35 @@ TEST_CASE("a group of two has what one pair of links gives") {
   CHECK(ring(find_cluster("aurora", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(185));
 }
 
+TEST_CASE("switches add on Hopper and Blackwell, by each device's whole link, whatever the groups are") {
+  const auto nvls = [](const char* name, int dp, int tp, Axis axis) {
+    const DeviceMesh mesh{.degree = {.dp = dp, .tp = tp}, .order = parse_order("pp-dp-tp")};
+    return group_network(find_cluster(name, catalog, devices(dp * tp)), mesh, axis).nvls_bandwidth.value / 1e9;
+  };
+  CHECK(nvls("dgx-h100", 8, 1, Axis::dp) == doctest::Approx(370.8));
+  CHECK(nvls("hgx-h200", 2, 4, Axis::tp) == doctest::Approx(370.8));
+  CHECK(nvls("dgx-h100", 4, 8, Axis::dp) == doctest::Approx(370.8));
+  CHECK(nvls("dgx-b200", 16, 1, Axis::dp) == doctest::Approx(721.8));
+  CHECK(nvls("gb200-nvl72", 72, 1, Axis::dp) == doctest::Approx(721.8));
+  // The switches of older nodes do not add, and PCIe, meshes and memory have none.
+  for (const char* name : {"dgx-a100", "dgx-2-v100", "dgx-1-v100", "l40s-8", "mi300x-8"})
+    CHECK(nvls(name, 8, 1, Axis::dp) == 0.0);
+  CHECK(has_nvlink_sharp(find_cluster("dgx-h100", catalog)));
+  CHECK_FALSE(has_nvlink_sharp(find_cluster("dgx-a100", catalog)));
+  CHECK_FALSE(has_nvlink_sharp(find_cluster("mi300x-8", catalog)));
+}
+
+TEST_CASE("a group has the NICs of a node to itself, or shares them with its siblings") {
+  const auto uplink = [](int dp, int tp, Axis axis) {
+    const DeviceMesh mesh{.degree = {.dp = dp, .tp = tp}, .order = parse_order("pp-dp-tp")};
+    return group_network(find_cluster("dgx-h100", catalog, devices(dp * tp)), mesh, axis).uplink_bandwidth.value / 1e9;
+  };
+  CHECK(uplink(8, 1, Axis::dp) == 0.0);                       // one node
+  CHECK(uplink(16, 1, Axis::dp) == doctest::Approx(8 * 48));  // 400 Gbit/s, 48 GB/s reached
+  CHECK(uplink(4, 8, Axis::dp) == doctest::Approx(48));
+  CHECK(uplink(8, 4, Axis::dp) == doctest::Approx(2 * 48));
+}
+
 TEST_CASE("several nodes reach what all their NICs give together, or what the links to them do") {
   struct Row {
     const char* cluster;
