@@ -33,7 +33,7 @@ struct NvlinkRings {
   BytesPerSecond pairs_copy;
 };
 
-// Of one link's hop, for which the numbers are (nvlink_hop_latency).
+// The latency of a link's hop for which the numbers are (nvlink_hop_latency).
 inline constexpr Seconds measured_link_latency{0.6e-6};
 
 // Null where NCCL's own figures are taken.

@@ -21,8 +21,8 @@ namespace parplan {
 // transfer: many ranks, small buffers. Source: NVIDIA/nccl src/graph/tuning.cc. The further factor
 // 0.85 for plain tree patterns is not applied.
 bool tree_applies(InstructionKind kind, BackendKind backend);
-// Inside NVLink whose rings were measured (nvlink_rings.h), trees are left out: a chain has a ring's
-// hops, and carries less.
+// Inside NVLink whose rings were measured (nvlink_rings.h), trees are left out: a chain has a
+// ring's hops, and carries less.
 bool tree_available(const GroupNetwork& network);
 Seconds tree_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds tree_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);

@@ -60,7 +60,7 @@ constexpr auto nvls_tree_only = [](std::string_view algorithm) { return algorith
 constexpr std::array setting_rows = {
     SettingRow{"NCCL_NVLS_ENABLE=0", no_nvls}, SettingRow{"NVLS off", no_nvls},
     SettingRow{"NCCL_ALGO=RING", ring_only},   SettingRow{"NCCL_ALGO=NVLS", nvls_only},
-    SettingRow{"NVLSTree", nvls_tree_only},
+    SettingRow{"forced NVLSTree", nvls_tree_only},
 };
 
 // By the fastest algorithm that the settings leave; by any where they leave none.

@@ -160,14 +160,17 @@ PublishedRun run_of_node(const Line<node_columns.size()>& line) {
 }
 
 constexpr std::array collective_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
-                                           "algbw",    "busbw", "time_us", "source",     "notes"};
+                                           "algbw",    "busbw", "time_us", "source"};
+constexpr std::array annotated_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
+                                          "algbw",    "busbw", "time_us", "source",     "notes"};
 
 // Bus bandwidth is what NCCL's tests call it: the bytes that a ring sends of each rank, by time.
 double bus_over_algorithm(std::string_view kind, double ranks) {
   return (kind == "all_reduce" ? 2.0 : 1.0) * (ranks - 1.0) / ranks;
 }
 
-PublishedRun run_of_collective(const Line<collective_columns.size()>& line) {
+template <std::size_t columns>
+PublishedRun run_of_collective(const Line<columns>& line) {
   PublishedRun run;
   run.id = line.place.substr(line.place.rfind('/') + 1);
   run.source = line.text("source");
@@ -178,12 +181,13 @@ PublishedRun run_of_collective(const Line<collective_columns.size()>& line) {
   run.collective = PublishedCollective{.kind = line.text("collective"),
                                        .bytes = line.whole("bytes"),
                                        .nodes = line.whole("nodes"),
-                                       .notes = line.text("notes")};
+                                       .notes = ""};
+  if constexpr (columns == annotated_columns.size()) run.collective->notes = line.text("notes");
   constexpr double giga = 1e9;
-  if (const auto microseconds = line.number<double>("time_us")) {
+  if (const auto microseconds = line.template number<double>("time_us")) {
     run.step_seconds = *microseconds * 1e-6;
   } else if (const auto bytes = run.collective->bytes; bytes && run.devices.value_or(0) > 1) {
-    const auto bus = line.number<double>("busbw"), algorithm = line.number<double>("algbw");
+    const auto bus = line.template number<double>("busbw"), algorithm = line.template number<double>("algbw");
     const double share = bus_over_algorithm(run.collective->kind, static_cast<double>(*run.devices));
     const double rate = algorithm.value_or(bus.value_or(0.0) / share) * giga;
     if (rate > 0.0) run.step_seconds = static_cast<double>(*bytes) / rate;
@@ -240,8 +244,11 @@ std::vector<PublishedRun> read_published_runs(const std::string& path) {
     return read_lines(table, node_columns, run_of_node, std::make_index_sequence<node_columns.size()>());
   if (is_header(header, "step_time_s"))
     return read_lines(table, run_columns, published_run, std::make_index_sequence<run_columns.size()>());
+  if (is_header(header, "busbw") && is_header(header, "notes"))
+    return read_lines(table, annotated_columns, run_of_collective<annotated_columns.size()>,
+                      std::make_index_sequence<annotated_columns.size()>());
   if (is_header(header, "busbw"))
-    return read_lines(table, collective_columns, run_of_collective,
+    return read_lines(table, collective_columns, run_of_collective<collective_columns.size()>,
                       std::make_index_sequence<collective_columns.size()>());
   throw ConfigError(
       fmt::format("{}:1: error: the header has none of step_time_s (a file of runs), iteration_ms "

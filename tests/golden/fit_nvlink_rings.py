@@ -20,7 +20,8 @@ import sys
 
 import pandas as pd
 
-# Folders of the wheel; GB/s of a GPU's links (configs/devices); NVLS: NCCL's efficiency and channels.
+# Folders of the wheel; GB/s of a GPU's links (configs/devices); NVLS: NCCL's efficiency and
+# channels.
 GENERATIONS = {
     "A100": (["a100_sxm"], 240.0, None),
     "H100": (["h100_sxm", "h200_sxm"], 370.8, (0.85, 16)),

@@ -158,7 +158,8 @@ TEST_CASE("a group of two has what one pair of links gives") {
   CHECK(ring(find_cluster("gaudi2-8", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(36.6));
   CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(2)), 2, 1, Axis::dp) ==
         doctest::Approx(22.4));  // NV1, measured 22.5
-  CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(3)), 3, 1, Axis::dp) == doctest::Approx(44.8));  // measured 45.1
+  CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(3)), 3, 1, Axis::dp) ==
+        doctest::Approx(44.8));  // measured 45.1
   CHECK(ring(find_cluster("aurora", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(185));
 }
 

@@ -190,8 +190,8 @@ TEST_CASE("rings inside NVLink take what was measured on their generation of GPU
   network.ring_bandwidth = BytesPerSecond(100e9);
   CHECK(ring_low_latency_128_time(gather, Bytes(92'000'000), network).value ==
         Approx(27.2e-6 + 3 * 0.6e-6 + 0.75e-3).epsilon(1e-12));
-  // All-to-alls: 12.7 us up to 16 KiB to each of 4, 25.1 beyond; three fourths at 0.77 of the links'
-  // 100 GB/s, and a fourth copied at 1142.
+  // All-to-alls: 12.7 us up to 16 KiB to each of 4, 25.1 beyond; three fourths at 0.77 of the
+  // links' 100 GB/s, and a fourth copied at 1142.
   const InstructionKind pairs = InstructionKind::all_to_all;
   const double bytes = 77e6, moved = 0.75 * bytes / 77e9 + 0.25 * bytes / 1142e9;
   CHECK(pairwise_time(pairs, Bytes(77'000'000), network).value == Approx(25.1e-6 + moved).epsilon(1e-12));

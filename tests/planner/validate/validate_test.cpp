@@ -346,12 +346,12 @@ TEST_CASE("a published collective is predicted as a group that communicates alon
   CHECK(runs[6].skipped == "collective 'p2p_write' is not modelled");
   // What NCCL was told to leave out is left out; what it cannot do anyway is not.
   const std::string settings = folder.write("settings.csv",
-                                            "hardware,nodes,gpus,collective,bytes,busbw,source,notes\n"
-                                            "DGX H100,1,8,all_reduce,4294967296,480,NCCL,\n"
-                                            "DGX H100,1,8,all_reduce,4294967296,370,NCCL,NCCL_NVLS_ENABLE=0 (ring)\n"
-                                            "DGX H100,1,8,all_reduce,4294967296,370,NCCL,NCCL_ALGO=RING\n"
-                                            "DGX A100,1,8,all_reduce,4294967296,230,NCCL,NCCL_ALGO=NVLS\n"
-                                            "DGX A100,1,8,all_reduce,4294967296,230,NCCL,\n");
+                                            "hardware,nodes,gpus,collective,bytes,algbw,busbw,time_us,source,notes\n"
+                                            "DGX H100,1,8,all_reduce,4294967296,,480,,NCCL,\n"
+                                            "DGX H100,1,8,all_reduce,4294967296,,370,,NCCL,NCCL_NVLS_ENABLE=0 (ring)\n"
+                                            "DGX H100,1,8,all_reduce,4294967296,,370,,NCCL,NCCL_ALGO=RING\n"
+                                            "DGX A100,1,8,all_reduce,4294967296,,230,,NCCL,NCCL_ALGO=NVLS\n"
+                                            "DGX A100,1,8,all_reduce,4294967296,,230,,NCCL,\n");
   const std::vector<ValidatedRun> set = validate(read_published_runs(settings), as_stated, graph_of_published, 1, {});
   for (const ValidatedRun& run : set) CHECK(std::abs(*run.step_error()) < 0.06);
   CHECK(set[1].step == set[2].step);
