@@ -67,7 +67,7 @@ TEST_CASE("topology prints a node as nvidia-smi does, with rates") {
   INFO(cube);
   CHECK(cube.find("  B/s       GPU0       GPU1       GPU2       GPU3       GPU4       GPU5       GPU6       GPU7       "
                   "NIC0        NIC1        NIC2        NIC3\n"
-                  "  GPU0      X          NV1 20.0G  NV1 20.0G  NV2 40.0G  NV2 40.0G  SYS 6.00G  SYS 6.00G  SYS 6.00G  "
+                  "  GPU0      X          NV1 22.4G  NV1 22.4G  NV2 44.8G  NV2 44.8G  SYS 6.00G  SYS 6.00G  SYS 6.00G  "
                   "PIX 12.0G*  PHB 12.0G   SYS 6.00G   SYS 6.00G\n") != std::string::npos);
   CHECK(call({"topology", "gb200-nvl72", "--devices", "36"}).out.starts_with("gb200-nvl72: 1 node of 36 x "));
   CHECK(call({"topology", "gb200-nvl72", "--device-ids", "3"}).err ==
