@@ -47,21 +47,65 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   return lower_block(graph, 1, context);
 }
 
-Engine megatron_2021() { return find_engine("megatron-2021", source + "/configs/engines"); }
+Engine megatron_2021() {
+  return find_engine("megatron-2021", source + "/configs/engines");
+}
 
 int count(const Segment& segment, InstructionKind kind) {
   return static_cast<int>(std::ranges::count(segment.instructions, kind, &Instruction::kind));
 }
 
+// Megatron-LM's _vocab_size_with_padding.
+std::int64_t padded_as_megatron_does(std::int64_t vocabulary, int tensor_parallel) {
+  std::int64_t after = vocabulary;
+  while (after % (128 * tensor_parallel) != 0) ++after;
+  return after;
+}
+
 }  // namespace
+
+TEST_CASE("the vocabulary is padded as Megatron-LM pads it, in time and memory and not in parameters") {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.vocabulary = 50257;
+  for (const Engine& engine : {megatron_2021(), Engine{}}) {
+    const OpGraph graph = as_run_by(engine, build_graph(model, 128));
+    CHECK(parameter_count(graph) == parameter_count(build_graph(model, 128)));
+    CHECK(model_flops_per_sample(graph).value == model_flops_per_sample(build_graph(model, 128)).value);
+    for (const int tp : {1, 2, 4}) {
+      CAPTURE(engine.name);
+      CAPTURE(tp);
+      TrainingSpec training{.global_batch = 1, .sequence_length = 128};
+      training.engine = engine;
+      ParallelSpec spec;
+      spec.mesh.degree.tp = tp;
+      const Program program = lower(job_of(graph, training, spec, BackendKind::cuda), 0);
+      const std::int64_t rows =
+          is_own(engine) ? ceil_div(model.vocabulary, tp) : padded_as_megatron_does(model.vocabulary, tp) / tp;
+      bool table = false, logits = false;
+      for (const ParameterPart& part : program.parameters)
+        if (graph.tensors[part.tensor].dims.front().dim == Dim::vocabulary) {
+          table = true;
+          CHECK(part.rows == rows);
+        }
+      for (const Segment& segment : program.segments)
+        for (const Instruction& instruction : segment.instructions)
+          if (instruction.op == OpKind::cross_entropy_max) {
+            logits = true;
+            CHECK(instruction.shape.columns == rows);
+            CHECK(instruction.shape.valid == std::min<std::int64_t>(rows, model.vocabulary));
+          }
+      CHECK(table);
+      CHECK(logits);
+    }
+  }
+}
 
 TEST_CASE("a layer of Megatron-LM of 2021 saves what Korthikanti et al. counted") {
   // arXiv:2205.05198, equation 1: s b h (34 + 5 a s / h) bytes, and what they leave out: mean and
   // deviation of two norms in fp32.
   for (const Sizes& of : {Sizes{256, 1, 512, 8}, Sizes{128, 3, 1024, 16}, Sizes{512, 2, 256, 4}}) {
     const std::int64_t tokens = of.sequence * of.batch;
-    const std::int64_t expected =
-        34 * tokens * of.hidden + 5 * of.heads * of.sequence * tokens + 2 * 2 * 4 * tokens;
+    const std::int64_t expected = 34 * tokens * of.hidden + 5 * of.heads * of.sequence * tokens + 2 * 2 * 4 * tokens;
     CHECK(layer(of, megatron_2021(), Recompute::none).saved_bytes == expected);
     // Equation 2, over t tensor-parallel ranks: s b h (10 + 24 / t + 5 a s / (h t)).
     const std::int64_t over_two =
