@@ -20,7 +20,7 @@ namespace {
 constexpr double pcie_over_counted = 15.754 / 12.0;
 
 template <class Rate>
-Rate known(Rate sustained, Rate reached) {
+Rate or_reached(Rate sustained, Rate reached) {
   return sustained.value > 0.0 ? sustained : reached;
 }
 
@@ -31,7 +31,7 @@ FlopsPerSecond sustained_products(const DeviceKind& device, DataType type) {
   const DeviceRates& rates = device.rates.front();
   if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
   if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0)
-    return known(rates.sustained_half, rates.matrix_half);
+    return or_reached(rates.sustained_half, rates.matrix_half);
   return rates.matrix_fp32;
 }
 
@@ -59,7 +59,7 @@ void take_of_kernels(DeviceKind& device, double share) {
     scale(rates.sustained_half, rates.matrix_half);
     scale(rates.sustained_weights, rates.matrix_half);
     // Copies reach what they did; no kernel moves its data faster.
-    rates.sustained_memory = std::min(known(rates.sustained_memory, rates.memory) * share, rates.memory);
+    rates.sustained_memory = std::min(or_reached(rates.sustained_memory, rates.memory) * share, rates.memory);
   }
   if (!device.measured) return;
   for (KernelFit& fit : device.measured->fits) {
@@ -121,7 +121,7 @@ void take_of_links(const std::vector<Link*>& links, double share) {
   }
 }
 
-constexpr std::array constants = {
+constexpr std::array constant_rows = {
     ClusterConstantRow{ClusterConstant::kernels, "kernels", "what kernels sustain", "the datasheet's peak",
                        most_of_kernels,
                        [](Cluster& cluster, Engine& /*engine*/, double share) {
@@ -146,7 +146,7 @@ constexpr std::array constants = {
                        [](Cluster& /*cluster*/, Engine& engine, double share) { engine.host_per_op *= 1.0 / share; }},
 };
 
-std::vector<std::string> kinds_of(const Cluster& cluster) {
+std::vector<std::string> kinds_of_devices(const Cluster& cluster) {
   std::vector<std::string> kinds;
   for (const NodeGroup& group : cluster.groups)
     if (std::ranges::find(kinds, group.device.name) == kinds.end()) kinds.push_back(group.device.name);
@@ -155,40 +155,40 @@ std::vector<std::string> kinds_of(const Cluster& cluster) {
 
 std::vector<std::string> keys_of_constants() {
   std::vector<std::string> keys;
-  for (const ClusterConstantRow& row : constants) keys.emplace_back(row.key);
+  for (const ClusterConstantRow& row : constant_rows) keys.emplace_back(row.key);
   return keys;
 }
 
-double read_positive(const YamlNode& node, double most) {
+double read_share_or_percent(const YamlNode& node, double most) {
   const double value = node.as_number();
   if (!(value > 0.0 && value <= most))
     node.fail(fmt::format("expected a number above 0 and up to {}, found '{}'", most, node.as_string()));
   return value;
 }
 
-std::string number(double value) {
+std::string six_digits(double value) {
   return fmt::format("{:.6g}", value);
 }
-std::string seconds(Seconds time) {
+std::string six_digits_of(Seconds time) {
   return fmt::format("{:.6g} s", time.value);
 }
 
-constexpr std::array precisions = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32};
-constexpr std::int64_t most_counted = std::int64_t{1} << 40;
-constexpr const char* schema = "parplan.calibration/1";
+constexpr std::array step_precisions = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32};
+constexpr std::int64_t most_of_a_step = std::int64_t{1} << 40;
+constexpr const char* calibration_schema = "parplan.calibration/1";
 
 }  // namespace
 
 std::span<const ClusterConstantRow> cluster_constants() {
-  return constants;
+  return constant_rows;
 }
 const ClusterConstantRow& row_of(ClusterConstant constant) {
-  return constants[index_of(constant)];
+  return constant_rows[index_of(constant)];
 }
 
 ClusterCalibration read_calibration(const YamlNode& document) {
   document.allow_keys({"schema", "cluster", "devices", "engine", "shares", "steps"});
-  document.at("schema").as_choice({schema});
+  document.at("schema").as_choice({calibration_schema});
   ClusterCalibration calibration;
   calibration.cluster = document.at("cluster").as_name();
   for (const YamlNode& item : document.at("devices").items()) calibration.devices.push_back(item.as_name());
@@ -196,18 +196,18 @@ ClusterCalibration read_calibration(const YamlNode& document) {
   calibration.engine = document.at("engine").as_name();
   const YamlNode shares = document.at("shares");
   shares.allow_keys(keys_of_constants());
-  for (const ClusterConstantRow& row : constants) {
+  for (const ClusterConstantRow& row : constant_rows) {
     const auto given = shares.find(row.key);
     if (!given) continue;
     given->allow_keys({"share", "percent_per_percent"});
     constexpr double most_share = 10.0, most_percent = 1e6;
     FittedShare share{.constant = row.constant,
-                      .share = read_positive(given->at("share"), most_share),
+                      .share = read_share_or_percent(given->at("share"), most_share),
                       .percent_per_percent = std::nullopt};
     if (share.share < least_share)
       given->at("share").fail(fmt::format("a share is at least {}: less has another cause", least_share));
     if (const auto percent = given->find("percent_per_percent"))
-      share.percent_per_percent = read_positive(*percent, most_percent);
+      share.percent_per_percent = read_share_or_percent(*percent, most_percent);
     calibration.shares.push_back(share);
   }
   if (calibration.shares.empty())
@@ -219,11 +219,11 @@ ClusterCalibration read_calibration(const YamlNode& document) {
     step.model = item.at("model").as_name();
     step.layout = item.at("layout").as_name();
     step.devices = static_cast<int>(item.at("devices").as_integer(1, std::numeric_limits<int>::max()));
-    step.global_batch = item.at("global_batch").as_integer(1, most_counted);
-    step.sequence_length = item.at("sequence_length").as_integer(1, most_counted);
+    step.global_batch = item.at("global_batch").as_integer(1, most_of_a_step);
+    step.sequence_length = item.at("sequence_length").as_integer(1, most_of_a_step);
     std::vector<std::string> names;
-    for (const DataType type : precisions) names.emplace_back(name(type));
-    step.precision = precisions[item.at("precision").as_choice(names)];
+    for (const DataType type : step_precisions) names.emplace_back(name(type));
+    step.precision = step_precisions[item.at("precision").as_choice(names)];
     step.measured = item.at("measured").as_duration();
     step.before = item.at("before").as_duration();
     step.after = item.at("after").as_duration();
@@ -235,16 +235,16 @@ ClusterCalibration read_calibration(const YamlNode& document) {
 std::string write_calibration(const ClusterCalibration& calibration) {
   YAML::Emitter out;
   out << YAML::BeginMap;
-  out << YAML::Key << "schema" << YAML::Value << schema;
+  out << YAML::Key << "schema" << YAML::Value << calibration_schema;
   out << YAML::Key << "cluster" << YAML::Value << calibration.cluster;
   out << YAML::Key << "devices" << YAML::Value << YAML::Flow << calibration.devices;
   out << YAML::Key << "engine" << YAML::Value << calibration.engine;
   out << YAML::Key << "shares" << YAML::Value << YAML::BeginMap;
   for (const FittedShare& share : calibration.shares) {
     out << YAML::Key << row_of(share.constant).key << YAML::Value << YAML::Flow << YAML::BeginMap;
-    out << YAML::Key << "share" << YAML::Value << number(share.share);
+    out << YAML::Key << "share" << YAML::Value << six_digits(share.share);
     if (share.percent_per_percent)
-      out << YAML::Key << "percent_per_percent" << YAML::Value << number(*share.percent_per_percent);
+      out << YAML::Key << "percent_per_percent" << YAML::Value << six_digits(*share.percent_per_percent);
     out << YAML::EndMap;
   }
   out << YAML::EndMap;
@@ -257,9 +257,9 @@ std::string write_calibration(const ClusterCalibration& calibration) {
     out << YAML::Key << "global_batch" << YAML::Value << step.global_batch;
     out << YAML::Key << "sequence_length" << YAML::Value << step.sequence_length;
     out << YAML::Key << "precision" << YAML::Value << name(step.precision);
-    out << YAML::Key << "measured" << YAML::Value << seconds(step.measured);
-    out << YAML::Key << "before" << YAML::Value << seconds(step.before);
-    out << YAML::Key << "after" << YAML::Value << seconds(step.after);
+    out << YAML::Key << "measured" << YAML::Value << six_digits_of(step.measured);
+    out << YAML::Key << "before" << YAML::Value << six_digits_of(step.before);
+    out << YAML::Key << "after" << YAML::Value << six_digits_of(step.after);
     out << YAML::EndMap;
   }
   out << YAML::EndSeq << YAML::EndMap;
@@ -270,7 +270,7 @@ void calibrate(Cluster& cluster, Engine& engine, const ClusterCalibration& calib
   if (cluster.calibrated)
     throw ConfigError(fmt::format("cluster '{}' is calibrated already ({}); give the cluster that it was made of",
                                   cluster.name, *cluster.calibrated));
-  for (const std::string& kind : kinds_of(cluster))
+  for (const std::string& kind : kinds_of_devices(cluster))
     if (std::ranges::find(calibration.devices, kind) == calibration.devices.end())
       throw ConfigError(
           fmt::format("this calibration is of {}, and cluster '{}' has {}; calibrate by a step that ran on these "

@@ -53,7 +53,7 @@ std::vector<std::vector<std::string>> commands_of(const std::string& text) {
   return found;
 }
 
-TEST_CASE("every command of the pages on the command line, on capacity and on calibration runs, from the top of the tree") {
+TEST_CASE("every command of the pages on the command line, capacity and calibration runs, from the top of the tree") {
   const Folder folder;
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::create_directory_symlink(std::string(PARPLAN_SOURCE_DIR) + "/tests", folder.path("tests"));

@@ -47,9 +47,7 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   return lower_block(graph, 1, context);
 }
 
-Engine megatron_2021() {
-  return find_engine("megatron-2021", source + "/configs/engines");
-}
+Engine megatron_2021() { return find_engine("megatron-2021", source + "/configs/engines"); }
 
 int count(const Segment& segment, InstructionKind kind) {
   return static_cast<int>(std::ranges::count(segment.instructions, kind, &Instruction::kind));
@@ -105,7 +103,8 @@ TEST_CASE("a layer of Megatron-LM of 2021 saves what Korthikanti et al. counted"
   // deviation of two norms in fp32.
   for (const Sizes& of : {Sizes{256, 1, 512, 8}, Sizes{128, 3, 1024, 16}, Sizes{512, 2, 256, 4}}) {
     const std::int64_t tokens = of.sequence * of.batch;
-    const std::int64_t expected = 34 * tokens * of.hidden + 5 * of.heads * of.sequence * tokens + 2 * 2 * 4 * tokens;
+    const std::int64_t expected =
+        34 * tokens * of.hidden + 5 * of.heads * of.sequence * tokens + 2 * 2 * 4 * tokens;
     CHECK(layer(of, megatron_2021(), Recompute::none).saved_bytes == expected);
     // Equation 2, over t tensor-parallel ranks: s b h (10 + 24 / t + 5 a s / (h t)).
     const std::int64_t over_two =
