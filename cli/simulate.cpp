@@ -44,9 +44,10 @@ LoadedPlan simulate_file(const SimulateArguments& arguments, Terminal& terminal,
   LoadedPlan loaded = load_plan(arguments.subject);
   if (is_given(arguments.where)) {
     if (loaded.plan.cluster.calibrated)
-      throw ConfigError(fmt::format("the plan is calibrated for its cluster ({}); give the model instead to simulate its "
-                                    "layout on another",
-                                    *loaded.plan.cluster.calibrated));
+      throw ConfigError(
+          fmt::format("the plan is calibrated for its cluster ({}); give the model instead to simulate its layout on "
+                      "another",
+                      *loaded.plan.cluster.calibrated));
     loaded.plan.cluster = resolve_cluster(arguments.where, terminal, arguments.output);
     if (loaded.plan.spec.mesh.size() > loaded.plan.cluster.devices())
       throw ConfigError(

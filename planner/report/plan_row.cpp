@@ -188,8 +188,8 @@ constexpr std::array column_rows = {
     Column{"reserved_bytes", "B", "of the peak: with what the allocator keeps (torch.cuda.max_memory_reserved)",
            [](const Subject& s) { return bytes(s.result.memory.arena() + s.result.memory.reserve); }},
     Column{"told_from_first", "",
-           "whether the step differs from that of the plan ranked first by more than 8 of 10 pairs of published runs do "
-           "from their predictions (accuracy.md); null for the first, where measured, and without accelerators",
+           "whether the step differs from that of the plan ranked first by more than 8 of 10 pairs of published runs "
+           "do from their predictions (accuracy.md); null for the first, where measured, and without accelerators",
            [](const Subject& s) {
              const std::optional<bool> told = told_from_first(s);
              return told ? Json(*told) : Json(nullptr);

@@ -76,6 +76,7 @@ TEST_CASE("the vocabulary is padded as Megatron-LM pads it, in time and memory a
       training.engine = engine;
       ParallelSpec spec;
       spec.mesh.degree.tp = tp;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
       const Program program = lower(job_of(graph, training, spec, BackendKind::cuda), 0);
       const std::int64_t rows =
           is_own(engine) ? ceil_div(model.vocabulary, tp) : padded_as_megatron_does(model.vocabulary, tp) / tp;
