@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include <fmt/format.h>
 #include <Eigen/Dense>
+#include <fmt/format.h>
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
@@ -80,7 +80,7 @@ std::vector<std::size_t> told_apart(const Eigen::MatrixXd& reach) {
   return constants;
 }
 
-void check_one_job(std::span<const MeasuredPlan> measured) {
+void check_one_cluster(std::span<const MeasuredPlan> measured) {
   const Plan& first = *measured.front().plan;
   for (const MeasuredPlan& one : measured) {
     const Plan& plan = *one.plan;
@@ -123,8 +123,7 @@ std::string percent(double share) {
   const ClusterConstantRow& row = cluster_constants()[held];
   throw ConfigError(fmt::format(
       "a step of {} is not explained by {}: {} the rates in the files, {}, it would take {}; check the time, the "
-      "batch, "
-      "the precision, the engine and the layout",
+      "batch, the precision, the engine and the layout",
       format_duration(one.measured), row.words, at_most ? fmt::format("with {:.2f} times", share) : "with a tenth of",
       at_most ? row.bound : "the least that is believed", format_duration(nearest)));
 }
@@ -150,13 +149,14 @@ FittedStep line_of(const MeasuredPlan& one, const FittedPlan& fitted) {
 }  // namespace
 
 CalibrationFit fit_calibration(std::span<const MeasuredPlan> measured) {
-  check_one_job(measured);
+  check_one_cluster(measured);
   Shares most{}, shares{};
   shares.fill(1.0);
   std::vector<std::size_t> all;
   for (const ClusterConstantRow& row : cluster_constants()) {
     all.push_back(index_of(row.constant));
-    most[all.back()] = row.most(measured.front().plan->cluster, measured.front().plan->training.precision);
+    const Plan& plan = *measured.front().plan;
+    most[all.back()] = std::min(row.most(plan.cluster, plan.training.precision), most_share);
   }
   const Residuals before = residuals_of(measured, shares);
   const Eigen::MatrixXd reach_before = reach_of(measured, shares, before, all);

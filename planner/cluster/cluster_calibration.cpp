@@ -200,7 +200,7 @@ ClusterCalibration read_calibration(const YamlNode& document) {
     const auto given = shares.find(row.key);
     if (!given) continue;
     given->allow_keys({"share", "percent_per_percent"});
-    constexpr double most_share = 10.0, most_percent = 1e6;
+    constexpr double most_percent = 1e6;
     FittedShare share{.constant = row.constant,
                       .share = read_share_or_percent(given->at("share"), most_share),
                       .percent_per_percent = std::nullopt};

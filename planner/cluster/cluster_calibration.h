@@ -31,8 +31,10 @@ struct ClusterConstantRow {
 };
 std::span<const ClusterConstantRow> cluster_constants();
 const ClusterConstantRow& row_of(ClusterConstant constant);
-// What reaches less than a tenth of what its file says has another cause.
+// What reaches less than a tenth of what its file says, or more than ten times that, has another
+// cause.
 inline constexpr double least_share = 0.1;
+inline constexpr double most_share = 10.0;
 // Where no datasheet is known: as in fits of kernels (planner/cost/calibration.cpp).
 inline constexpr double most_share_without_datasheet = 2.0;
 
