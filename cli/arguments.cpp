@@ -235,8 +235,15 @@ void add_where(CLI::App& app, WhereArguments& where) {
   add(app, group, "--price", "PRICE",
       "what an hour of one device costs, such as '2.50 USD' (default: the cluster's file)",
       [&](const std::string& text) { where.price = parse_price_of("--price", text); });
+  add_calibration(app, group, where.calibration);
   add_flag(app, group, "--measure-again", "measure this machine again instead of taking the cached numbers",
            [&] { where.measure_again = true; });
+}
+
+void add_calibration(CLI::App& app, const std::string& group, std::optional<std::string>& file) {
+  add(app, group, "--calibration", "FILE",
+      "what measured steps told of the cluster, as simulate --save-calibration wrote it (docs/calibration.md)",
+      [&](const std::string& text) { file = text; });
 }
 
 void add_network(CLI::App& app, WhereArguments& where) {

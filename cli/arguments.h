@@ -29,12 +29,14 @@ struct WhereArguments {
   ClusterOptions options;
   std::vector<int> device_ids;  // of the cluster's one node, in this order; empty: all of them
   std::optional<Price> price;   // of every device
+  std::optional<std::string> calibration;  // a file that simulate --save-calibration wrote
   bool measure_again = false;
 };
 // Whether any option that selects devices was given.
 bool is_given(const WhereArguments& where);
 void add_where(CLI::App& app, WhereArguments& where);
 void add_network(CLI::App& app, WhereArguments& where);
+void add_calibration(CLI::App& app, const std::string& group, std::optional<std::string>& file);
 
 // [what]
 struct WhatArguments {

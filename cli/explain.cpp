@@ -20,11 +20,17 @@ struct ExplainArguments {
   std::string path;
   OutputArguments output;
   bool quick = false;
+  std::optional<std::string> calibration;
 };
 
 int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
   check_output(arguments.output, {}, {{"PLAN", arguments.path}});
   LoadedPlan loaded = load_plan(arguments.path);
+  if (arguments.calibration)
+    if (const std::string note =
+            calibrate(loaded.plan.cluster, loaded.plan.training.engine, *arguments.calibration);
+        !note.empty() && !arguments.output.quiet)
+      fmt::print(terminal.err, "note: {}: {}\n", *arguments.calibration, note);
   ProgressLine progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   ReasonsOptions options;
   options.searches = !arguments.quick;
@@ -49,6 +55,7 @@ CommandBody declare_explain(CLI::App& app) {
             .type = "",
             .description = "no searches: only what simulations of the plan and its neighbours say"},
            arguments->quick);
+  add_calibration(app, "Where", arguments->calibration);
   add_output(app, arguments->output, CsvOutput::absent);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

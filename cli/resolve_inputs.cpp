@@ -15,6 +15,7 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
+#include "planner/cluster/cluster_calibration.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/graph/counting_limit.h"
 #include "planner/graph/engine_file.h"
@@ -97,6 +98,19 @@ Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const O
   return cluster;
 }
 
+std::string calibrate(Cluster& cluster, Engine& engine, const std::string& file) {
+  const ClusterCalibration calibration = read_calibration(YamlNode::load(file));
+  try {
+    calibrate(cluster, engine, calibration);
+  } catch (const ConfigError& error) {
+    throw ConfigError({file}, message_of(error));
+  }
+  if (calibration.engine == engine.name) return "";
+  return fmt::format("steps of {} were measured, and {} is predicted: what one's kernels do better than the other's is "
+                     "in the shares",
+                     calibration.engine, engine.name);
+}
+
 void set_price(Cluster& cluster, const std::optional<Price>& price) {
   if (price)
     for (NodeGroup& group : cluster.groups) group.price = price;
@@ -138,6 +152,11 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
   if (!output.quiet)
     for (const std::string& note : inputs.model.notes) fmt::print(terminal.err, "note: {}: {}\n", model, note);
   inputs.cluster = resolve_cluster(where, terminal, output);
+  inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
+  if (where.calibration)
+    if (const std::string note = calibrate(inputs.cluster, inputs.training.engine, *where.calibration);
+        !note.empty() && !output.quiet)
+      fmt::print(terminal.err, "note: {}: {}\n", *where.calibration, note);
   if (!output.quiet)
     for (const std::string& note : inputs.cluster.notes)
       fmt::print(terminal.err, "note: {}: {}\n", inputs.cluster.name, note);
@@ -145,7 +164,6 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
     fmt::print(terminal.err,
                "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n",
                inputs.cluster.name, backend.runtime, backend.collectives);
-  inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
   if (const std::string note = note_on_length(inputs.model.spec, inputs.training, inputs.defaults);
       !note.empty() && !output.quiet)
     fmt::print(terminal.err, "note: {}: {}\n", model, note);
@@ -245,7 +263,8 @@ std::string describe_inputs(const ReportInputs& inputs) {
     return value + (std::ranges::find(inputs.defaults, field) != inputs.defaults.end() ? " (default)" : "");
   };
   std::string text = fmt::format("model     {}: {} parameters\n", inputs.model.name, inputs.model.parameters);
-  const std::string measured = cluster.measured_on ? ", measured " + *cluster.measured_on : "";
+  const std::string measured = (cluster.measured_on ? ", measured " + *cluster.measured_on : "") +
+                               (cluster.calibrated ? ", calibrated: " + *cluster.calibrated : "");
   if (cluster.groups.size() == 1) {
     text += fmt::format("cluster   {}: {} x {}, {} node{} of {}{}\n", cluster.name, cluster.devices(),
                         device_name(cluster), cluster.nodes(), cluster.nodes() == 1 ? "" : "s",

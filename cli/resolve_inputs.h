@@ -28,6 +28,10 @@ struct Inputs {
 // The cluster that [where] names; this machine's cores if it names none.
 Cluster resolve_cluster(const WhereArguments& where, Terminal& terminal, const OutputArguments& output);
 
+// Takes the shares of a calibration's file (planner/cluster/cluster_calibration.h). Says where it
+// is of another engine's steps; empty where it is not.
+std::string calibrate(Cluster& cluster, Engine& engine, const std::string& file);
+
 Inputs resolve_inputs(const std::string& model, const WhereArguments& where, const WhatArguments& what,
                       Terminal& terminal, const OutputArguments& output);
 

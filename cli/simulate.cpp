@@ -5,8 +5,10 @@
 
 #include "cli/add_option.h"
 #include "cli/commands.h"
+#include "cli/measured_steps.h"
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
+#include "planner/calibrate/calibration_report.h"
 #include "planner/report/explain.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/plan_table.h"
@@ -25,6 +27,7 @@ struct SimulateArguments {
   WhereArguments where;
   WhatArguments what;
   LayoutRequest layout;
+  MeasuredArguments measured;
   OutputArguments output;
   std::optional<double> headroom;
   std::string plan_file;
@@ -34,23 +37,33 @@ struct SimulateArguments {
 };
 
 // A plan is simulated unchanged; only the cluster may be another one.
-Plan simulate_file(const SimulateArguments& arguments, Terminal& terminal, Timeline* timeline) {
+LoadedPlan simulate_file(const SimulateArguments& arguments, Terminal& terminal, Timeline* timeline) {
   if (!(arguments.layout == LayoutRequest{}) || !(arguments.what == WhatArguments{}))
     throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them",
                                   arguments.subject));
   LoadedPlan loaded = load_plan(arguments.subject);
   if (is_given(arguments.where)) {
+    if (loaded.plan.cluster.calibrated)
+      throw ConfigError(
+          fmt::format("the plan is calibrated for its cluster ({}); give the model instead to simulate its layout on "
+                      "another",
+                      *loaded.plan.cluster.calibrated));
     loaded.plan.cluster = resolve_cluster(arguments.where, terminal, arguments.output);
     if (loaded.plan.spec.mesh.size() > loaded.plan.cluster.devices())
       throw ConfigError(
           fmt::format("the plan takes {} devices; cluster '{}' has {}; give more with --devices or --nodes",
                       loaded.plan.spec.mesh.size(), loaded.plan.cluster.name, loaded.plan.cluster.devices()));
   }
+  if (arguments.where.calibration)
+    if (const std::string note =
+            calibrate(loaded.plan.cluster, loaded.plan.training.engine, *arguments.where.calibration);
+        !note.empty() && !arguments.output.quiet)
+      fmt::print(terminal.err, "note: {}: {}\n", *arguments.where.calibration, note);
   set_price(loaded.plan.cluster, arguments.where.price);
   loaded.plan.alternatives.clear();
   loaded.plan.search = {};
   loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan, timeline);
-  return loaded.plan;
+  return loaded;
 }
 
 int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
@@ -58,15 +71,22 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
                {{"--output", arguments.plan_file},
                 {"--trace", arguments.trace},
                 {"--print-schedule", arguments.prints_schedule ? "-" : ""},
-                {"--schedule-svg", arguments.schedule_svg}},
-               {{"MODEL|PLAN", arguments.subject}, {"--cluster", arguments.where.cluster.value_or("")}});
+                {"--schedule-svg", arguments.schedule_svg},
+                {"--save-calibration", arguments.measured.calibration}},
+               {{"MODEL|PLAN", arguments.subject},
+                {"--cluster", arguments.where.cluster.value_or("")},
+                {"--measured-log", arguments.measured.log}});
+  check_measured(arguments.measured, arguments.where);
   Timeline timeline;
   const bool draws = arguments.prints_schedule || !arguments.schedule_svg.empty();
   Timeline* const wanted = draws || !arguments.trace.empty() ? &timeline : nullptr;
   Plan plan;
+  OpGraph graph;
   ReportInputs reported;
   if (is_plan_file(arguments.subject)) {
-    plan = simulate_file(arguments, terminal, wanted);
+    LoadedPlan loaded = simulate_file(arguments, terminal, wanted);
+    plan = std::move(loaded.plan);
+    graph = std::move(loaded.graph);
     reported = report_inputs(plan);
   } else {
     Inputs inputs = resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
@@ -76,19 +96,35 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     // The user did not ask whether fewer devices would be better.
     std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
     reported = report_inputs(inputs);
+    graph = std::move(inputs.graph);
+  }
+  std::optional<CalibrationFit> fit;
+  if (arguments.measured.any()) {
+    fit = fit_measured(arguments.measured, graph, plan, terminal, !arguments.output.quiet);
+    calibrate(plan.cluster, plan.training.engine, fit->calibration);
+    timeline = Timeline();
+    plan.prediction = simulate_plan(graph, plan, wanted);
+    reported.cluster = plan.cluster;
+    reported.training = plan.training;
   }
 
   const std::vector<Json> rows{row(subject_of(plan))};
   const std::vector<ChartSpan> spans = draws ? chart_spans(timeline) : std::vector<ChartSpan>();
-  const bool has_text_alone = arguments.plan_file != "-" && arguments.trace != "-" && arguments.schedule_svg != "-";
+  const bool has_text_alone = arguments.plan_file != "-" && arguments.trace != "-" && arguments.schedule_svg != "-" &&
+                              arguments.measured.calibration != "-";
   if (arguments.output.shows_table() && has_text_alone) {
     fmt::print(terminal.out, "{}\n{}", describe_inputs(reported), write_table(plan));
+    if (fit) fmt::print(terminal.out, "\n{}", describe(*fit));
     if (arguments.prints_schedule) fmt::print(terminal.out, "\n{}", draw_schedule(spans, chart_columns));
     if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(plan));
   } else if (!arguments.output.quiet) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));
   }
-  write_outputs(arguments.output, terminal, suggest_json(reported, plan.search, &plan, {}), rows);
+  Json json = suggest_json(reported, plan.search, &plan, {});
+  if (fit) json["calibration"] = calibration_json(*fit);
+  write_outputs(arguments.output, terminal, json, rows);
+  if (!arguments.measured.calibration.empty())
+    write_said(arguments.measured.calibration, write_calibration(fit->calibration), terminal, !arguments.output.quiet);
   if (!arguments.trace.empty()) write_said(arguments.trace, write_trace(timeline), terminal, !arguments.output.quiet);
   if (!arguments.schedule_svg.empty())
     write_said(arguments.schedule_svg, draw_schedule_svg(spans), terminal, !arguments.output.quiet);
@@ -123,6 +159,7 @@ CommandBody declare_simulate(CLI::App& app) {
   add_what(app, arguments->what);
   add_layout(app, arguments->layout);
   add_headroom(app, "Limits", arguments->headroom);
+  add_measured(app, arguments->measured);
   add_option(app,
              {.names = "-o,--output",
               .type = "PLAN.yaml",

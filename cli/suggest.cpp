@@ -46,12 +46,14 @@ std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster
 }
 
 // The named cluster with another number of devices, if it has as many.
-std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Terminal& terminal,
+std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Engine engine, Terminal& terminal,
                                        const OutputArguments& output) {
   where.options.devices = devices;
   where.options.nodes.reset();
   try {
-    return resolve_cluster(where, terminal, output);
+    Cluster cluster = resolve_cluster(where, terminal, output);
+    if (where.calibration) calibrate(cluster, engine, *where.calibration);
+    return cluster;
   } catch (const ConfigError&) {
     return std::nullopt;
   }
@@ -80,7 +82,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   };
   if (arguments.where.cluster)
     request.cluster_of = [&](int devices) {
-      return same_cluster_of(arguments.where, devices, terminal, arguments.output);
+      return same_cluster_of(arguments.where, devices, inputs.training.engine, terminal, arguments.output);
     };
   ProgressLine progress(terminal, talks ? Talk::wanted : Talk::quiet);
   request.options.progress = [&](std::int64_t done, std::int64_t of) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <exception>
 #include <map>
 #include <memory>
@@ -27,6 +28,8 @@
 namespace parplan {
 namespace {
 
+constexpr double least_goodput = 0.01;
+
 struct GivenPrice {
   std::optional<std::string> cluster;  // all of them where absent
   Price price;
@@ -41,6 +44,7 @@ struct SweepArguments {
   std::vector<std::int64_t> batches;
   std::vector<std::int64_t> sequences;
   std::optional<std::int64_t> tokens;
+  double goodput = 1.0;
   WhereArguments where;  // the values that all points share
   WhatArguments what;
   LayoutRequest layout;
@@ -69,6 +73,33 @@ std::vector<std::int64_t> parse_numbers(const std::string& option, const std::st
     numbers.push_back(number);
   }
   return numbers;
+}
+
+// Notes are added once each.
+void calibrate_all(std::vector<SweepPoint>& points, const std::string& file, std::vector<std::string>& notes) {
+  const auto add = [&](std::string note) {
+    if (std::ranges::find(notes, note) == notes.end()) notes.push_back(std::move(note));
+  };
+  for (SweepPoint& point : points) {
+    const std::size_t known = point.cluster.notes.size();
+    if (const std::string note = calibrate(point.cluster, point.training.engine, file); !note.empty())
+      add(fmt::format("{}: {}", file, note));
+    for (std::size_t n = known; n < point.cluster.notes.size(); ++n)
+      add(fmt::format("{}: {}", point.cluster.name, point.cluster.notes[n]));
+  }
+}
+
+double parse_goodput(const std::string& option, const std::string& text) {
+  double share = 0.0;
+  const bool in_percent = text.ends_with('%');
+  const char* end = text.data() + text.size() - (in_percent ? 1 : 0);
+  const auto [stopped, error] = std::from_chars(text.data(), end, share);
+  if (in_percent) share /= 100.0;
+  if (error != std::errc() || stopped != end || !(share >= least_goodput && share <= 1.0))
+    throw ConfigError(fmt::format("{}: expected the share of the time in which steps are made, from {} to 1, such as "
+                                  "0.9 or 90%, found '{}'",
+                                  option, least_goodput, text));
+  return share;
 }
 
 std::vector<GivenPrice> parse_prices(const std::string& option, const std::string& text) {
@@ -277,6 +308,7 @@ std::string describe(const Sweep& sweep) {
   if (const Engine& engine = sweep.points.front().training.engine; !is_own(engine))
     text += fmt::format("engine    {}: {}\n", engine.name, engine.title);
   if (sweep.tokens) text += fmt::format("tokens    {}\n", *sweep.tokens);
+  if (sweep.goodput < 1.0) text += fmt::format("goodput   {:.4g} % of the time\n", 100.0 * sweep.goodput);
   return text;
 }
 
@@ -306,8 +338,10 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
               .objective = name(arguments.limits.objective.value_or(Objective::time)),
               .defaults = {},
               .tokens = arguments.tokens,
+              .goodput = arguments.goodput,
               .points = {}};
   sweep.points = points_of(arguments, swept, model, sweep.defaults);
+  if (arguments.where.calibration) calibrate_all(sweep.points, *arguments.where.calibration, notes);
   for (const SweepPoint& point : sweep.points)
     if (const std::string note = note_on_length(model.spec, point.training, sweep.defaults); !note.empty()) {
       notes.push_back(fmt::format("{}: {}", arguments.model, note));
@@ -381,6 +415,7 @@ CommandBody declare_sweep(CLI::App& app) {
       "what an hour of one device costs, such as '2.50 USD', for all clusters or by the name of each (default: the "
       "cluster's file)",
       [&all](const std::string& text) { all.prices = parse_prices("--price", text); });
+  add_calibration(app, "Where", all.where.calibration);
   add("What", "--global-batch", "N,N,...",
       "sequences of one optimizer step, each to compare (default: 512 on GPUs, 4 for each of the most devices on CPUs)",
       [&all](const std::string& text) { all.batches = parse_numbers("--global-batch", text, most_counted); });
@@ -391,6 +426,10 @@ CommandBody declare_sweep(CLI::App& app) {
   add("What", "--tokens", "N",
       "tokens to train on, such as 15T, 300B or 1e12: gives days, device-hours, cost and energy",
       [&all](const std::string& text) { all.tokens = parse_count("--tokens", text); });
+  add("What", "--goodput", "SHARE",
+      "share of the time in which steps are made, such as 0.9: what fails, restarts, checkpoints and evaluation take "
+      "the rest; days, cost and energy count it (default: 1)",
+      [&all](const std::string& text) { all.goodput = parse_goodput("--goodput", text); });
   add_limits(app, all.limits);
   add_layout(app, all.layout);
   add("Output", "-o,--output,--xlsx", "FILE.xlsx",

@@ -113,7 +113,7 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
   }
   if (node.devices.empty()) value.at("vertices").fail("a node needs at least one vertex of kind device");
   for (const YamlNode& item : value.at("links").items()) {
-    item.allow_keys({"between", "bandwidth", "latency", "kind"});
+    item.allow_keys({"between", "bandwidth", "latency", "kind", "line_rate"});
     const YamlNode between = item.at("between");
     if (!between.is_list() || between.size() != 2) between.fail("a link is 'between' a list of two vertices");
     const int a = vertex_of(between[0]);
@@ -123,8 +123,13 @@ NodeKind read_vertices_and_links(const YamlNode& value, const std::string& clust
     if ((kind(a) == VertexKind::network && kind(b) != VertexKind::nic) ||
         (kind(b) == VertexKind::network && kind(a) != VertexKind::nic))
       between.fail("only NICs have links to the network");
-    add_link(node, a, b, read_positive_bandwidth(item.at("bandwidth")), item.at("latency").as_duration(),
-             item.at("kind").as_string());
+    const BytesPerSecond bandwidth = read_positive_bandwidth(item.at("bandwidth"));
+    std::optional<BytesPerSecond> line_rate;
+    if (const auto given = item.find("line_rate")) {
+      line_rate = read_positive_bandwidth(*given);
+      if (bandwidth > *line_rate) given->fail("a link reaches no more than its line rate");
+    }
+    add_link(node, a, b, bandwidth, item.at("latency").as_duration(), item.at("kind").as_string(), line_rate);
   }
   if (const auto order = value.find("devices")) {
     std::vector<int> devices;
@@ -401,11 +406,11 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
         "stands under its 'cluster'");
   const auto groups = document.find("groups");
   if (groups) {
-    document.allow_keys(
-        {"name", "groups", "network", "device_ids", "memory_headroom", "measured_on", "notes", "sources"});
+    document.allow_keys({"name", "groups", "network", "device_ids", "memory_headroom", "measured_on", "calibrated",
+                         "notes", "sources"});
   } else {
     document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids",
-                         "memory_headroom", "measured_on", "notes", "sources"});
+                         "memory_headroom", "measured_on", "calibrated", "notes", "sources"});
   }
   cluster.name = document.at("name").as_name();
   if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");
@@ -443,6 +448,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
       headroom->fail(fmt::format("expected a share from 0 to {}, found '{}'", most_headroom, headroom->as_string()));
   }
   if (const auto measured = document.find("measured_on")) cluster.measured_on = printable_line(measured->as_string());
+  if (const auto by = document.find("calibrated")) cluster.calibrated = printable_line(by->as_string());
   if (const auto notes = document.find("notes"))
     for (const YamlNode& note : notes->items()) cluster.notes.push_back(printable_line(note.as_string()));
   if (const auto sources = document.find("sources"))
@@ -472,7 +478,9 @@ void write_node(YAML::Emitter& out, const NodeKind& node) {
         << YAML::EndSeq;
     out << YAML::Key << "bandwidth" << YAML::Value << write_bandwidth(link.bandwidth);
     out << YAML::Key << "latency" << YAML::Value << write_duration(link.latency);
-    out << YAML::Key << "kind" << YAML::Value << link.kind << YAML::EndMap;
+    out << YAML::Key << "kind" << YAML::Value << link.kind;
+    if (link.line_rate) out << YAML::Key << "line_rate" << YAML::Value << write_bandwidth(*link.line_rate);
+    out << YAML::EndMap;
   }
   out << YAML::EndSeq;
   out << YAML::Key << "devices" << YAML::Value << YAML::Flow << YAML::BeginSeq;
@@ -545,6 +553,7 @@ std::string write_cluster(const Cluster& cluster) {
   if (cluster.memory_headroom > 0.0)
     out << YAML::Key << "memory_headroom" << YAML::Value << fmt::format("{}", cluster.memory_headroom);
   if (cluster.measured_on) out << YAML::Key << "measured_on" << YAML::Value << *cluster.measured_on;
+  if (cluster.calibrated) out << YAML::Key << "calibrated" << YAML::Value << *cluster.calibrated;
   const auto write_list = [&](const char* key, const std::vector<std::string>& items) {
     if (items.empty()) return;
     out << YAML::Key << key << YAML::Value << YAML::BeginSeq;

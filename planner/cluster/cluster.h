@@ -27,6 +27,8 @@ struct Link {
   BytesPerSecond bandwidth;
   Seconds latency;
   std::string kind;  // "NV18", "PCIe", "NODE", "SYS", "network", "memory"
+  // Of a NIC whose file says what it reaches; others reach nic_reached_share of it (node_layout.h).
+  std::optional<BytesPerSecond> line_rate = {};
   bool operator==(const Link&) const = default;
 };
 
@@ -106,6 +108,7 @@ struct Cluster {
   // The share of each device's memory that plans leave free, for what predictions of memory miss.
   double memory_headroom = 0.0;
   std::optional<std::string> measured_on;  // date and host of the probe, where the numbers come from one
+  std::optional<std::string> calibrated;   // by which steps, where some fitted the numbers (cluster_calibration.h)
   std::vector<std::string> notes;          // what the importer assumed or left out
   std::vector<std::string> sources;
 

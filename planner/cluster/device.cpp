@@ -138,17 +138,17 @@ DeviceKind read_device(const YamlNode& document) {
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
     if (const auto sustained = item.find("sustained")) {
       sustained->allow_keys({"half", "weight_gradients", "memory"});
-      const auto read = [&](const char* key, auto reached, auto as_rate) {
-        const YamlNode value = sustained->at(key);
-        const auto rate = (value.*as_rate)();
+      const auto read = [&](const char* key, auto& rate, auto reached, auto as_rate) {
+        const auto value = sustained->find(key);
+        if (!value) return;
+        rate = ((*value).*as_rate)();
         if (rate.value <= 0.0 || rate > reached)
-          value.fail(
-              fmt::format("expected more than 0 and at most what a kernel reaches, found '{}'", value.as_string()));
-        return rate;
+          value->fail(
+              fmt::format("expected more than 0 and at most what a kernel reaches, found '{}'", value->as_string()));
       };
-      row.sustained_half = read("half", row.matrix_half, &YamlNode::as_flop_rate);
-      row.sustained_weights = read("weight_gradients", row.matrix_half, &YamlNode::as_flop_rate);
-      row.sustained_memory = read("memory", row.memory, &YamlNode::as_bandwidth);
+      read("half", row.sustained_half, row.matrix_half, &YamlNode::as_flop_rate);
+      read("weight_gradients", row.sustained_weights, row.matrix_half, &YamlNode::as_flop_rate);
+      read("memory", row.sustained_memory, row.memory, &YamlNode::as_bandwidth);
     }
     if (!device.rates.empty() && row.active <= device.rates.back().active)
       item.at("active").fail(
@@ -229,11 +229,15 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
       out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
     out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory);
-    if (row.sustained_half.value > 0.0) {
+    const auto write_sustained = [&](const char* key, auto rate, auto write) {
+      if (rate.value > 0.0) out << YAML::Key << key << YAML::Value << write(rate);
+    };
+    if (row.sustained_half.value > 0.0 || row.sustained_weights.value > 0.0 || row.sustained_memory.value > 0.0) {
       out << YAML::Key << "sustained" << YAML::Value << YAML::BeginMap;
-      out << YAML::Key << "half" << YAML::Value << write_flop_rate(row.sustained_half);
-      out << YAML::Key << "weight_gradients" << YAML::Value << write_flop_rate(row.sustained_weights);
-      out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.sustained_memory) << YAML::EndMap;
+      write_sustained("half", row.sustained_half, write_flop_rate);
+      write_sustained("weight_gradients", row.sustained_weights, write_flop_rate);
+      write_sustained("memory", row.sustained_memory, write_bandwidth);
+      out << YAML::EndMap;
     }
     out << YAML::EndMap;
   }

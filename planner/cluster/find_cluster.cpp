@@ -269,6 +269,7 @@ Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& cata
       for (Link& link : group.node.links)
         if (link.kind == "network") {
           link.bandwidth = *options.network * nic_reached_share;
+          link.line_rate.reset();
           any = true;
         }
     if (!any) throw ConfigError(fmt::format("--network: cluster '{}' has no NICs", cluster.name));

@@ -28,8 +28,14 @@ int add_vertex(NodeKind& node, std::string name, VertexKind kind) {
   return vertex;
 }
 
-void add_link(NodeKind& node, int a, int b, BytesPerSecond bandwidth, Seconds latency, std::string kind) {
-  node.links.push_back({.a = a, .b = b, .bandwidth = bandwidth, .latency = latency, .kind = std::move(kind)});
+void add_link(NodeKind& node, int a, int b, BytesPerSecond bandwidth, Seconds latency, std::string kind,
+              std::optional<BytesPerSecond> line_rate) {
+  node.links.push_back({.a = a,
+                        .b = b,
+                        .bandwidth = bandwidth,
+                        .latency = latency,
+                        .kind = std::move(kind),
+                        .line_rate = line_rate});
 }
 
 std::optional<std::string> problem_with(const NodeLayout& layout, const DeviceKind& device) {
@@ -98,6 +104,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
   const BytesPerSecond pcie = pcie_bandwidth(device.pcie_generation, device.pcie_lanes);
   const int count = layout.nics->count;
   const BytesPerSecond reached = layout.nics->reached.value_or(layout.nics->line_rate * nic_reached_share);
+  const auto line_rate = layout.nics->reached ? std::optional(layout.nics->line_rate) : std::nullopt;
   const int network = add_vertex(node, "network", VertexKind::network);
   const int switches = host_bridge ? 0 : smaller(layout.devices, count);
   std::vector<int> pcie_switches;
@@ -110,7 +117,7 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device) {
     const int nic = add_vertex(node, fmt::format("NIC{}", n), VertexKind::nic);
     const int near = host_bridge ? *host_bridge : pcie_switches[n / (count / switches)];
     add_link(node, near, nic, pcie, pcie_link_latency, "PCIe");
-    add_link(node, nic, network, reached, Seconds(0.0), "network");
+    add_link(node, nic, network, reached, Seconds(0.0), "network", line_rate);
   }
   return node;
 }

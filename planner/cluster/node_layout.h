@@ -53,7 +53,8 @@ NodeKind build_node(const NodeLayout& layout, const DeviceKind& device);
 
 // Add vertices and links one by one; each vertex function returns the new vertex.
 int add_vertex(NodeKind& node, std::string name, VertexKind kind);
-void add_link(NodeKind& node, int a, int b, BytesPerSecond bandwidth, Seconds latency, std::string kind);
+void add_link(NodeKind& node, int a, int b, BytesPerSecond bandwidth, Seconds latency, std::string kind,
+              std::optional<BytesPerSecond> line_rate = {});
 
 // The node with some of its devices (local numbers), in this order; switches, NICs and their links
 // stay.

@@ -36,6 +36,9 @@ struct Engine {
   bool scatters_fp32 = true;
   // They are reduced in half precision where the training is, whatever they are summed in.
   bool reduces_half = false;
+  // The vocabulary's rows are padded to a multiple of this on each tensor-parallel rank; padding is
+  // computed and kept as other rows are, and counts as no parameter.
+  int vocabulary_multiple = 1;
   // Layouts that it has.
   bool has_tensor = true;       // tensor parallelism
   bool has_pipeline = true;     // pipelines, of one stage on each rank

@@ -12,6 +12,8 @@
 namespace parplan {
 namespace {
 
+constexpr int most_multiple = 1 << 20;
+
 constexpr std::array facts = {
     EngineFact{"fused_attention", "attention is one kernel that never writes its scores", &Engine::fused_attention},
     EngineFact{"fused_norm", "a residual sum and the norm behind it are one kernel", &Engine::fused_norm},
@@ -30,10 +32,12 @@ constexpr std::array facts = {
     EngineFact{"scatters_fp32", "gradients in fp32 are scattered to the ranks that update them",
                &Engine::scatters_fp32},
     EngineFact{"reduces_half", "gradients are reduced in half precision", &Engine::reduces_half},
+    EngineFact{"vocabulary_multiple", "what a rank's rows of the vocabulary are padded to a multiple of",
+               &Engine::vocabulary_multiple, 1, most_multiple},
     EngineFact{"has_tensor", "there is tensor parallelism", &Engine::has_tensor},
     EngineFact{"has_pipeline", "there are pipelines", &Engine::has_pipeline},
     EngineFact{"has_interleaved", "there are interleaved pipelines", &Engine::has_interleaved},
-    EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero},
+    EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
     EngineFact{"equal_stages", "stages hold equal numbers of layers", &Engine::equal_stages},
     EngineFact{"allocator_reserve", "what the allocator keeps beside activations, as a share of them",
                &Engine::allocator_reserve},
@@ -51,11 +55,11 @@ constexpr Bytes most_libraries{std::int64_t{64} << 30};
 
 void read_fact(const EngineFact& fact, const YamlNode& node, Engine& engine) {
   if (const auto* const flag = std::get_if<bool Engine::*>(&fact.member)) {
-    engine.**flag = node.as_bool();
+    engine.** flag = node.as_bool();
     return;
   }
   if (const auto* const number = std::get_if<int Engine::*>(&fact.member)) {
-    engine.** number = static_cast<int>(node.as_integer(0, Engine{}.most_zero));
+    engine.** number = static_cast<int>(node.as_integer(fact.least, fact.most));
     return;
   }
   if (const auto* const share = std::get_if<double Engine::*>(&fact.member)) {
@@ -111,7 +115,9 @@ std::vector<std::string> keys_of_facts() {
 
 }  // namespace
 
-std::span<const EngineFact> engine_facts() { return facts; }
+std::span<const EngineFact> engine_facts() {
+  return facts;
+}
 
 Engine read_engine(const YamlNode& document, const std::filesystem::path& folder) {
   document.allow_keys({"name", "title", "like", "facts"});

@@ -16,6 +16,7 @@ struct EngineFact {
   const char* key;
   const char* words;  // what it says
   std::variant<bool Engine::*, int Engine::*, double Engine::*, Bytes Engine::*, Seconds Engine::*> member;
+  int least = 0, most = 0;  // of whole numbers
 };
 std::span<const EngineFact> engine_facts();
 

@@ -163,6 +163,9 @@ class Rewriting {
 }  // namespace
 
 OpGraph as_run_by(const Engine& engine, OpGraph graph) {
+  for (Tensor& tensor : graph.tensors)
+    for (TensorDim& dim : tensor.dims)
+      if (dim.dim == Dim::vocabulary) dim.multiple = engine.vocabulary_multiple;
   Engine facts = engine;
   facts.dropout =
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });

@@ -37,6 +37,9 @@ struct TensorDim {
   std::int64_t granule = 1;
   std::int64_t parts = 1;   // of equal width, before the shared end: the query heads of a kv group
   std::int64_t shared = 0;  // the end of a granule: the key and the value of a kv group
+  // Of the vocabulary: each shard's rows are padded to a multiple of it
+  // (Engine::vocabulary_multiple).
+  std::int64_t multiple = 1;
   std::int64_t granules() const { return size / granule; }
   bool operator==(const TensorDim&) const = default;
 };

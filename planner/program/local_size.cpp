@@ -52,8 +52,8 @@ int shard_at(Dim dim, const TensorLayout& layout, const BlockContext& context) {
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context) {
   if (dim.dim == Dim::batch) return context.layout.micro_batch;
   const int shards = shards_of(dim.dim, layout, context);
+  if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards * dim.multiple) * dim.multiple;
   if (shards == 1) return dim.size;
-  if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards);
   PARPLAN_ASSERT(divides_into(dim, shards), fmt::format("{} {}s of {} ({} parts) over {} ranks", dim.granules(),
                                                         name(dim.dim), dim.granule, dim.parts, shards));
   const std::int64_t sharers = shards_of_granule(dim, shards);

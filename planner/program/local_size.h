@@ -21,9 +21,9 @@ std::span<const Axis> cutting_order(Dim dim);
 // Which positions the rows have, where the context axis shares out chunks; of a layout with whole
 // sequences: none.
 ContextChunks chunks_of(std::int64_t sequence, const TensorLayout& layout, const BlockContext& context);
-// Local size of one dim. The vocabulary is padded to a multiple of the shards; every other dim
-// splits evenly in whole granules, or in shares of granules (planner/parallel rejects all else
-// before).
+// Local size of one dim. The vocabulary is padded to a multiple of the shards, each of its
+// `multiple`; every other dim splits evenly in whole granules, or in shares of granules
+// (planner/parallel rejects all else before).
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);
 // The first element that this rank holds; the copied end of a granule comes behind its share.
 std::int64_t local_begin(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);

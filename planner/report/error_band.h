@@ -19,15 +19,33 @@ struct ErrorBand {
   int runs = 0;
   double low = 1.0;
   double high = 1.0;
+  bool of_pairs = false;  // of runs as another layout of their job was measured; `runs` counts pairs
 };
 // The runs of one engine on one kind of device come first, those of all engines on all devices
 // last. None has fewer than `least_runs`.
 std::span<const ErrorBand> error_bands();
 inline constexpr int least_runs = 8;
 
+// How far apart two layouts of one job are in measured over predicted step time: 8 of 10 pairs of
+// such runs differ by less than `spread`, so that of two layouts whose predictions differ by more,
+// the slower one was the faster in fewer than 1 of 10. Jobs are those of `validate`'s order.
+struct PairSpread {
+  std::string_view engine;  // as in ErrorBand
+  std::string_view device;
+  int pairs = 0;
+  int jobs = 0;
+  double spread = 0.0;
+};
+// None has fewer than `least_pairs`, of `least_jobs`.
+std::span<const PairSpread> pair_spreads();
+inline constexpr int least_pairs = 8;
+inline constexpr int least_jobs = 4;
+
 // The first that holds for the engine on the cluster's devices; nothing for clusters that have no
-// accelerators, which no published run is of.
+// accelerators, which no published run is of. The band of a calibrated cluster is that of pairs:
+// what one layout's measured step tells of another's.
 std::optional<ErrorBand> error_band(const Engine& engine, const Cluster& cluster);
+std::optional<PairSpread> pair_spread(const Engine& engine, const Cluster& cluster);
 
 // The share of a device's memory that plans leave free by default: how far published runs went
 // beyond their predicted memory, each as far as its figure counts it (docs/accuracy.md). 9 of 10
@@ -38,5 +56,8 @@ double memory_headroom(const Engine& engine, const Cluster& cluster);
 // "step: 8 of 10 of the 14 published runs of megatron-2022 on a100-sxm4-80gb took 0.95 to 1.16 of
 // their prediction"
 std::string words_of(const ErrorBand& band);
+// "8 of 10 of the 177 pairs of layouts in published runs differ from their predictions by 10.8 % or
+// less"
+std::string words_of(const PairSpread& spread);
 
 }  // namespace parplan

@@ -159,6 +159,7 @@ std::string heading(const Plan& plan) {
                   plan_id(plan.model, plan.training, plan.spec), plan.model.name, plan.spec.mesh.size(),
                   plan.cluster.devices(), device_name(plan.cluster), plan.cluster.name, layout_text(plan.spec), count,
                   count == 1 ? "" : "es", layers_text(plan.spec));
+  if (plan.cluster.calibrated) text += fmt::format("calibrated: {}\n", *plan.cluster.calibrated);
   if (plan.search.objective == Objective::cost) text += "objective: the cost of a step, its devices for its time\n";
   if (plan.search.objective == Objective::memory) text += "objective: the memory of the fullest device, then time\n";
   return text;

@@ -1,5 +1,6 @@
 #include "planner/report/plan_row.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -186,9 +187,23 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return bytes(s.result.memory.arena()); }},
     Column{"reserved_bytes", "B", "of the peak: with what the allocator keeps (torch.cuda.max_memory_reserved)",
            [](const Subject& s) { return bytes(s.result.memory.arena() + s.result.memory.reserve); }},
+    Column{"told_from_first", "",
+           "whether the step differs from that of the plan ranked first by more than 8 of 10 pairs of published runs "
+           "do from their predictions (accuracy.md); null for the first, where measured, and without accelerators",
+           [](const Subject& s) {
+             const std::optional<bool> told = told_from_first(s);
+             return told ? Json(*told) : Json(nullptr);
+           }},
 };
 
 }  // namespace
+
+std::optional<bool> told_from_first(const RowSubject& subject) {
+  const std::optional<PairSpread> pairs = pair_spread(subject.training.engine, subject.cluster);
+  if (!subject.predicted || subject.first == nullptr || !pairs) return std::nullopt;
+  const Seconds one = subject.first->time.total(), other = subject.result.time.total();
+  return std::max(one, other) / std::min(one, other) > 1.0 + pairs->spread;
+}
 
 MemoryVerdict verdict_of(const RowSubject& subject) {
   const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage);
@@ -213,7 +228,8 @@ RowSubject subject_of(const Plan& plan, int rank) {
           .cluster = plan.cluster,
           .training = plan.training,
           .spec = alternative.spec,
-          .result = alternative.result};
+          .result = alternative.result,
+          .first = &plan.prediction};
 }
 
 RowSubject subject_of(const Plan& plan, const StepResult& measured) {

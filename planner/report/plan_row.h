@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,7 +22,11 @@ struct RowSubject {
   const ParallelSpec& spec;
   const StepResult& result;
   bool predicted = true;  // else measured
+  const StepResult* first = nullptr;  // of the plan ranked first, where this is another
 };
+// Whether pairs of published runs tell the steps of the two apart (error_band.h); nothing where
+// there is no other plan or no run is known.
+std::optional<bool> told_from_first(const RowSubject& subject);
 RowSubject subject_of(const Plan& plan);
 // By its predicted or measured memory, and the headroom of its cluster.
 MemoryVerdict verdict_of(const RowSubject& subject);

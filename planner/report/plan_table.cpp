@@ -33,10 +33,32 @@ std::string share_of_capacity(const RowSubject& subject) {
          (verdict == MemoryVerdict::fits ? "" : fmt::format(" ({})", words_of(verdict)));
 }
 
-// How far measured steps are from such predictions; nothing where no runs are known.
+// "2 and 3", "2 to 5"; ranks ascend.
+std::string list_ranks(const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return fmt::format("{}", ranks.front());
+  if (ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size()) && ranks.size() > 2)
+    return fmt::format("{} to {}", ranks.front(), ranks.back());
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+  return text;
+}
+
+// How far measured steps are from such predictions, and which plans cannot be told apart; nothing
+// where no runs are known.
 std::string step_line(const Plan& plan) {
   const std::optional<ErrorBand> band = error_band(plan.training.engine, plan.cluster);
-  return band ? words_of(*band) + ";\n  plans that differ by less may come out in the other order\n" : "";
+  if (!band) return "";
+  std::string text = words_of(*band) + "\n";
+  const int ranked = static_cast<int>(plan.alternatives.size()) + 1;
+  std::vector<int> alike;
+  for (int rank = 2; rank <= ranked; ++rank)
+    if (!told_from_first(subject_of(plan, rank)).value_or(true)) alike.push_back(rank);
+  if (ranked == 1) return text;
+  const std::string pairs = words_of(*pair_spread(plan.training.engine, plan.cluster));
+  if (alike.empty()) return text + fmt::format("every plan can be told apart from the first: {}\n", pairs);
+  return text + fmt::format("plan{} {} cannot be told apart from the first: {}\n", alike.size() == 1 ? "" : "s",
+                            list_ranks(alike), pairs);
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ constexpr std::array what_it_takes = {
                 [](const PointView& v) { return v.sweep.tokens ? Json(*v.sweep.tokens) : Json(nullptr); }},
     PointColumn{"steps", "", "optimizer steps, rounded up to whole ones",
                 [](const PointView& v) { return v.spent.steps ? Json(*v.spent.steps) : Json(nullptr); }},
-    PointColumn{"days", "d", "tokens / tokens_per_s / 86400, not rounded",
+    PointColumn{"days", "d", "tokens / tokens_per_s / goodput / 86400, not rounded",
                 [](const PointView& v) { return optional_number(v.spent.days); }},
     PointColumn{"device_hours", "h", "days * 24 * devices",
                 [](const PointView& v) { return optional_number(v.spent.device_hours); }},
@@ -95,6 +95,8 @@ constexpr std::array what_it_takes = {
     PointColumn{
         "space", "", "what was searched, in words",
         [](const PointView& v) { return v.point.search.space.empty() ? Json(nullptr) : Json(v.point.search.space); }},
+    PointColumn{"goodput", "", "share of the time in which steps are made (--goodput)",
+                [](const PointView& v) { return json_number(v.sweep.goodput); }},
 };
 
 // The value of a plan's column for a point without a plan.
@@ -144,11 +146,12 @@ Spending spending(const Sweep& sweep, const SweepPoint& point) {
   const double tokens_per_s = tokens_per_second(subject_of(point));
   spent.price_per_hour = hourly_price(point.planned(), devices);
   if (const std::optional<Watts> power = board_power(point.planned(), devices)) spent.power_w = power->value;
-  if (spent.price_per_hour) spent.cost_per_million_tokens = *spent.price_per_hour / tokens_per_s / 3600.0 * 1e6;
+  if (spent.price_per_hour)
+    spent.cost_per_million_tokens = *spent.price_per_hour / tokens_per_s / sweep.goodput / 3600.0 * 1e6;
   if (!sweep.tokens) return spent;
   const std::int64_t step = point.training.global_batch * point.training.sequence_length;
   spent.steps = *sweep.tokens / step + (*sweep.tokens % step > 0 ? 1 : 0);
-  spent.days = static_cast<double>(*sweep.tokens) / tokens_per_s / seconds_per_day;
+  spent.days = static_cast<double>(*sweep.tokens) / tokens_per_s / sweep.goodput / seconds_per_day;
   spent.device_hours = *spent.days * 24.0 * devices;
   if (spent.price_per_hour) spent.cost = *spent.days * 24.0 * *spent.price_per_hour;
   if (spent.power_w) spent.energy_kwh = *spent.days * 24.0 * *spent.power_w / 1000.0;
@@ -259,7 +262,12 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
   std::vector<std::string> notes{
       "tokens per second are those of a steady step: restarts, evaluation, checkpoints and loading of data are not in "
       "them"};
-  if (sweep.tokens) notes.emplace_back("days are tokens / tokens_per_s / 86400, not rounded up to whole steps");
+  if (sweep.goodput < 1.0)
+    notes.back() +=
+        fmt::format("; they are taken to leave {:.4g} % of the time to steps (goodput)", 100.0 * sweep.goodput);
+  if (sweep.tokens)
+    notes.push_back(fmt::format("days are tokens / tokens_per_s{} / 86400, not rounded up to whole steps",
+                                sweep.goodput < 1.0 ? " / goodput" : ""));
   notes.emplace_back(
       "only devices that a plan uses are counted; those that it leaves idle are taken to be free for others");
   notes.emplace_back(energy_is_an_upper_bound);
@@ -335,6 +343,7 @@ Json sweep_json(const Sweep& sweep) {
                                 {"defaults", sweep.defaults}};
   json["inputs"]["objective"] = sweep.objective;
   json["inputs"]["tokens"] = sweep.tokens ? Json(*sweep.tokens) : Json(nullptr);
+  json["inputs"]["goodput"] = json_number(sweep.goodput);
   json["columns"] = Json::array();
   for (const SweepColumn& column : sweep_columns())
     json["columns"].push_back({{"key", column.key},

@@ -33,7 +33,10 @@ struct Sweep {
   std::string objective = "time";      // what the search minimises at each point
   std::vector<std::string> defaults;   // fields of the trainings that were not given
   std::optional<std::int64_t> tokens;  // to train on
-  std::vector<SweepPoint> points;      // at least one; of one model
+  // The share of the time in which steps are made; the rest goes to what fails and what is not
+  // training.
+  double goodput = 1.0;
+  std::vector<SweepPoint> points = {};  // at least one; of one model
 };
 
 // What training on all tokens takes with a point's best plan. Values are absent where tokens, a
@@ -43,7 +46,7 @@ struct Spending {
   std::optional<double> power_w;         // rated power of their boards
   std::optional<double> cost_per_million_tokens;
   std::optional<std::int64_t> steps;   // whole ones; the last may have a part of a batch
-  std::optional<double> days;          // tokens / tokens_per_s / 86400, not rounded up to whole steps
+  std::optional<double> days;          // tokens / tokens_per_s / goodput / 86400, not rounded up to whole steps
   std::optional<double> device_hours;  // days * 24 * devices
   std::optional<double> cost;          // days * 24 * price_per_hour
   // days * 24 * power_w / 1000: an upper bound for the devices, without hosts, network and cooling.

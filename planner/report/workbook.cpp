@@ -122,6 +122,7 @@ DeviceLine line_of(const SweepPoint& point, const NodeGroup& group) {
 // Positions on the sheet Inputs, from 0.
 constexpr int tokens_row = 3;
 constexpr int weighs_row = 4;
+constexpr int goodput_row = 5;
 constexpr int lines_header_row = 6;
 constexpr int first_line_row = lines_header_row + 1;
 constexpr int price_column = 2;
@@ -181,7 +182,7 @@ class Workbook {
   static constexpr std::array not_of_plans = {"price_per_hour", "power_w", "cost_per_million_tokens",
                                               "tokens",         "steps",   "days",
                                               "device_hours",   "cost",    "energy_kwh",
-                                              "knee",           "pareto"};
+                                              "knee",           "pareto",  "goodput"};
 
   const SweepColumn& column(const std::string& key) const {
     static const std::vector<SweepColumn> own{
@@ -225,8 +226,8 @@ class Workbook {
                Json(fmt::format("parplan {}: capacity for {}", sweep_.version, sweep_.points.front().model.name)),
                formats_.title);
     write_cell(inputs_, 1, 0,
-               Json("Change what is blue: tokens, prices and power. Days, cost, energy and the front of the sheet "
-                    "Capacity follow."),
+               Json("Change what is blue: tokens, goodput, prices and power. Days, cost, energy and the front of the "
+                    "sheet Capacity follow."),
                formats_.text);
     write_cell(inputs_, tokens_row, 0, Json("tokens"), formats_.text);
     write_cell(inputs_, tokens_row, 1, sweep_.tokens ? Json(*sweep_.tokens) : Json(nullptr), formats_.input);
@@ -238,6 +239,9 @@ class Workbook {
                        front_measure(sweep_) == FrontMeasure::cost ? "cost" : "device-hours"},
                formats_.text);
     write_cell(inputs_, weighs_row, 2, Json("cost as soon as every point has a price"), formats_.text);
+    write_cell(inputs_, goodput_row, 0, Json("goodput"), formats_.text);
+    write_cell(inputs_, goodput_row, 1, Json(sweep_.goodput), formats_.input);
+    write_cell(inputs_, goodput_row, 2, Json("share of the time in which steps are made"), formats_.text);
     const std::vector<std::string> titles{"cluster", "device", "price of a device for an hour", "currency",
                                           "power of a board (W)"};
     for (std::size_t c = 0; c < titles.size(); ++c)
@@ -265,6 +269,7 @@ class Workbook {
     worksheet_set_column(inputs_, 0, 0, 30, nullptr);
     worksheet_set_column(inputs_, 1, 4, 20, nullptr);
     workbook_define_name(book_, "tokens", ("=" + input(tokens_row, 1)).c_str());
+    workbook_define_name(book_, "goodput", ("=" + input(goodput_row, 1)).c_str());
   }
 
   static int column_of(const std::string& key) {
@@ -303,7 +308,7 @@ class Workbook {
     const std::string power = cell("power_w");
     if (key == "tokens_per_s")
       return fmt::format("{}*{}/{}", cell("global_batch"), cell("sequence_length"), cell("step_time_s"));
-    if (key == "days") return fmt::format("IF(COUNT(tokens)=1,tokens/{}/86400,\"\")", rate);
+    if (key == "days") return fmt::format("IF(COUNT(tokens)=1,tokens/{}/goodput/86400,\"\")", rate);
     if (key == "device_hours") return fmt::format("IF({0}=\"\",\"\",{0}*24*{1})", days, cell("devices"));
     if (key == "cost") return fmt::format("IF(OR({0}=\"\",{1}=\"\"),\"\",{0}*24*{1})", days, price);
     if (key == "energy_kwh") return fmt::format("IF(OR({0}=\"\",{1}=\"\"),\"\",{0}*24*{1}/1000)", days, power);
@@ -313,7 +318,8 @@ class Workbook {
     if (key == "price_per_hour") return sum_over_devices(point, price_column, cell("devices"));
     if (key == "power_w") return sum_over_devices(point, power_column, cell("devices"));
     if (key == "cost_per_step") return fmt::format("IF({0}=\"\",\"\",{0}/3600*{1})", price, cell("step_time_s"));
-    if (key == "cost_per_million_tokens") return fmt::format("IF({0}=\"\",\"\",{0}/{1}/3600*1000000)", price, rate);
+    if (key == "cost_per_million_tokens")
+      return fmt::format("IF({0}=\"\",\"\",{0}/{1}/goodput/3600*1000000)", price, rate);
     if (key == "weighed")
       return fmt::format("IF({}=\"cost\",{},{})/{}", input(weighs_row, 1), price, cell("devices"), rate);
     if (key == "pareto")

@@ -138,22 +138,30 @@ std::optional<ErrorSummary> summarise(std::span<const std::pair<double, double>>
   return summary;
 }
 
-OrderSummary summarise_order(std::span<const ValidatedRun> runs, double apart) {
-  const auto same_job = [](const PublishedRun& run) {
+std::vector<std::vector<std::size_t>> jobs_of(std::span<const ValidatedRun> runs) {
+  const auto job_of = [](const PublishedRun& run) {
     return std::tie(run.source, run.engine, run.device, run.devices, run.layers, run.hidden, run.sequence,
                     run.global_batch, run.precision);
   };
-  std::vector<std::vector<const ValidatedRun*>> groups;
-  for (const ValidatedRun& one : runs) {
-    if (!one.step_error() || one.run.collective) continue;
-    auto group = std::ranges::find_if(
-        groups, [&](const auto& other) { return same_job(other.front()->run) == same_job(one.run); });
-    if (group == groups.end()) group = groups.insert(groups.end(), std::vector<const ValidatedRun*>());
-    group->push_back(&one);
+  std::vector<std::vector<std::size_t>> jobs;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (!runs[i].step_error() || runs[i].run.collective) continue;
+    const auto is_same = [&](const std::vector<std::size_t>& job) {
+      return job_of(runs[job.front()].run) == job_of(runs[i].run);
+    };
+    auto job = std::ranges::find_if(jobs, is_same);
+    if (job == jobs.end()) job = jobs.insert(jobs.end(), std::vector<std::size_t>());
+    job->push_back(i);
   }
+  std::erase_if(jobs, [](const std::vector<std::size_t>& job) { return job.size() < 2; });
+  return jobs;
+}
+
+OrderSummary summarise_order(std::span<const ValidatedRun> runs, double apart) {
   OrderSummary summary;
-  for (const std::vector<const ValidatedRun*>& group : groups) {
-    if (group.size() < 2) continue;
+  for (const std::vector<std::size_t>& job : jobs_of(runs)) {
+    std::vector<const ValidatedRun*> group;
+    for (const std::size_t i : job) group.push_back(&runs[i]);
     ++summary.groups;
     for (std::size_t a = 0; a < group.size(); ++a)
       for (std::size_t b = a + 1; b < group.size(); ++b) {

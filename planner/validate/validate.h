@@ -52,6 +52,10 @@ struct ErrorSummary {
 // Takes predicted and measured values, each above 0; nothing for none.
 std::optional<ErrorSummary> summarise(std::span<const std::pair<double, double>> predicted_and_measured);
 
+// The runs of each job, a model with a batch on a set of devices of one source: their places in
+// `runs`, of those with a measured and a predicted step, where there are two or more.
+std::vector<std::vector<std::size_t>> jobs_of(std::span<const ValidatedRun> runs);
+
 // How layouts of one model that ran on one cluster are ordered. A pair counts where the measured
 // steps differ by more than `apart` of the faster.
 struct OrderSummary {

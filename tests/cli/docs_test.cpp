@@ -53,14 +53,15 @@ std::vector<std::vector<std::string>> commands_of(const std::string& text) {
   return found;
 }
 
-TEST_CASE("every command of the pages on the command line and on capacity runs, from the top of the tree") {
+TEST_CASE("every command of the pages on the command line, capacity and calibration runs, from the top of the tree") {
   const Folder folder;
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::create_directory_symlink(std::string(PARPLAN_SOURCE_DIR) + "/tests", folder.path("tests"));
   std::filesystem::current_path(folder.path(""));
   std::vector<std::vector<std::string>> commands = commands_of(page("cli.md"));
   CHECK(commands.size() >= 10);
-  for (std::vector<std::string>& command : commands_of(page("capacity.md"))) commands.push_back(std::move(command));
+  for (const char* name : {"capacity.md", "calibration.md"})
+    for (std::vector<std::string>& command : commands_of(page(name))) commands.push_back(std::move(command));
   for (const std::vector<std::string>& command : commands) {
     const Called called = call(command);
     INFO(fmt::format("{}", fmt::join(command, " ")));

@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "cli/data_folder.h"
+#include "cli/published_model.h"
 #include "planner/base/json.h"
 #include "planner/report/error_band.h"
+#include "planner/validate/validate.h"
 #include "tests/cli/call.h"
 
 namespace parplan {
@@ -54,15 +58,70 @@ TEST_CASE("the bands of errors are those of the published runs whose facts are a
   }
   // None is missing.
   const auto has_band = [&](std::string_view engine, std::string_view device) {
-    return std::ranges::any_of(error_bands(), [&](const ErrorBand& band) {
-      return band.engine == engine && band.device == device;
-    });
+    return std::ranges::any_of(error_bands(),
+                               [&](const ErrorBand& band) { return band.engine == engine && band.device == device; });
   };
   for (const Measured& run : runs)
     for (const std::string& device : {run.device, std::string()})
       for (const std::string& engine : {run.engine, std::string()})
         if (static_cast<int>(shares_of(engine, device).size()) >= least_runs)
           CHECK_MESSAGE(has_band(engine, device), engine << " on " << device);
+}
+
+TEST_CASE("spreads of pairs are those of the published runs of one job whose facts are all published") {
+  std::vector<ValidatedRun> runs = validate(read_published_runs(PARPLAN_SOURCE_DIR "/tests/data/published/runs.csv"),
+                                            {.catalog = cluster_catalog(), .engines = engines_folder(), .engine = {}},
+                                            graph_of_published, 0, nullptr);
+  std::erase_if(runs, [](const ValidatedRun& one) { return !one.assumed.empty() || !one.step_error(); });
+  struct Pair {
+    std::string engine, device;
+    std::size_t job = 0;
+    double ratio = 1.0;  // of one's error over the other's, at least 1
+  };
+  std::vector<Pair> pairs;
+  const std::vector<std::vector<std::size_t>> jobs = jobs_of(runs);
+  for (std::size_t j = 0; j < jobs.size(); ++j)
+    for (const std::size_t a : jobs[j])
+      for (const std::size_t b : jobs[j]) {
+        if (a >= b) continue;
+        const double ratio = (1.0 + *runs[a].step_error()) / (1.0 + *runs[b].step_error());
+        pairs.push_back({runs[a].engine, runs[a].run.device, j, std::max(ratio, 1.0 / ratio)});
+      }
+  struct Chosen {
+    std::vector<double> ratios;
+    std::set<std::size_t> jobs;
+  };
+  const auto chosen = [&](std::string_view engine, std::string_view device) {
+    Chosen result;
+    for (const Pair& pair : pairs)
+      if ((engine.empty() || pair.engine == engine) && (device.empty() || pair.device == device)) {
+        result.ratios.push_back(pair.ratio);
+        result.jobs.insert(pair.job);
+      }
+    std::ranges::sort(result.ratios);
+    return result;
+  };
+  for (const PairSpread& spread : pair_spreads()) {
+    CAPTURE(spread.engine);
+    CAPTURE(spread.device);
+    const Chosen of = chosen(spread.engine, spread.device);
+    REQUIRE(static_cast<int>(of.ratios.size()) == spread.pairs);
+    CHECK(static_cast<int>(of.jobs.size()) == spread.jobs);
+    CHECK(spread.pairs >= least_pairs);
+    CHECK(spread.jobs >= least_jobs);
+    CHECK(std::abs(1.0 + spread.spread - percentile(of.ratios, 0.8)) < 0.00051);
+  }
+  // None is missing.
+  for (const Pair& pair : pairs)
+    for (const std::string& device : {pair.device, std::string()})
+      for (const std::string& engine : {pair.engine, std::string()}) {
+        const Chosen of = chosen(engine, device);
+        if (static_cast<int>(of.ratios.size()) < least_pairs || static_cast<int>(of.jobs.size()) < least_jobs) continue;
+        CHECK_MESSAGE(std::ranges::any_of(
+                          pair_spreads(),
+                          [&](const PairSpread& spread) { return spread.engine == engine && spread.device == device; }),
+                      engine << " on " << device);
+      }
 }
 
 TEST_CASE("the default headroom is how far published runs went beyond their predicted memory") {

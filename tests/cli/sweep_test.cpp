@@ -85,6 +85,18 @@ TEST_CASE("clusters are compared, each at its own price") {
   }
 }
 
+TEST_CASE("goodput is a share or a percentage, and is said") {
+  const auto days = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "4", "--tokens", "1M"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return sweep_json(arguments).at("rows").at(0).at("days").get<double>();
+  };
+  CHECK(days({"--goodput", "0.5"}) == doctest::Approx(2.0 * days({})));
+  CHECK(days({"--goodput", "50%"}) == days({"--goodput", "0.5"}));
+  CHECK(call({"sweep", tiny_gpt2, "--cluster", cpu_8, "--goodput", "90%", "--quiet"})
+            .out.find("\ngoodput   90 % of the time\n") != std::string::npos);
+}
+
 TEST_CASE("a price in the cluster's file counts, --price goes before it, and suggest fills in the cost of a step") {
   const Folder folder;
   std::ifstream file(cpu_8);
@@ -278,6 +290,12 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
       {{"--price", "1 USD,2 USD"}, "--price: every cluster has two prices; give one"},
       {{"--price", "dgx-a100=1 USD,dgx-a100=2 USD"}, "--price: cluster 'dgx-a100' has two prices; give one"},
       {{"--price", "dgx-a10=1 USD"}, "--price: 'dgx-a10' is not among --cluster dgx-a100; did you mean 'dgx-a100'?"},
+      {{"--goodput", "0"},
+       "--goodput: expected the share of the time in which steps are made, from 0.01 to 1, such as 0.9 or 90%, found "
+       "'0'"},
+      {{"--goodput", "110%"},
+       "--goodput: expected the share of the time in which steps are made, from 0.01 to 1, such as 0.9 or 90%, found "
+       "'110%'"},
       {{"--objective", "tim"}, "--objective: expected one of time, cost, memory, found 'tim'; did you mean 'time'?"},
       {{"-o", "plans.csv"},
        "--output: a workbook's name ends in .xlsx, found 'plans.csv'; for other formats there are --json and --csv"},

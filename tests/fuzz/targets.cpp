@@ -15,6 +15,8 @@
 #include "models/model_file.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "planner/calibrate/training_log.h"
+#include "planner/cluster/cluster_calibration.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/nccl/import.h"
 #include "planner/cluster/nccl/xml_files.h"
@@ -185,6 +187,17 @@ void take_checkpoint_index(const std::string& input) {
   PARPLAN_ASSERT(write_index(read_index(written, "written")) == written, written);
 }
 
+void take_calibration(const std::string& input) {
+  const std::string written = write_calibration(read_calibration(YamlNode::parse(input, file)));
+  PARPLAN_ASSERT(write_calibration(read_calibration(YamlNode::parse(written, "written"))) == written, written);
+}
+
+void take_training_log(const std::string& input) {
+  const LoggedSteps steps = read_training_log(input, file, {.global_batch = 8, .sequence_length = 128, .devices = 2});
+  PARPLAN_ASSERT(steps.lines > 0 && steps.low <= steps.median && steps.median <= steps.high,
+                 fmt::format("{} lines", steps.lines));
+}
+
 constexpr std::array target_rows = {
     Target{"model", take_model},
     Target{"huggingface", take_huggingface},
@@ -198,6 +211,8 @@ constexpr std::array target_rows = {
     Target{"safetensors", take_safetensors},
     Target{"weight_index", take_weight_index},
     Target{"checkpoint_index", take_checkpoint_index},
+    Target{"calibration", take_calibration},
+    Target{"training_log", take_training_log},
 };
 
 }  // namespace

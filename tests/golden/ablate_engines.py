@@ -48,6 +48,7 @@ PARTS = {
     "gradients in half precision": lambda data: (
         set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
+    "padding of the vocabulary": lambda data: set_facts(data, "1", "vocabulary_multiple"),
     "the host's time": lambda data: set_facts(data, "0 us", "host_per_op"),
 }
 

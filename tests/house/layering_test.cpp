@@ -47,6 +47,7 @@ const std::vector<Room>& rooms() {
       {"planner/explain", {"planner/search"}},
       {"planner", {"planner/explain"}, Subfolders::must_have_their_own_row},
       {"planner/validate", {"planner", "planner/report"}},
+      {"planner/calibrate", {"planner", "planner/report"}},
       {"runtime/device", {"planner/graph"}},
       {"runtime/plugin", {"planner/base"}},
       {"runtime/comm", {"runtime/device", "runtime/plugin"}},
@@ -54,7 +55,8 @@ const std::vector<Room>& rooms() {
       {"runtime/comm/mpi", {"runtime/launch"}},
       {"runtime/checkpoint", {"runtime/launch", "planner/program"}},
       {"runtime", {"runtime/checkpoint"}, Subfolders::must_have_their_own_row},
-      {"cli", {"planner", "planner/validate", "runtime", "models", "planner/report", "planner/export"}},
+      {"cli",
+       {"planner", "planner/validate", "planner/calibrate", "runtime", "models", "planner/report", "planner/export"}},
       {"tests", {"cli"}},
   };
   return table;
@@ -74,7 +76,7 @@ struct HeavyLibrary {
 const std::vector<HeavyLibrary>& heavy_libraries() {
   static const std::vector<HeavyLibrary> table = {
       {"Boost", "boost/.*", {"planner/graph", "planner/cluster"}},
-      {"Eigen", "(unsupported/)?Eigen/.*", {"planner/cost", "runtime/device/cpu"}},
+      {"Eigen", "(unsupported/)?Eigen/.*", {"planner/cost", "planner/calibrate", "runtime/device/cpu"}},
       // Only base reads; a writer of files may use the emitter.
       {"yaml-cpp", "yaml-cpp/.*", {"planner/base", "planner/cluster"}},
       {"pugixml", "pugixml\\.hpp", {"planner/cluster"}},

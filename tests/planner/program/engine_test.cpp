@@ -53,7 +53,51 @@ int count(const Segment& segment, InstructionKind kind) {
   return static_cast<int>(std::ranges::count(segment.instructions, kind, &Instruction::kind));
 }
 
+// Megatron-LM's _vocab_size_with_padding.
+std::int64_t padded_as_megatron_does(std::int64_t vocabulary, int tensor_parallel) {
+  std::int64_t after = vocabulary;
+  while (after % (128 * tensor_parallel) != 0) ++after;
+  return after;
+}
+
 }  // namespace
+
+TEST_CASE("the vocabulary is padded as Megatron-LM pads it, in time and memory and not in parameters") {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.vocabulary = 50257;
+  for (const Engine& engine : {megatron_2021(), Engine{}}) {
+    const OpGraph graph = as_run_by(engine, build_graph(model, 128));
+    CHECK(parameter_count(graph) == parameter_count(build_graph(model, 128)));
+    CHECK(model_flops_per_sample(graph).value == model_flops_per_sample(build_graph(model, 128)).value);
+    for (const int tp : {1, 2, 4}) {
+      CAPTURE(engine.name);
+      CAPTURE(tp);
+      TrainingSpec training{.global_batch = 1, .sequence_length = 128};
+      training.engine = engine;
+      ParallelSpec spec;
+      spec.mesh.degree.tp = tp;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      const Program program = lower(job_of(graph, training, spec, BackendKind::cuda), 0);
+      const std::int64_t rows =
+          is_own(engine) ? ceil_div(model.vocabulary, tp) : padded_as_megatron_does(model.vocabulary, tp) / tp;
+      bool table = false, logits = false;
+      for (const ParameterPart& part : program.parameters)
+        if (graph.tensors[part.tensor].dims.front().dim == Dim::vocabulary) {
+          table = true;
+          CHECK(part.rows == rows);
+        }
+      for (const Segment& segment : program.segments)
+        for (const Instruction& instruction : segment.instructions)
+          if (instruction.op == OpKind::cross_entropy_max) {
+            logits = true;
+            CHECK(instruction.shape.columns == rows);
+            CHECK(instruction.shape.valid == std::min<std::int64_t>(rows, model.vocabulary));
+          }
+      CHECK(table);
+      CHECK(logits);
+    }
+  }
+}
 
 TEST_CASE("a layer of Megatron-LM of 2021 saves what Korthikanti et al. counted") {
   // arXiv:2205.05198, equation 1: s b h (34 + 5 a s / h) bytes, and what they leave out: mean and

@@ -82,7 +82,8 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "fit",
                                                 "usable_bytes",
                                                 "allocated_bytes",
-                                                "reserved_bytes"};  // the last twelve are additions
+                                                "reserved_bytes",
+                                                "told_from_first"};  // the last thirteen are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -118,7 +119,7 @@ TEST_CASE("a row holds every value of a small plan") {
     "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null,
     "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2,
     "step_time_low_s": null, "step_time_high_s": null, "memory_reserve_bytes": 0, "fit": "fits",
-    "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620})");
+    "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620, "told_from_first": null})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -147,6 +148,30 @@ TEST_CASE("a predicted step on accelerators has the band of published runs, a me
   const Json measured = row(subject_of(plan, plan.prediction));
   CHECK(measured.at("step_time_low_s").is_null());
   CHECK(measured.at("step_time_high_s").is_null());
+}
+
+TEST_CASE("a plan is told from the first where they differ by more than pairs of published runs do") {
+  Plan plan = small_plan();
+  const auto told = [&] { return row(subject_of(plan, 2)).at("told_from_first"); };
+  CHECK(told().is_null());  // CPUs
+  for (NodeGroup& group : plan.cluster.groups) group.device.backend = BackendKind::cuda;
+  const double spread = pair_spread(plan.training.engine, plan.cluster)->spread;
+  CHECK(spread == pair_spreads().back().spread);
+  // The first takes 10 s, the other 11.5.
+  REQUIRE(spread < 0.15);
+  CHECK(told() == true);
+  CHECK(write_table(plan).find("\nevery plan can be told apart from the first: 8 of 10 of the ") != std::string::npos);
+  plan.alternatives[0].result.time.compute -= Seconds(1.5 - 0.99 * spread * 10.0);
+  CHECK(told() == false);
+  CHECK(write_table(plan).find("\nplan 2 cannot be told apart from the first: 8 of 10 of the ") != std::string::npos);
+  plan.alternatives.resize(4, plan.alternatives[0]);
+  CHECK(write_table(plan).find("\nplans 2 to 5 cannot be told apart from the first: ") != std::string::npos);
+  CHECK(row(subject_of(plan)).at("told_from_first").is_null());
+  // The step of a calibrated cluster has the band of pairs.
+  plan.cluster.calibrated = "kernels 0.9 of their files' rates, by 1 measured step of parplan";
+  const Json calibrated = row(subject_of(plan));
+  CHECK(calibrated.at("step_time_low_s").get<double>() == doctest::Approx(10.0 / (1.0 + spread)));
+  CHECK(calibrated.at("step_time_high_s").get<double>() == doctest::Approx(10.0 * (1.0 + spread)));
 }
 
 TEST_CASE("an alternative's row has its place and its own result") {
@@ -234,7 +259,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
                   "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,,0,fits,1000,"
-                  "620,620\n") != std::string::npos);
+                  "620,620,\n") != std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 

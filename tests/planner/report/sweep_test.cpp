@@ -48,6 +48,26 @@ TEST_CASE("what tokens take is tokens over speed, times devices, price and power
   CHECK(row.at("cost") == 576.0);
 }
 
+TEST_CASE("goodput stretches days, cost and energy, and neither a step nor their number") {
+  Sweep sweep = small_sweep();
+  sweep.tokens = 345600;
+  const Spending all = spending(sweep, sweep.points.front());
+  sweep.goodput = 0.8;  // four fifths of the time
+  const Spending less = spending(sweep, sweep.points.front());
+  CHECK(less.days == doctest::Approx(2.5));  // 2 over 0.8
+  CHECK(less.device_hours == doctest::Approx(240.0));
+  CHECK(less.cost == doctest::Approx(720.0));
+  CHECK(less.energy_kwh == doctest::Approx(60.0));
+  CHECK(*less.cost_per_million_tokens == doctest::Approx(*all.cost_per_million_tokens / 0.8));
+  CHECK(less.steps == all.steps);
+  CHECK(sweep_rows(sweep).front().at("goodput") == 0.8);
+  CHECK(sweep_rows(sweep).front().at("step_time_s") == 10.0);
+  CHECK(sweep_json(sweep).at("inputs").at("goodput") == 0.8);
+  CHECK(assumptions(sweep).front() ==
+        "tokens per second are those of a steady step: restarts, evaluation, checkpoints and loading of data are not "
+        "in them; they are taken to leave 80 % of the time to steps (goodput)");
+}
+
 TEST_CASE("steps are rounded up to whole ones, days are not") {
   Sweep sweep = small_sweep();
   sweep.tokens = 41;  // two steps of 20 tokens and one more

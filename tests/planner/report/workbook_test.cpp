@@ -36,6 +36,7 @@ Sweep sweep_of_all_kinds() {
   Sweep sweep;
   sweep.version = "0";
   sweep.tokens = 1234567890;
+  sweep.goodput = 0.8;
   sweep.points = {planned_point("four", 1, 10.0), planned_point("four", 2, 5.5), planned_point("four", 4, 4.25),
                   planned_point("mixed, \"odd\"", 2, 6.0), point_without_plan("four")};
   // Half of the 8 devices of the fourth point are more expensive.
@@ -104,7 +105,7 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
   // H step_time_s, I mfu
   CHECK(formula("H2").empty());
   CHECK(formula("J2") == "E2*F2/H2");                                                   // tokens_per_s
-  CHECK(formula("K2") == "IF(COUNT(tokens)=1,tokens/J2/86400,\"\")");                   // days
+  CHECK(formula("K2") == "IF(COUNT(tokens)=1,tokens/J2/goodput/86400,\"\")");                   // days
   CHECK(formula("L2") == "IF(K2=\"\",\"\",K2*24*D2)");                                  // device_hours
   CHECK(formula("M2") == "IF(OR(K2=\"\",P2=\"\"),\"\",K2*24*P2)");                      // cost
   CHECK(formula("N2") == "IF(OR(K2=\"\",Q2=\"\"),\"\",K2*24*Q2/1000)");                 // energy_kwh
@@ -112,7 +113,7 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
   CHECK(formula("P2") == "IF(COUNT(Inputs!$C$8)=1,D2*Inputs!$C$8,\"\")");               // price_per_hour
   CHECK(formula("Q2") == "IF(COUNT(Inputs!$E$8)=1,D2*Inputs!$E$8,\"\")");               // power_w
   CHECK(formula("R2") == "IF(P2=\"\",\"\",P2/3600*H2)");                                // cost_per_step
-  CHECK(formula("S2") == "IF(P2=\"\",\"\",P2/J2/3600*1000000)");                        // cost_per_million_tokens
+  CHECK(formula("S2") == "IF(P2=\"\",\"\",P2/J2/goodput/3600*1000000)");                // cost_per_million_tokens
   CHECK(formula("V2") ==
         "IF(SUMPRODUCT(($E$2:$E$7=E2)*($F$2:$F$7=F2)*($J$2:$J$7>=J2)*($W$2:$W$7<=W2)*((($J$2:$J$7>J2)+($W$2:$W$7<W2))>"
         "0))=0,\"yes\",\"no\")");
@@ -126,12 +127,14 @@ TEST_CASE("days, device-hours, cost, energy and the front are formulas of step t
   // The cells to which they refer.
   CHECK(inputs.at("B4").value == "1234567890");
   CHECK(inputs.at("B5").formula == "IF(COUNT(Capacity!$P$2:$P$7)=COUNT(Capacity!$H$2:$H$7),\"cost\",\"device-hours\")");
+  CHECK(inputs.at("B6").value == "0.8");
   CHECK(inputs.at("C8").value == "3");
   CHECK(inputs.at("E8").value == "250");
   CHECK(inputs.at("C10").value == "5.5");
   CHECK(inputs.at("E10").value == "400");
   const std::string book = read_file(folder / "parts/xl/workbook.xml");
   CHECK(book.find("<definedName name=\"tokens\">Inputs!$B$4</definedName>") != std::string::npos);
+  CHECK(book.find("<definedName name=\"goodput\">Inputs!$B$6</definedName>") != std::string::npos);
   for (const char* sheet : {"Inputs", "Capacity", "Plans", "Columns"})
     CHECK(book.find(fmt::format("<sheet name=\"{}\"", sheet)) != std::string::npos);
   CHECK(read_file(folder / "parts/xl/worksheets/sheet2.xml").find("state=\"frozen\"") != std::string::npos);
@@ -271,7 +274,7 @@ TEST_CASE("LibreOffice calculates every number of the JSON") {
   CHECK(compare(sheets.at("Capacity"), rows) >= 5 * 15);
   CHECK(compare(sheets.at("Plans"), rows) >= 5 * 40);
   // Each key of the JSON is on a sheet, and is explained.
-  std::set<std::string> shown{"tokens"};
+  std::set<std::string> shown{"tokens", "goodput"};
   for (const char* sheet : {"Capacity", "Plans"})
     for (const std::string& title : sheets.at(sheet).front()) shown.insert(title.substr(0, title.find(" (")));
   std::set<std::string> explained;
