@@ -76,7 +76,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
   // Needed to search for remedies.
   request.graph_of_length = [&](std::int64_t length) {
-    return graph_of(inputs.model.spec, length, inputs.training.engine);
+    return graph_of(inputs.model.spec, length, inputs.training);
   };
   if (arguments.where.cluster)
     request.cluster_of = [&](int devices) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/graph/trained_file.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/remedy.h"
@@ -37,7 +38,8 @@ Json head(const char* schema, const ReportInputs& inputs) {
   json["inputs"]["training"] = {
       {"global_batch", inputs.training.global_batch}, {"sequence_length", inputs.training.sequence_length},
       {"precision", name(inputs.training.precision)}, {"optimizer", name(inputs.training.optimizer)},
-      {"engine", inputs.training.engine.name},        {"defaults", inputs.defaults}};
+      {"engine", inputs.training.engine.name},        {"trained", describe_trained(inputs.training)},
+      {"defaults", inputs.defaults}};
   return json;
 }
 

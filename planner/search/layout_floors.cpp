@@ -413,8 +413,11 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
   const int parts = transfer_parts(placements.residual, spec.mesh, training_.engine);
   for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, choices.front()))
     crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes) / parts));
+  // Some cut may have a boundary over which no gradient returns.
+  const bool surely_returns = passes_gradient_on(graph_, 1);
   const Seconds transfer =
-      boundaries_are_alike(cluster_, spec.mesh)
+      !surely_returns ? Seconds(0.0)
+      : boundaries_are_alike(cluster_, spec.mesh)
           ? collective_time(InstructionKind::send, crossing, estimator.networks().stages(spec.mesh, 0, 1),
                             cluster_.backend())
           : (fastest_links_.value > 0.0 ? crossing / fastest_links_ : Seconds(0.0));

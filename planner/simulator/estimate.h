@@ -171,7 +171,10 @@ class Estimator {
   };
   // The costs of the work around one bucket.
   struct BucketCosts {
-    Seconds gather, reduce, accumulate, clear, begin_clear, norm, update;
+    Seconds gather;        // of a block's parameters for its forward
+    Seconds gather_again;  // the same for its backward: nothing where it has none
+    Seconds regather;      // of those that are updated, at the end of the step
+    Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
   };
   struct DataCosts {
@@ -191,7 +194,7 @@ class Estimator {
     Seconds forward, backward;  // compute stream
     Seconds weights;            // the second part of the backward, where it has two
     Seconds clear;              // of the buffer for unreduced gradients, before the backward
-    Seconds gather;             // of its own bucket, ahead
+    Seconds gather, gather_again;  // of its own buckets, ahead of its forward and its backward
     // On the data stream after the block's backward: its own bucket, then the tied one.
     Seconds reduce;
     Seconds own_reduce;         // of its own bucket

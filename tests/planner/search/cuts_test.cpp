@@ -108,6 +108,8 @@ Setting random_setting(std::mt19937& random, bool heterogeneous) {
     const std::span<const Recompute> recomputes = searched_recomputes();
     setting.request[Choice::recompute] = recomputes[random() % recomputes.size()];
   }
+  std::mt19937 apart = random;  // so that these draws change no others
+  testing::train_random_parts(static_cast<unsigned>(apart()), setting.training, setting.graph);
   return setting;
 }
 

@@ -46,6 +46,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     const DataType half = setting % 2 ? DataType::bf16 : DataType::fp16;
     TrainingSpec training = training_of(setting % 3 == 0 ? 48 : 36, gpu ? half : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
     LayoutRequest request;
     if (setting % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
