@@ -39,16 +39,12 @@ BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& spec, con
   return tied;
 }
 
-// Adds the buckets of blocks of a kind.
-void add_buckets(const BlockShapes& shapes, std::size_t kind, const ParallelSpec& spec, const Placements& placements,
-                 bool of_layer, int times, std::vector<BucketSizes>& buckets) {
-  buckets.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
-  buckets.back().of_layer = of_layer;
-  buckets.back().times = times;
-  if (shapes.frozen_elements[kind] == 0) return;
-  buckets.push_back(bucket_of(shapes.frozen_elements[kind], spec, placements));
-  buckets.back().frozen = true;
-  buckets.back().times = times;
+// The bucket of what is frozen of blocks of a kind.
+BucketSizes frozen_bucket(const BlockShapes& shapes, std::size_t kind, const ParallelSpec& spec,
+                          const Placements& placements) {
+  BucketSizes bucket = bucket_of(shapes.frozen_elements[kind], spec, placements);
+  bucket.frozen = true;
+  return bucket;
 }
 
 Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients + use.optimizer; }
@@ -272,8 +268,7 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     return held_by_state(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
   };
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind) {
-    BucketSizes frozen = bucket_of(shapes.frozen_elements[kind], spec, placements);
-    frozen.frozen = true;
+    const BucketSizes frozen = frozen_bucket(shapes, kind, spec, placements);
     const std::int64_t of_frozen = frozen.elements > 0 ? state_of(frozen) - scale : 0;
     entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements)) - scale +
                                       of_frozen);
@@ -358,7 +353,9 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0, gradient = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
-    add_buckets(shapes, k, spec, placements, is_layer_kind_[k], 1, buckets_);
+    buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
+    buckets_.back().of_layer = is_layer_kind_[k];
+    if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
@@ -450,6 +447,7 @@ const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule
 MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
                                     const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
   buckets_.clear();
+  frozen_.clear();
   saved_.clear();
   for_weights_.clear();
   left_.clear();
@@ -477,13 +475,20 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       scratch = std::max(scratch, scratch_of(block));
       crossing = std::max(crossing, crossing_bytes(block));
       gradient = std::max(gradient, block.gradient_bytes);
-      add_buckets(shapes, kind, spec, placements, is_layer_kind_[kind], times, buckets_);
+      buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
+      buckets_.back().times = times;
+      buckets_.back().of_layer = is_layer_kind_[kind];
+      if (shapes.frozen_elements[kind] > 0) {
+        frozen_.push_back(frozen_bucket(shapes, kind, spec, placements));
+        frozen_.back().times = times;
+      }
     }
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
   const std::int64_t head = held.size() > 1 ? share_slots(held, inputs_lie_apart) : 0;
   if (tied_uses > 0)
     buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
+  buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
   const int in_flight = schedule.in_flight(rank, shape);
@@ -734,7 +739,7 @@ Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placeme
 // them, and the norm's own part (without a norm: its update), by playing the actions.
 Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm) {
   const std::vector<Seconds> ends =
-      played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_);
+      played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_, first_back_);
   Seconds latest;
   for (int s = 0; s < shape.stages; ++s) {
     const StageBound& bound = bounds_[s];
@@ -815,6 +820,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
        {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_, &before_, &weights_})
     one->clear();
   bounds_.clear();
+  first_back_ = 0;
   Seconds before;
 
   int shapes_number = 0;
@@ -859,8 +865,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
                                        sent_bytes(crossing_bytes(shapes.kinds.front()), spec, placements, training_),
                                        *next, backend);
     }
-    // Without a gradient to send back, nothing waits for one.
-    transfer_.push_back(passes_gradient_on(graph_, range.last) ? known_transfer : Seconds(0.0));
+    transfer_.push_back(known_transfer);
+    if (!passes_gradient_on(graph_, range.last)) first_back_ = s + 1;
     before += bound.plain_forward + known_transfer;
   }
   const StepBound step = bound_of_ranks(shape);
@@ -868,13 +874,18 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const StageBound& first = bounds_.front();
 
   const Seconds agreed = norm ? agreement(spec, placements, view) : Seconds(0.0);
+  // The closed forms have every stage wait for a gradient.
+  const auto pipeline = [&](const std::vector<Seconds>& forward, const std::vector<Seconds>& backward) {
+    return first_back_ == 0 ? pipeline_time(schedule, forward, backward, transfer_, shape)
+                            : played_time(schedule.actions(shape), forward, backward, transfer_, {}, first_back_);
+  };
   // Without a norm, no stage waits for another's gradients.
-  const Seconds pipeline =
+  const Seconds whole =
       first.begin + (in_parts ? end_of_parts(schedule, shape, norm)
-                              : pipeline_time(schedule, forward_, backward_, transfer_, shape) +
+                              : pipeline(forward_, backward_) +
                                     (norm ? first.behind + first.norms : std::max(first.behind, first.finish)));
-  const Seconds normed = std::max({pipeline, step.synchronised, step.data});
-  estimate.lower_bound = norm ? normed + agreed + step.finish : std::max(pipeline, step.data);
+  const Seconds normed = std::max({whole, step.synchronised, step.data});
+  estimate.lower_bound = norm ? normed + agreed + step.finish : std::max(whole, step.data);
 
   if (wanted == Wanted::bound) return estimate;
 
@@ -884,8 +895,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time *= shape.micro_batches;
   const Seconds computing = estimate.time.total();
   const auto plain_time = [&] {
-    return in_parts ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_)
-                    : pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
+    return in_parts ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_,
+                                  first_back_)
+                    : pipeline(plain_forward_, plain_backward_);
   };
   const Seconds with_transfers = plain_time();
   std::ranges::fill(transfer_, Seconds(0.0));

@@ -296,11 +296,12 @@ class Estimator {
   // By bucket_key, network and environment.
   std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
   // Buffers that estimates reuse.
-  std::vector<BucketSizes> buckets_;
+  std::vector<BucketSizes> buckets_, frozen_;
   std::vector<SavedSizes> saved_, for_weights_, left_;
   std::vector<std::int64_t> sizes_;  // of what a stage's blocks save
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
+  int first_back_ = 0;  // played_time
   std::vector<BlockRange> ranges_;   // by stage
   std::vector<HeldStage> held_;
   std::vector<StageBound> bounds_;   // by stage

@@ -366,7 +366,7 @@ TEST_CASE("The training section is as strict") {
   const auto training = [](const std::string& inside) { return error(decoder + "training: {" + inside + "}\n"); };
   CHECK(training("batch: 8") ==
         "m.yaml:12:12: error: unknown key 'batch'; allowed: global_batch, sequence_length, precision, optimizer, "
-        "initialization, seed");
+        "initialization, seed, trainable, lora");
   CHECK(training("global_batch: 0") == "m.yaml:12:26: error: expected a whole number of at least 1, found '0'");
   CHECK(training("sequence_length: 0") == "m.yaml:12:29: error: expected a whole number from 1 to 16777216, found '0'");
   CHECK(training("precision: fp8") == "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, found 'fp8'");

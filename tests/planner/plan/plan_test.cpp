@@ -503,8 +503,8 @@ TEST_CASE("Placements that contradict the layout are errors") {
   CHECK(error_with("\"embedding.weight\": Replicate", "\"embedding.weight\": Shard(vocabularies)") ==
         value_place("\"embedding.weight\": Replicate") +
             "expected a placement, one of Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), "
-            "Shard(feature), Shard(vocabulary), Shard(position), FlatShard, Partial(sum), Partial(max), found "
-            "'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
+            "Shard(feature), Shard(vocabulary), Shard(position), Shard(adapter), FlatShard, Partial(sum), "
+            "Partial(max), found 'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
 }
 
 TEST_CASE("A schedule's actions may stand between commas, as in PyTorch's CSV") {

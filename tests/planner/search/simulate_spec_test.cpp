@@ -355,6 +355,11 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
           first + spec.stage_blocks[rank] < static_cast<int>(graph.blocks.size()) || spec.stage_blocks[rank] > 1;
       if (spec.stages() == spec.pp() && !has_layers)
         std::erase_if(expected, [](const Action& action) { return action.phase == Phase::backward_weights; });
+      // Without a trained parameter in it or before it, a stage has no backward.
+      std::erase_if(expected, [&](const Action& action) {
+        const int past = std::accumulate(spec.stage_blocks.begin(), spec.stage_blocks.begin() + action.stage + 1, 0);
+        return action.phase != Phase::forward && !has_backward(graph, past - 1);
+      });
       CHECK(actions == expected);
     }
     ++tried;
