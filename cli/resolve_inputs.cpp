@@ -286,8 +286,7 @@ std::string describe_inputs(const ReportInputs& inputs) {
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"),
                       marked(name(training.precision), "precision"), marked(name(training.optimizer), "optimizer"));
-  if (training.lora || !training.trainable.all)
-    text += fmt::format("trained   {}\n", describe_trained(training));
+  if (training.lora || !training.trainable.all) text += fmt::format("trained   {}\n", describe_trained(training));
   if (!is_own(training.engine)) text += fmt::format("engine    {}: {}\n", training.engine.name, training.engine.title);
   return text;
 }

@@ -146,8 +146,8 @@ void read_optimizer(const YamlNode& node, TrainingOverrides& training) {
 }
 
 void read_training(const YamlNode& node, ModelFile& file) {
-  node.allow_keys({"global_batch", "sequence_length", "precision", "optimizer", "initialization", "seed", "trainable",
-                   "lora"});
+  node.allow_keys(
+      {"global_batch", "sequence_length", "precision", "optimizer", "initialization", "seed", "trainable", "lora"});
   TrainingOverrides& training = file.training;
   if (const auto value = node.find("global_batch")) training.global_batch = value->as_integer(1);
   if (const auto value = node.find("sequence_length")) {

@@ -14,8 +14,8 @@
 #include "planner/graph/trained_file.h"
 #include "planner/plan/layout_choices.h"
 #include "runtime/device/cpu/instruction_sets.h"
-#include "runtime/plugin/build_identity.h"
 #include "runtime/launch/fingerprint.h"
+#include "runtime/plugin/build_identity.h"
 
 namespace parplan {
 namespace {

@@ -251,7 +251,7 @@ class Derivation {
   const OpGraph& graph_;
   const Block& block_;
   const std::vector<Pass>& copies_;
-  std::vector<bool> needs_;     // indexed by TensorId: needs_gradient
+  std::vector<bool> needs_;  // indexed by TensorId: needs_gradient
   TrainingBlock result_;
   std::vector<bool> defined_;   // indexed by TensorId: its gradient has been written
   std::vector<std::optional<int>> passed_by_;  // indexed by TensorId: the op whose output's gradient it shares

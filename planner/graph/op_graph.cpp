@@ -313,7 +313,8 @@ std::int64_t trained_parameter_count(const OpGraph& graph) {
 
 std::vector<bool> needs_gradient(const OpGraph& graph, const Block& block) {
   std::vector<bool> needs(graph.tensors.size(), false);
-  if (block.input) needs[index(*block.input)] = passes_gradient_on(graph, static_cast<int>(&block - graph.blocks.data()));
+  if (block.input)
+    needs[index(*block.input)] = passes_gradient_on(graph, static_cast<int>(&block - graph.blocks.data()));
   for (int i = block.first_op; i < block.last_op; ++i) {
     const Op& op = graph.ops[index(i)];
     for (const TensorId id : op.parameters) needs[index(id)] = !tensor(graph, id).frozen;

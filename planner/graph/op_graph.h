@@ -60,8 +60,12 @@ std::int64_t parameter_count(const OpGraph& graph);
 std::int64_t trained_parameter_count(const OpGraph& graph);
 
 // Whether the backward reaches a block, and whether it goes on to the block before.
-inline bool has_backward(const OpGraph& graph, int block) { return block >= graph.first_trained; }
-inline bool passes_gradient_on(const OpGraph& graph, int block) { return block > graph.first_trained; }
+inline bool has_backward(const OpGraph& graph, int block) {
+  return block >= graph.first_trained;
+}
+inline bool passes_gradient_on(const OpGraph& graph, int block) {
+  return block > graph.first_trained;
+}
 // By tensor: whether the block computes the gradient of an activation, or of a parameter.
 std::vector<bool> needs_gradient(const OpGraph& graph, const Block& block);
 

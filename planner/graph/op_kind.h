@@ -340,8 +340,8 @@ struct OpRow {
   // Forward ops: the part of a layer whose results selective recompute keeps or computes again
   // together.
   OpModule module = OpModule::none;
-  // A product that adds to fp32 gradients of weights; the kind that stands for it where the weight is
-  // frozen and its bias is not.
+  // A product that adds to fp32 gradients of weights, and the kind that stands for it where the
+  // weight is frozen and its bias is not.
   bool of_weights = false;
   std::optional<OpKind> of_bias_alone = {};
   // Products of each head alone: rows of their operands begin head_dim elements apart.

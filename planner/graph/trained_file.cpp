@@ -43,9 +43,8 @@ Lora read_lora(const YamlNode& node) {
   const auto targets = node.find("target_modules");
   if (targets && targets->is_list()) lora.target_modules = read_names(*targets);
   if (targets && !targets->is_list() && targets->as_string() != "all-linear")
-    targets->fail(
-        fmt::format("expected all-linear or a list of names, found '{}'; write [{}] for a list of one",
-                    targets->as_string(), targets->as_string()));
+    targets->fail(fmt::format("expected all-linear or a list of names, found '{}'; write [{}] for a list of one",
+                              targets->as_string(), targets->as_string()));
   return lora;
 }
 
@@ -66,10 +65,10 @@ TrainedKeys read_trained(const YamlNode& training) {
 std::string write_trained(const TrainingSpec& training) {
   std::string text;
   if (!training.trainable.all)
-    text += fmt::format("trainable: {}\n", training.trainable.patterns.empty()
-                                               ? "lora"
-                                               : write_names(training.trainable.patterns));
-  else if (training.lora) text += "trainable: all\n";
+    text += fmt::format("trainable: {}\n",
+                        training.trainable.patterns.empty() ? "lora" : write_names(training.trainable.patterns));
+  else if (training.lora)
+    text += "trainable: all\n";
   if (const std::optional<Lora>& lora = training.lora)
     text += fmt::format("lora:\n  r: {}\n  lora_alpha: {}\n  target_modules: {}\n", lora->r, lora->alpha,
                         lora->target_modules.empty() ? "all-linear" : write_names(lora->target_modules));

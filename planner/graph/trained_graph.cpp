@@ -38,13 +38,15 @@ bool matches(std::string_view pattern, std::string_view part) {
 bool names(std::string_view pattern, std::string_view name) {
   const std::vector<std::string_view> wanted = parts_of(pattern), parts = parts_of(name);
   for (std::size_t first = 0; first + wanted.size() <= parts.size(); ++first)
-    if (std::equal(wanted.begin(), wanted.end(), parts.begin() + static_cast<std::ptrdiff_t>(first), matches)) return true;
+    if (std::equal(wanted.begin(), wanted.end(), parts.begin() + static_cast<std::ptrdiff_t>(first), matches))
+      return true;
   return false;
 }
 
 bool is_trained(const Trainable& trainable, const Tensor& parameter) {
   return trainable.all || is_of_adapter(parameter) ||
-         std::ranges::any_of(trainable.patterns, [&](const std::string& pattern) { return names(pattern, parameter.name); });
+         std::ranges::any_of(trainable.patterns,
+                             [&](const std::string& pattern) { return names(pattern, parameter.name); });
 }
 
 // "attention.qkv" of "layers.3.attention.qkv"; nothing outside of layers.
@@ -101,7 +103,7 @@ class Adaption {
       for (int i = block.first_op; i < block.last_op; ++i) {
         const Op& op = from_.ops[static_cast<std::size_t>(i)];
         const std::optional<std::string> name = name_in_layer(from_, block, op);
-        name && is_target(lora_, *name) ? adapt(op) : copy(op);
+        name&& is_target(lora_, *name) ? adapt(op) : copy(op);
       }
       if (block.output) written.output = mapped(*block.output);
       written.last_op = op_count();
@@ -223,8 +225,9 @@ std::optional<TrainedProblem> find_problem(const TrainingSpec& training, const O
   for (std::size_t i = 0; i < patterns.size(); ++i) {
     if (std::ranges::any_of(all, [&](TensorId id) { return names(patterns[i], graph.tensors[id].name); })) continue;
     const std::vector<std::string> known = nameable(graph);
-    return TrainedProblem{trainable, i,
-                          fmt::format("no parameter has '{}' in its name{}", patterns[i], did_you_mean(patterns[i], known))};
+    return TrainedProblem{
+        trainable, i,
+        fmt::format("no parameter has '{}' in its name{}", patterns[i], did_you_mean(patterns[i], known))};
   }
   if (!training.lora && !training.trainable.all && patterns.empty())
     return TrainedProblem{trainable, std::nullopt, "nothing is trained; name parameters, or add adapters (lora)"};

@@ -11,8 +11,8 @@
 namespace parplan {
 
 // The graph as `training` trains it: with adapters beside the products that are their targets, and
-// with all other parameters frozen but for those that `trainable` names. Throws ConfigError (without
-// a place) where find_problem finds one.
+// with all other parameters frozen but for those that `trainable` names. Throws ConfigError
+// (without a place) where find_problem finds one.
 OpGraph as_trained(const TrainingSpec& training, OpGraph graph);
 
 // What of `training` does not fit the graph; `which`: the pattern or target that is to blame.

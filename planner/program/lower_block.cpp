@@ -159,8 +159,7 @@ Segment weights_segment(const BlockLowering& lowering, const LeftForWeights& lef
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context, const RecomputeRow& recompute) {
   BlockLowering lowering = block_lowering(graph, block, context);
   const std::vector<TensorId> kept = kept_tensors(lowering, recompute);
-  lowering.repeats_all =
-      context.repeats_all && recompute.kind == Recompute::full && lowering.block.input &&
+  lowering.repeats_all = context.repeats_all && recompute.kind == Recompute::full && lowering.block.input &&
                          lowering.block.output && !lowering.training.backward.empty();
 
   LoweredBlock result;
@@ -172,8 +171,7 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
   if (input) result.input_bytes = local_bytes(graph.tensors[*input], context.entering, context);
   if (output) result.output_bytes = local_bytes(graph.tensors[*output], context.layout.placements.residual, context);
   if (lowering.training.passes_gradient_on) result.gradient_bytes = result.input_bytes;
-  if (!lowering.training.backward.empty())
-    result.gradient_bytes = std::max(result.gradient_bytes, result.output_bytes);
+  if (!lowering.training.backward.empty()) result.gradient_bytes = std::max(result.gradient_bytes, result.output_bytes);
   const std::string name = input && output ? "layers" : lowering.block.name;
   result.forward = forward_segment(lowering, kept, name + ".forward");
   result.backward = backward_segment(lowering, kept, nullptr, name + ".backward");

@@ -133,7 +133,8 @@ const char* words(BufferRole role) {
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
     case BufferRole::gathered: return "gathered parameters {}";
-    case BufferRole::gathered_frozen: return "gathered frozen parameters {}";
+    case BufferRole::gathered_frozen:
+      return "gathered frozen parameters {}";
     case BufferRole::gathered_tied: return "gathered tied parameter";
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
@@ -177,7 +178,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::master: bucket().master = number; break;
     case BufferRole::loss_scale: program.loss_scale_buffer = number; break;
     case BufferRole::gathered: lowering.gathered.push_back(number); break;
-    case BufferRole::gathered_frozen: lowering.gathered_frozen.push_back(number); break;
+    case BufferRole::gathered_frozen:
+      lowering.gathered_frozen.push_back(number);
+      break;
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;

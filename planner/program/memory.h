@@ -21,7 +21,7 @@ struct BucketSizes {
   DataShards shards = {};     // over `shard_ranks`
   int shard_ranks = 1;
   bool tied = false;
-  bool frozen = false;  // neither gradients nor optimizer state
+  bool frozen = false;             // neither gradients nor optimizer state
   bool accumulates_twice = false;  // used twice, with an accumulator for each use
   StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
@@ -173,8 +173,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (scales_loss(training)) one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
-  if (frozen.gathered)
-    one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, pair);
+  if (frozen.gathered) one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, pair);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
   if (own.unreduced)
     one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);

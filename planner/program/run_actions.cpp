@@ -45,8 +45,7 @@ WholeParameters gather(Lowering& lowering, int block) {
   };
   whole.own = gather_bucket(lowering.bucket_of(block), lowering.gathered, lowering.gathers);
   if (const std::optional<int> frozen = lowering.frozen_buckets[block])
-    whole.frozen =
-        gather_bucket(lowering.program.buckets[*frozen], lowering.gathered_frozen, lowering.frozen_gathers);
+    whole.frozen = gather_bucket(lowering.program.buckets[*frozen], lowering.gathered_frozen, lowering.frozen_gathers);
   return whole;
 }
 

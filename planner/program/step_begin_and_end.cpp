@@ -77,8 +77,7 @@ void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
     std::vector<Piece> pieces;
     for (const Range& range : ranges_where(layout, shard_of(lowering.program.buckets[index]),
                                            [&](const BucketLayout::Run& run) { return run.copies == size; }))
-      pieces.push_back(
-          gradient_piece(lowering, index, *gradients, range, Access::update));
+      pieces.push_back(gradient_piece(lowering, index, *gradients, range, Access::update));
     if (!pieces.empty())
       collective(lowering, "tensor.all_reduce.gradients_of_copies", InstructionKind::all_reduce_sum,
                  holders_of_copies(size), pieces, gradient_type(lowering.job.training));

@@ -35,11 +35,13 @@ Json head(const char* schema, const ReportInputs& inputs) {
                                {"memory_capacity_bytes", least_memory(cluster).count},
                                {"device_ids", cluster.device_ids.empty() ? Json(nullptr) : Json(cluster.device_ids)},
                                {"measured_on", cluster.measured_on ? Json(*cluster.measured_on) : Json(nullptr)}};
-  json["inputs"]["training"] = {
-      {"global_batch", inputs.training.global_batch}, {"sequence_length", inputs.training.sequence_length},
-      {"precision", name(inputs.training.precision)}, {"optimizer", name(inputs.training.optimizer)},
-      {"engine", inputs.training.engine.name},        {"trained", describe_trained(inputs.training)},
-      {"defaults", inputs.defaults}};
+  json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},
+                                {"sequence_length", inputs.training.sequence_length},
+                                {"precision", name(inputs.training.precision)},
+                                {"optimizer", name(inputs.training.optimizer)},
+                                {"engine", inputs.training.engine.name},
+                                {"trained", describe_trained(inputs.training)},
+                                {"defaults", inputs.defaults}};
   return json;
 }
 

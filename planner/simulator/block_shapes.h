@@ -17,7 +17,7 @@ namespace parplan {
 // The blocks of a model, lowered under one way of cutting them.
 struct BlockShapes {
   std::vector<LoweredBlock> kinds;         // by Block::kind
-  std::vector<std::int64_t> own_elements;     // by Block::kind, not padded
+  std::vector<std::int64_t> own_elements;  // by Block::kind, not padded
   std::vector<std::int64_t> frozen_elements;  // likewise, of parameters that are not trained
   std::int64_t tied_elements = 0;             // of the tied parameter
   bool tied_is_frozen = false;

@@ -257,8 +257,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     return costs;
   };
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind)
-    entry->second.own.push_back(
-        costs_of_buckets(shapes.own_elements[kind], shapes.frozen_elements[kind], has_backward(graph_, graph_.kinds[kind])));
+    entry->second.own.push_back(costs_of_buckets(shapes.own_elements[kind], shapes.frozen_elements[kind],
+                                                 has_backward(graph_, graph_.kinds[kind])));
   entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true)
                                              : costs_of_buckets(shapes.tied_elements, 0, true);
   // A rank holds the loss scale once, which tied_state counts.
@@ -320,7 +320,8 @@ std::vector<Seconds> Estimator::kind_data_seconds(const ParallelSpec& spec, cons
   const double micro = static_cast<double>(micro_batches(spec, training_));
   std::vector<Seconds> seconds;
   for (const BucketCosts& own : data.own) {
-    const Seconds gathers = shards.parameters ? own.gather + own.gather_again : Seconds(0.0), reduces = own.reduce + own.accumulate;
+    const Seconds gathers = shards.parameters ? own.gather + own.gather_again : Seconds(0.0),
+                  reduces = own.reduce + own.accumulate;
     seconds.push_back((micro * (gathers + (shards.gradients ? reduces : Seconds(0.0))) +
                        (shards.gradients ? Seconds(0.0) : reduces) + own.across));
   }
@@ -361,15 +362,14 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
   if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
-  const MemoryUse all = rank_memory(
-      {.buckets = buckets_,
-       .saved = {},
-       .gradient_bytes = gradient,
-       .sent_bytes = crossing,
-       .scratch_bytes = scratch,
-       .exchanges = exchange_buffers(shape_of(spec, training_)),
-       .computes_loss = false},
-      training_);
+  const MemoryUse all = rank_memory({.buckets = buckets_,
+                                     .saved = {},
+                                     .gradient_bytes = gradient,
+                                     .sent_bytes = crossing,
+                                     .scratch_bytes = scratch,
+                                     .exchanges = exchange_buffers(shape_of(spec, training_)),
+                                     .computes_loss = false},
+                                    training_);
   const std::int64_t overhead = overhead_of(spec.mesh).count;
   // An input that lies apart takes one more buffer, and its padding in each.
   const std::int64_t inputs =
@@ -486,8 +486,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
   const std::int64_t head = held.size() > 1 ? share_slots(held, inputs_lie_apart) : 0;
-  if (tied_uses > 0)
-    buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
+  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
@@ -895,9 +894,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time *= shape.micro_batches;
   const Seconds computing = estimate.time.total();
   const auto plain_time = [&] {
-    return in_parts ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_,
-                                  first_back_)
-                    : pipeline(plain_forward_, plain_backward_);
+    return in_parts
+               ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_, first_back_)
+               : pipeline(plain_forward_, plain_backward_);
   };
   const Seconds with_transfers = plain_time();
   std::ranges::fill(transfer_, Seconds(0.0));

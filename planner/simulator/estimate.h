@@ -301,7 +301,7 @@ class Estimator {
   std::vector<std::int64_t> sizes_;  // of what a stage's blocks save
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
-  int first_back_ = 0;  // played_time
+  int first_back_ = 0;               // played_time
   std::vector<BlockRange> ranges_;   // by stage
   std::vector<HeldStage> held_;
   std::vector<StageBound> bounds_;   // by stage

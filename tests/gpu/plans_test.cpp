@@ -90,8 +90,10 @@ TEST_CASE("adapters and parts of a model train on a GPU as the one-rank referenc
       for (const bool adapts : {true, false}) {
         TrainingSpec training = training_in(type);
         training.trainable.all = false;
-        if (adapts) training.lora = Lora{.r = 4, .alpha = 8.0, .target_modules = {}};
-        else training.trainable.patterns = {"layers.1", model == "tiny-llama" ? "*norm.weight" : "bias"};
+        if (adapts)
+          training.lora = Lora{.r = 4, .alpha = 8.0, .target_modules = {}};
+        else
+          training.trainable.patterns = {"layers.1", model == "tiny-llama" ? "*norm.weight" : "bias"};
         const OpGraph graph = as_trained(training, graph_of(model));
         const ParallelSpec spec = random_spec(graph, training, 4, {}, random);
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));

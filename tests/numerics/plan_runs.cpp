@@ -114,8 +114,8 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
   return outcome;
 }
 
-Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
-                      std::int64_t count, const LogicalTensors* values) {
+Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch, std::int64_t count,
+                      const LogicalTensors* values) {
   Reference reference(graph, training);
   const InitialValues initial = initial_values();
   for (const TensorId id : parameters(graph)) {

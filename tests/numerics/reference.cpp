@@ -70,7 +70,9 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
 // Gradients of frozen parameters are no operands.
 void leave_out_frozen(const OpGraph& graph, const TrainingOp& op, OpShape& shape) {
   const std::vector<TensorId>& parameters = graph.ops[op.forward_op].parameters;
-  const auto is_frozen = [&](std::size_t i) { return i < parameters.size() && graph.tensors[at(parameters[i])].frozen; };
+  const auto is_frozen = [&](std::size_t i) {
+    return i < parameters.size() && graph.tensors[at(parameters[i])].frozen;
+  };
   if (op.kind == OpKind::linear_weight_gradient) shape.bias = shape.bias && !is_frozen(1);
   const bool of_norm = op.kind == OpKind::layer_norm_gradient || op.kind == OpKind::rms_norm_gradient ||
                        op.kind == OpKind::head_norm_gradient || op.kind == OpKind::query_key_norm_gradient;

@@ -22,7 +22,9 @@ using namespace testing;
 
 namespace {
 
-Trainable only(std::vector<std::string> patterns) { return {.all = false, .patterns = std::move(patterns)}; }
+Trainable only(std::vector<std::string> patterns) {
+  return {.all = false, .patterns = std::move(patterns)};
+}
 
 TrainingSpec training_with(Trainable trainable, std::optional<Lora> lora = {}) {
   TrainingSpec training = training_of();
@@ -75,12 +77,14 @@ TEST_CASE("random legal plans train adapters and parts of a model as the one-ran
         if (trial % 5 == 4) request[Choice::pp] = graph.blocks.size() >= 4 ? 2 : 1;
         ParallelSpec spec = random_spec(graph, training, trial % 5 == 4 ? 4 : 1 << trial % 4, request, random);
         if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
-        INFO(model << " trained: " << describe_trained(training) << ": " << describe(spec) << (clips ? ", clipped" : ""));
+        INFO(model << " trained: " << describe_trained(training) << ": " << describe(spec)
+                   << (clips ? ", clipped" : ""));
         auto reference = references.find({spec.micro_batch, clips});
         if (reference == references.end())
-          reference = references
-                          .emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch, 3))
-                          .first;
+          reference =
+              references
+                  .emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch, 3))
+                  .first;
         check_close(run_plan(graph, training, spec, 3), reference->second);
       }
     }
@@ -101,8 +105,10 @@ TEST_CASE("whatever is frozen, the gradients of the rest are those of training e
         const Tensor& tensor = graph.tensors[id];
         INFO(tensor.name);
         CHECK(some.first_gradients.contains(tensor.name) == !tensor.frozen);
-        if (tensor.frozen) ++frozen;
-        else CHECK(some.first_gradients.at(tensor.name) == all.first_gradients.at(tensor.name));
+        if (tensor.frozen)
+          ++frozen;
+        else
+          CHECK(some.first_gradients.at(tensor.name) == all.first_gradients.at(tensor.name));
       }
       CHECK((frozen > 0) == !training.trainable.all);
     }
@@ -182,7 +188,8 @@ TEST_CASE("adapters compute what merged weights do, and their gradients follow f
         }
         for (std::int64_t i = 0; i < rows; ++i) {
           double sum = 0.0;
-          for (std::int64_t j = 0; j < columns; ++j) sum += static_cast<double>(g[i * columns + j]) * a[k * columns + j];
+          for (std::int64_t j = 0; j < columns; ++j)
+            sum += static_cast<double>(g[i * columns + j]) * a[k * columns + j];
           db[i * r + k] = static_cast<float>(factor * sum);
         }
       }

@@ -27,15 +27,10 @@ constexpr OperandRow add_rms_norm_operands[] = {
     {parameter, 1, read, per_column}, {output, 0, write, matrix},          {output, 1, write, matrix},
     {output, 2, write, per_row}};
 
-constexpr OperandRow layer_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
-                                                       {input, 0, read, matrix},
-                                                       {parameter, 0, read, per_column},
-                                                       {output, 1, read, per_row},
-                                                       {output, 2, read, per_row},
-                                                       {input_gradient, 0, write, matrix},
-                                                       of_first(in_fp32(per_column)),
-                                                       of_second(in_fp32(per_column)),
-                                                       {workspace, 0, update}};
+constexpr OperandRow layer_norm_gradient_operands[] = {
+    {output_gradient, 0, read, matrix}, {input, 0, read, matrix},       {parameter, 0, read, per_column},
+    {output, 1, read, per_row},         {output, 2, read, per_row},     {input_gradient, 0, write, matrix},
+    of_first(in_fp32(per_column)),      of_second(in_fp32(per_column)), {workspace, 0, update}};
 constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
                                                      {input, 0, read, matrix},
                                                      {parameter, 0, read, per_column},

@@ -32,27 +32,18 @@ constexpr OperandRow query_key_norm_operands[] = {{input, 0, read, fused},
                                                   {parameter, 1, read, key_row},
                                                   {output, 0, write, fused}};
 
-constexpr OperandRow head_norm_gradient_operands[] = {{output_gradient, 0, read, fused},
-                                                      {input, 0, read, fused},
-                                                      {parameter, 0, read, one_head},
-                                                      {parameter, 1, read, one_head},
-                                                      {output, 1, read, per_head},
-                                                      {input_gradient, 0, write, fused},
-                                                      of_first(in_fp32(one_head)),
-                                                      of_second(in_fp32(one_head)),
-                                                      {workspace, 0, update}};
+constexpr OperandRow head_norm_gradient_operands[] = {
+    {output_gradient, 0, read, fused}, {input, 0, read, fused},      {parameter, 0, read, one_head},
+    {parameter, 1, read, one_head},    {output, 1, read, per_head},  {input_gradient, 0, write, fused},
+    of_first(in_fp32(one_head)),       of_second(in_fp32(one_head)), {workspace, 0, update}};
 constexpr OperandRow query_key_squares_gradient_operands[] = {
     {output_gradient, 0, read, two_sums}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
-constexpr OperandRow query_key_norm_gradient_operands[] = {{output_gradient, 0, read, fused},
-                                                           {input, 0, read, fused},
-                                                           {input, 1, read, two_sums},
-                                                           {parameter, 0, read, query_row},
-                                                           {parameter, 1, read, key_row},
-                                                           {input_gradient, 0, write, fused},
-                                                           {input_gradient, 1, write, two_sums},
-                                                           of_first(in_fp32(query_row)),
-                                                           of_second(in_fp32(key_row)),
-                                                           {workspace, 0, update}};
+constexpr OperandRow query_key_norm_gradient_operands[] = {
+    {output_gradient, 0, read, fused},    {input, 0, read, fused},
+    {input, 1, read, two_sums},           {parameter, 0, read, query_row},
+    {parameter, 1, read, key_row},        {input_gradient, 0, write, fused},
+    {input_gradient, 1, write, two_sums}, of_first(in_fp32(query_row)),
+    of_second(in_fp32(key_row)),          {workspace, 0, update}};
 
 constexpr OpKind head_norm_gradients[] = {OpKind::head_norm_gradient};
 constexpr OpKind query_key_squares_gradients[] = {OpKind::query_key_squares_gradient};
@@ -102,9 +93,9 @@ OpWork head_norm_work(const OpShape& s, DataType type) {
                                                   4 * s.sequence * s.batch * (s.heads + s.kv_heads))};
 }
 OpWork head_norm_gradient_work(const OpShape& s, DataType type) {
-  return {flops(9 * query_key_elements(s)), Bytes((3 * fused_elements(s) + 2 * s.head_dim) * e(type) +
-                                                  4 * s.sequence * s.batch * (s.heads + s.kv_heads) +
-                                                  8 * trained_of_two(s) * s.head_dim)};
+  return {flops(9 * query_key_elements(s)),
+          Bytes((3 * fused_elements(s) + 2 * s.head_dim) * e(type) + 4 * s.sequence * s.batch * (s.heads + s.kv_heads) +
+                8 * trained_of_two(s) * s.head_dim)};
 }
 OpWork query_key_squares_work(const OpShape& s, DataType type) {
   return {flops(2 * query_key_elements(s)), Bytes(query_key_elements(s) * e(type) + 8 * s.sequence * s.batch)};

@@ -87,20 +87,21 @@ TEST_CASE("names that no parameter and no product has are refused, with what was
   CHECK(error(with({}, Lora{.target_modules = {"atention.qkv"}})) ==
         "no product of the layers is called 'atention.qkv'; they have: attention.qkv, attention.output, "
         "feed_forward.gate, feed_forward.up, feed_forward.down; did you mean 'attention.qkv'?");
-  const std::optional<TrainedProblem> problem =
-      find_problem(with({}, Lora{.target_modules = {"up", "head"}}), plain);
+  const std::optional<TrainedProblem> problem = find_problem(with({}, Lora{.target_modules = {"up", "head"}}), plain);
   REQUIRE(problem);
   CHECK(problem->of == TrainedProblem::Of::target_modules);
   CHECK(problem->which == 1);
 }
 
 TEST_CASE("an adapter is a product in, a scale, a product out and a sum, beside the product that it is for") {
-  const OpGraph graph = as_trained(with({}, Lora{.r = 4, .alpha = 6.0, .target_modules = {"qkv"}}), graph_of("tiny-llama"));
+  const OpGraph graph =
+      as_trained(with({}, Lora{.r = 4, .alpha = 6.0, .target_modules = {"qkv"}}), graph_of("tiny-llama"));
   std::vector<std::string> ops;
   for (int i = graph.blocks[2].first_op; i < graph.blocks[2].first_op + 7; ++i)
     ops.push_back(std::string(name(graph.ops[i].kind)) + " " + graph.ops[i].name);
   CHECK(ops == std::vector<std::string>{"rms_norm layers.1.attention_norm", "linear layers.1.attention.qkv",
-                                        "linear layers.1.attention.qkv.lora_A", "scale layers.1.attention.qkv.lora_scale",
+                                        "linear layers.1.attention.qkv.lora_A",
+                                        "scale layers.1.attention.qkv.lora_scale",
                                         "linear layers.1.attention.qkv.lora_B", "add layers.1.attention.qkv.lora_add",
                                         "rotary layers.1.attention.rotary"});
   CHECK(graph.ops[graph.blocks[2].first_op + 3].attributes.factor == 1.5);
@@ -114,12 +115,14 @@ TEST_CASE("an adapter is a product in, a scale, a product out and a sum, beside 
   CHECK(trained(graph).size() == 8);
   CHECK(trained_parameter_count(graph) == 4 * (4 * 32 + 64 * 4));  // (4 + 2 x 2) heads of 8
   // Without a factor there is no scale.
-  const OpGraph plain = as_trained(with({}, Lora{.r = 4, .alpha = 4.0, .target_modules = {"qkv"}}), graph_of("tiny-llama"));
+  const OpGraph plain =
+      as_trained(with({}, Lora{.r = 4, .alpha = 4.0, .target_modules = {"qkv"}}), graph_of("tiny-llama"));
   CHECK(std::ranges::none_of(plain.ops, [](const Op& op) { return op.kind == OpKind::scale; }));
 }
 
 TEST_CASE("the backward of a frozen layer has no gradients of weights, and ends where nothing below is trained") {
-  const OpGraph graph = as_trained(with({}, Lora{.r = 4, .alpha = 4.0, .target_modules = {"down"}}), graph_of("tiny-llama"));
+  const OpGraph graph =
+      as_trained(with({}, Lora{.r = 4, .alpha = 4.0, .target_modules = {"down"}}), graph_of("tiny-llama"));
   CHECK(graph.first_trained == 1);
   CHECK(backward_of(graph, 0).empty());
   // Layer 0: the gradient goes down to the adapter of its last product, and no further.
@@ -157,15 +160,14 @@ TEST_CASE("of a product with a bias, either may be frozen, and so may a norm's w
   CHECK(has("bias_gradient layers.1.attention_add +layers.1.attention.output.bias"));
   const OpGraph weights = as_trained(with({"weight"}), graph_of("tiny-gpt2"));
   const std::vector<std::string> of_weights = backward_of(weights, 2);
-  CHECK(std::ranges::find(of_weights,
-                          "linear_weight_gradient layers.1.attention.qkv +layers.1.attention.qkv.weight") !=
+  CHECK(std::ranges::find(of_weights, "linear_weight_gradient layers.1.attention.qkv +layers.1.attention.qkv.weight") !=
         of_weights.end());
   CHECK(std::ranges::none_of(of_weights, [](const std::string& op) { return op.starts_with("bias_gradient"); }));
 }
 
 TEST_CASE("model FLOPs leave out what frozen parameters make unnecessary") {
   const OpGraph plain = graph_of("tiny-llama");
-  // Of 16 tokens: the products of a layer (8 heads of 8, 48 features), its attention, and the head.
+  // For 16 tokens: the products of a layer (8 heads of 8, 48 features), its attention, and the head.
   const auto product = [](int in, int out) { return 2.0 * 16 * in * out; };
   const double layer = product(32, 64) + product(32, 32) + 3 * product(32, 48), attention = 4.0 * 16 * 16 * 32;
   const double head = product(32, 64), forward = 4 * (layer + attention) + head;

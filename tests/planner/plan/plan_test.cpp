@@ -262,9 +262,10 @@ TEST_CASE("A plan says what is trained only where that is not everything, and re
   CHECK(write_plan(plan).find("lora:") == std::string::npos);
   const Trainable parts{.all = false, .patterns = {"head", "*norm.weight"}};
   const Lora lora{.r = 16, .alpha = 0.1, .target_modules = {"attention.qkv", "up"}};
-  for (const auto& [trainable, adapters] :
-       {std::pair(parts, std::optional<Lora>()), {parts, lora}, {Trainable{.all = false, .patterns = {}}, Lora{}},
-        {Trainable{}, lora}}) {
+  for (const auto& [trainable, adapters] : {std::pair(parts, std::optional<Lora>()),
+                                            {parts, lora},
+                                            {Trainable{.all = false, .patterns = {}}, Lora{}},
+                                            {Trainable{}, lora}}) {
     plan.training.trainable = trainable;
     plan.training.lora = adapters;
     const std::string text = write_plan(plan);

@@ -99,7 +99,8 @@ inline void train_random_parts(unsigned seed, TrainingSpec& training, OpGraph& g
   std::mt19937 random(seed + 1000);
   if (random() % 2 == 0) return;
   const bool adapts = random() % 2 == 0;
-  if (adapts) training.lora = Lora{.r = 1 + static_cast<std::int64_t>(random() % 64), .alpha = 16.0, .target_modules = {}};
+  if (adapts)
+    training.lora = Lora{.r = 1 + static_cast<std::int64_t>(random() % 64), .alpha = 16.0, .target_modules = {}};
   training.trainable.all = false;
   if (!adapts || random() % 3 == 0) training.trainable.patterns = {graph.blocks[random() % graph.blocks.size()].name};
   if (find_problem(training, graph)) training.trainable.patterns = {"embedding"};  // the head may own nothing

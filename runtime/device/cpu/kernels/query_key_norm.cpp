@@ -71,7 +71,8 @@ struct GammaGradients {
   }
 };
 
-// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, (dgamma of queries +=), (dgamma of keys +=)
+// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, (dgamma of queries +=), (dgamma of keys
+// +=)
 // As rms_norm_gradient, head by head, with n = x rstd and g = dy gamma:
 // dx = rstd (g - n mean(g n)).
 void head_norm_gradient(const CpuKernelArguments& a) {
