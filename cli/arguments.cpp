@@ -13,6 +13,7 @@
 #include "cli/add_option.h"
 #include "planner/base/file.h"
 #include "planner/base/text.h"
+#include "planner/graph/trained_file.h"
 
 namespace parplan {
 namespace {
@@ -53,6 +54,14 @@ void add_choice(CLI::App& app, const std::string& group, const std::string& name
       [name_of_option, names, &value, rows](const std::string& text) {
         value = rows[parse_choice(name_of_option, text, names)];
       });
+}
+
+double parse_above_zero(const std::string& option, const std::string& text) {
+  double number = 0.0;
+  const char* end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc() && stopped == end && std::isfinite(number) && number > 0.0) return number;
+  throw ConfigError(fmt::format("{}: expected a number above 0, found '{}'", option, text));
 }
 
 template <class Read>
@@ -274,6 +283,22 @@ void add_number_formats(CLI::App& app, WhatArguments& what) {
       what.precision, std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer,
              std::array{Optimizer::adamw, Optimizer::adam, Optimizer::sgd});
+  add(app, group, "--trainable", "all|lora|PART,...",
+      "what is trained: all parameters, LoRA adapters alone, or what has such parts in its name, such as 'head' or "
+      "'layers.31' (default: all, or as the model says)",
+      [&](const std::string& text) {
+        what.trainable = Trainable{.all = text == "all", .patterns = {}};
+        if (text != "all" && text != "lora") what.trainable->patterns = parse_list("--trainable", text);
+      });
+  add_whole(app, group, "--lora-r", "inner width of LoRA adapters (default: 8)", what.lora_r, largest_adapter);
+  add(app, group, "--lora-alpha", "X", "adapters are multiplied by this over their inner width (default: 8)",
+      [&](const std::string& text) { what.lora_alpha = parse_above_zero("--lora-alpha", text); });
+  add(app, group, "--target-modules", "MODULE,...",
+      "products of layers that get adapters, such as 'attention.qkv' (default: all-linear, which are all of them)",
+      [&](const std::string& text) {
+        what.target_modules.emplace();
+        if (text != "all-linear") what.target_modules = parse_list("--target-modules", text);
+      });
   add(app, group, "--engine", "NAME",
       "whose behaviour is predicted: one of configs/engines, or such a file (default: parplan, its own runtime)",
       [&](const std::string& text) { what.engine = text; });

@@ -45,6 +45,11 @@ struct WhatArguments {
   std::optional<DataType> precision;
   std::optional<Optimizer> optimizer;
   std::string engine = "parplan";  // a name, or an engine's file
+  // What is trained; whatever is absent is as in the model's file.
+  std::optional<Trainable> trainable;
+  std::optional<std::int64_t> lora_r;
+  std::optional<double> lora_alpha;
+  std::optional<std::vector<std::string>> target_modules;
   bool operator==(const WhatArguments&) const = default;
 };
 void add_what(CLI::App& app, WhatArguments& what);

@@ -65,7 +65,10 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
         "this is no plan: it has no 'schema: parplan.plan/1'; make one with parplan suggest MODEL -o plan.yaml");
   LoadedPlan loaded{.plan = read_plan(text, path), .graph = {}};
   const Plan& plan = loaded.plan;
-  loaded.graph = graph_of(read_model(plan.model_text, path + " (model)").spec, plan.training);
+  const ModelSpec model = read_model(plan.model_text, path + " (model)").spec;
+  if (const auto problem = problem_with_trained(model, plan.training))
+    throw ConfigError({path}, fmt::format("training: {}", problem->message));
+  loaded.graph = graph_of(model, plan.training);
   if (parameter_count(loaded.graph) != plan.model.parameters)
     throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again "
                                           "instead of changing the model in a plan",

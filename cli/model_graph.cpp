@@ -5,8 +5,14 @@
 
 namespace parplan {
 
-OpGraph graph_of(const ModelSpec& model, std::int64_t sequence_length, const Engine& engine) {
-  return as_run_by(engine, build_graph(model, sequence_length));
+OpGraph graph_of(const ModelSpec& model, std::int64_t sequence_length, const TrainingSpec& training) {
+  return as_trained(training, as_run_by(training.engine, build_graph(model, sequence_length)));
+}
+
+// The names are the same for every sequence length.
+std::optional<TrainedProblem> problem_with_trained(const ModelSpec& model, const TrainingSpec& training) {
+  if (!training.lora && training.trainable.all) return std::nullopt;
+  return find_problem(training, build_graph(model, 1));
 }
 
 }  // namespace parplan

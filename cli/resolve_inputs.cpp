@@ -19,6 +19,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/graph/counting_limit.h"
 #include "planner/graph/engine_file.h"
+#include "planner/graph/trained_file.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
@@ -120,6 +121,31 @@ void set_price(Cluster& cluster, const std::optional<Price>& price) {
     cluster.notes.push_back(*missing);
 }
 
+// Options of adapters ask for adapters. `--trainable all` asks for none, whatever the model says,
+// and `--trainable lora` for PEFT's if it says nothing.
+void choose_trained(const WhatArguments& what, TrainingSpec& training) {
+  const bool adapts = what.lora_r || what.lora_alpha || what.target_modules;
+  const bool adapters_alone = what.trainable && !what.trainable->all && what.trainable->patterns.empty();
+  if (what.trainable && what.trainable->all && !adapts) training.lora.reset();
+  if ((adapts || adapters_alone) && !training.lora) {
+    training.lora.emplace();
+    training.trainable = {.all = false, .patterns = {}};
+  }
+  if (what.trainable) training.trainable = *what.trainable;
+  if (what.lora_r) training.lora->r = *what.lora_r;
+  if (what.lora_alpha) training.lora->alpha = *what.lora_alpha;
+  if (what.target_modules) training.lora->target_modules = *what.target_modules;
+}
+
+// Names that a file gives are checked where it is read.
+void check_trained(const WhatArguments& what, const ModelSpec& model, const TrainingSpec& training) {
+  if (!what.trainable && !what.target_modules) return;
+  const auto problem = problem_with_trained(model, training);
+  if (!problem) return;
+  const bool of_lora = problem->of == TrainedProblem::Of::target_modules;
+  throw ConfigError(fmt::format("{}: {}", of_lora ? "--target-modules" : "--trainable", problem->message));
+}
+
 TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, const WhatArguments& what,
                              std::vector<std::string>& defaults) {
   TrainingSpec training = with_overrides(default_training(cluster, model.spec), model.training);
@@ -133,6 +159,7 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   choose("precision", training.precision, what.precision, file.precision.has_value());
   choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
   training.engine = find_engine(what.engine, engines_folder());
+  choose_trained(what, training);
   return training;
 }
 
@@ -167,6 +194,7 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
   if (const std::string note = note_on_length(inputs.model.spec, inputs.training, inputs.defaults);
       !note.empty() && !output.quiet)
     fmt::print(terminal.err, "note: {}: {}\n", model, note);
+  check_trained(what, inputs.model.spec, inputs.training);
   inputs.graph = graph_of(inputs.model.spec, inputs.training);
   return inputs;
 }
@@ -277,6 +305,7 @@ std::string describe_inputs(const ReportInputs& inputs) {
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"),
                       marked(name(training.precision), "precision"), marked(name(training.optimizer), "optimizer"));
+  if (training.lora || !training.trainable.all) text += fmt::format("trained   {}\n", describe_trained(training));
   if (!is_own(training.engine)) text += fmt::format("engine    {}: {}\n", training.engine.name, training.engine.title);
   return text;
 }

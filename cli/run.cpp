@@ -261,6 +261,8 @@ void add_weights(const RunArguments& arguments, const LoadedPlan& loaded, RunOpt
   options.exported_weights = {.folder = arguments.exported_weights,
                               .stored = huggingface_weights(own->model_type, spec, loaded.graph),
                               .config = own->config};
+  if (const std::optional<Lora>& lora = loaded.plan.training.lora)
+    options.exported_weights.adapter_factor = lora->alpha / static_cast<double>(lora->r);
 }
 
 void check_checkpoints(const RunArguments& arguments) {

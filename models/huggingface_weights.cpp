@@ -16,6 +16,7 @@
 #include "planner/base/error.h"
 #include "planner/base/json.h"
 #include "planner/base/text.h"
+#include "planner/graph/trained_graph.h"
 
 namespace parplan {
 namespace {
@@ -397,7 +398,8 @@ std::vector<std::string> lines_in(const std::string& text) {
 
 StoredWeights huggingface_weights(std::string_view model_type, const ModelSpec& spec, const OpGraph& graph) {
   Lister lister{row_of_type(model_type), spec};
-  for (const TensorId id : parameters(graph)) lister.add(graph.tensors[id]);
+  for (const TensorId id : parameters(graph))
+    if (!is_of_adapter(graph.tensors[id])) lister.add(graph.tensors[id]);
   return std::move(lister.list);
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include "planner/base/json.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
+#include "planner/graph/trained_file.h"
 
 namespace parplan {
 namespace {
@@ -144,7 +146,8 @@ void read_optimizer(const YamlNode& node, TrainingOverrides& training) {
 }
 
 void read_training(const YamlNode& node, ModelFile& file) {
-  node.allow_keys({"global_batch", "sequence_length", "precision", "optimizer", "initialization", "seed"});
+  node.allow_keys(
+      {"global_batch", "sequence_length", "precision", "optimizer", "initialization", "seed", "trainable", "lora"});
   TrainingOverrides& training = file.training;
   if (const auto value = node.find("global_batch")) training.global_batch = value->as_integer(1);
   if (const auto value = node.find("sequence_length")) {
@@ -158,6 +161,9 @@ void read_training(const YamlNode& node, ModelFile& file) {
   if (const auto value = node.find("precision")) training.precision = read_choice(*value, all_precisions);
   if (const auto value = node.find("seed")) training.seed = static_cast<std::uint64_t>(value->as_integer(0));
   if (const auto value = node.find("optimizer")) read_optimizer(*value, training);
+  TrainedKeys trained = read_trained(node);
+  training.trainable = std::move(trained.trainable);
+  training.lora = std::move(trained.lora);
   if (const auto initialization = node.find("initialization")) {
     initialization->allow_keys({"standard_deviation", "scaled_residual"});
     if (const auto value = initialization->find("standard_deviation")) {
@@ -250,6 +256,8 @@ TrainingSpec with_overrides(TrainingSpec training, const TrainingOverrides& over
   take(training.momentum, overrides.momentum);
   take(training.clip_norm, overrides.clip_norm);
   take(training.seed, overrides.seed);
+  take(training.trainable, overrides.trainable);
+  if (overrides.lora) training.lora = overrides.lora;
   return training;
 }
 
@@ -283,7 +291,13 @@ ModelFile read_model(const std::string& text, const std::string& file_name) {
     const auto blamed = root.find(problem->key);
     (blamed ? *blamed : root.at("heads")).fail(problem->message);
   }
-  if (const auto training = root.find("training")) read_training(*training, file);
+  if (const auto training = root.find("training")) {
+    read_training(*training, file);
+    // Names are checked against the graph: its parameters have the same for every sequence length.
+    const TrainingSpec spec_of_training = with_overrides({}, file.training);
+    if (!spec_of_training.trainable.all || spec_of_training.lora)
+      if (const auto problem = find_problem(spec_of_training, build_graph(spec, 1))) fail_at(*training, *problem);
+  }
   return file;
 }
 

@@ -28,6 +28,8 @@ struct TrainingOverrides {
   std::optional<double> momentum;
   std::optional<double> clip_norm;
   std::optional<std::uint64_t> seed;
+  std::optional<Trainable> trainable;
+  std::optional<Lora> lora;
   bool operator==(const TrainingOverrides&) const = default;
 };
 

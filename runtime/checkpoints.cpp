@@ -19,6 +19,7 @@
 #include "planner/base/text.h"
 #include "planner/program/bucket_work.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/device/cpu/host_conversion.h"
 #include "runtime/launch/fingerprint.h"
 #include "runtime/parameters.h"
 #include "runtime/run_facts.h"
@@ -67,10 +68,11 @@ const Fact* find_fact(const std::vector<Fact>& facts, const std::string& name) {
   return found == facts.end() ? nullptr : &*found;
 }
 
-// The states that a plan's training keeps.
-std::vector<State> states_of(const TrainingSpec& training) {
+// The states that a plan's training keeps of a parameter.
+std::vector<State> states_of(const TrainingSpec& training, const Tensor& parameter) {
   const OptimizerState kept = optimizer_state(training);
   std::vector<State> states{State::parameter};
+  if (parameter.frozen) return states;
   if (kept.first_moment) states.push_back(State::first_moment);
   if (kept.second_moment) states.push_back(State::second_moment);
   return states;
@@ -93,13 +95,13 @@ std::vector<std::string> contradictions(const CheckpointReader& reader, const Op
   if (!here.empty()) all.push_back(fmt::format("the model has {} only in the plan", quoted(here)));
   for (const Fact& fact : facts) {
     const Fact* const written = find_fact(index.facts, fact.name);
-    if (has_to_match(fact.name) && (written == nullptr || written->value != fact.value))
-      all.push_back(fmt::format("{} is {} there and {} in the plan", fact.name,
-                                written == nullptr ? "absent" : written->value, fact.value));
+    const std::string before = written == nullptr ? std::string(value_before(fact.name)) : written->value;
+    if (has_to_match(fact.name) && before != fact.value)
+      all.push_back(fmt::format("{} is {} there and {} in the plan", fact.name, before, fact.value));
   }
   if (!all.empty()) return all;
   for (const TensorId id : parameters(graph))
-    for (const State state : states_of(plan.training)) {
+    for (const State state : states_of(plan.training, graph.tensors[id])) {
       const Tensor& tensor = graph.tensors[id];
       const std::string name = state_name(state, tensor, plan.training.optimizer);
       const CheckpointTensor* const found = reader.find(name);
@@ -293,9 +295,17 @@ Shard Checkpoints::snapshot(const ShardLayout& layout) const {
   allocate(shard.data, elements * element, fmt::format("the checkpoint's file {}", layout.name));
   std::byte* to = shard.data.data();
   for (const WrittenSlice& written : layout.slices) {
-    const std::int64_t bytes = written.slice.elements() * element;
-    arena.read(written.buffer, to, Bytes(bytes), Bytes(written.at * element));
-    to += bytes;
+    const std::int64_t count = written.slice.elements(), held = size_of(written.type);
+    if (held == element) {
+      arena.read(written.buffer, to, Bytes(count * element), Bytes(written.at * element));
+    } else {  // frozen parameters have no master copy
+      auto narrow = allocated<std::byte>(count * held, fmt::format("the checkpoint's file {}", layout.name));
+      arena.read(written.buffer, narrow.data(), Bytes(count * held), Bytes(written.at * held));
+      auto wide = allocated<float>(count, fmt::format("the checkpoint's file {}", layout.name));
+      widen(written.type, narrow.data(), count, wide.data());
+      std::ranges::copy(std::as_bytes(std::span(wide)), to);
+    }
+    to += count * element;
   }
   return shard;
 }

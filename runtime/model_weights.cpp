@@ -13,6 +13,7 @@
 #include "planner/base/allocated.h"
 #include "planner/base/error.h"
 #include "planner/base/json.h"
+#include "planner/graph/trained_graph.h"
 #include "runtime/checkpoint/open_file.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/device/cpu/host_conversion.h"
@@ -54,7 +55,31 @@ bool is_left_by_export(const std::string& folder) {
   return std::filesystem::is_empty(folder, error) || std::filesystem::exists(folder + '/' + export_mark, error);
 }
 
-std::vector<std::byte> stored_bytes(const StoredWeights& stored, int number, const CheckpointReader& from) {
+// Adds what an adapter adds to `part`, the rows of a parameter from `first` on.
+void merge_adapter(const std::string& parameter, std::int64_t first, std::int64_t columns, double factor,
+                   const CheckpointReader& from, std::vector<float>& part) {
+  const std::optional<AdapterNames> names = adapter_of(parameter);
+  if (!names) return;
+  const CheckpointTensor *const inner = from.find(names->in), *const outer = from.find(names->out);
+  if (inner == nullptr || outer == nullptr) return;
+  const std::int64_t rank = inner->shape[0], rows = std::ssize(part) / columns;
+  auto a = allocated<float>(rank * columns, fmt::format("the parameter {}", names->in));
+  auto b = allocated<float>(rows * rank, fmt::format("the parameter {}", names->out));
+  from.read(*inner, {.row = 0, .rows = rank, .columns = columns}, a.data());
+  from.read(*outer, {.row = first, .rows = rows, .columns = rank}, b.data());
+  std::vector<double> sums(static_cast<std::size_t>(columns));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::ranges::fill(sums, 0.0);
+    for (std::int64_t k = 0; k < rank; ++k)
+      for (std::int64_t column = 0; column < columns; ++column)
+        sums[column] += static_cast<double>(b[row * rank + k]) * a[k * columns + column];
+    for (std::int64_t column = 0; column < columns; ++column)
+      part[row * columns + column] = static_cast<float>(part[row * columns + column] + factor * sums[column]);
+  }
+}
+
+std::vector<std::byte> stored_bytes(const ExportOptions& options, int number, const CheckpointReader& from) {
+  const StoredWeights& stored = options.stored;
   const StoredTensor& tensor = stored.tensors[number];
   std::int64_t elements = 1;
   for (const std::int64_t size : tensor.shape) elements *= size;
@@ -66,6 +91,7 @@ std::vector<std::byte> stored_bytes(const StoredWeights& stored, int number, con
     const std::int64_t columns = columns_of(tensor, rows);
     auto part = allocated<float>(rows.rows * columns, fmt::format("the parameter {}", rows.parameter));
     from.read(*parameter, {.row = rows.row, .rows = rows.rows, .columns = columns}, part.data());
+    merge_adapter(rows.parameter, rows.row, columns, options.adapter_factor, from, part);
     for (std::int64_t row = 0; row < rows.rows; ++row)
       for (std::int64_t column = 0; column < columns; ++column) {
         const std::int64_t at = rows.transposed ? column * tensor.shape[1] + rows.stored_row + row
@@ -114,12 +140,12 @@ void write_text(const std::string& path, const std::string& text) {
   file.close();
 }
 
-void write_export_file(const std::string& folder, const ExportFile& file, const StoredWeights& stored,
+void write_export_file(const std::string& folder, const ExportFile& file, const ExportOptions& options,
                        const CheckpointReader& from) {
   NewFile out(folder + '/' + file.name);
   const std::string header = write_safetensors_header(file.header);
   out.write(std::as_bytes(std::span(header)));
-  for (const int tensor : file.tensors) out.write(stored_bytes(stored, tensor, from));
+  for (const int tensor : file.tensors) out.write(stored_bytes(options, tensor, from));
   out.close();
 }
 
@@ -161,13 +187,15 @@ std::shared_ptr<const WeightFiles> open_weights(const WeightOptions& options, Re
   return files;
 }
 
-InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, const StoredWeights& stored) {
+InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, const StoredWeights& stored,
+                            const InitialValues& adapters) {
   const std::vector<WeightFiles::Weights> weights = files->find(stored.tensors);
   auto by_parameter = std::make_shared<std::map<std::string, RowsOfParameter>>();
   for (const StoredRows& rows : stored.rows) (*by_parameter)[rows.parameter].emplace_back(rows, weights[rows.tensor]);
   for (auto& [parameter, rows] : *by_parameter)
     std::ranges::sort(rows, {}, [](const auto& one) { return one.first.row; });
-  return [files, by_parameter](const Tensor& tensor) -> std::function<float(std::int64_t)> {
+  return [files, by_parameter, adapters](const Tensor& tensor) -> std::function<float(std::int64_t)> {
+    if (is_of_adapter(tensor)) return adapters(tensor);
     const RowsOfParameter& rows = by_parameter->at(tensor.name);
     const std::int64_t columns = tensor.dims.size() == 2 ? tensor.dims[1].size : 1;
     return [&rows, columns](std::int64_t index) {
@@ -215,7 +243,7 @@ void export_weights(const ExportOptions& options, const CheckpointReader& from, 
   all_do(rendezvous, [&] {
     for (std::size_t i = 0; i < files.size(); ++i)
       if (static_cast<int>(i % static_cast<std::size_t>(rendezvous.processes())) == rendezvous.process())
-        write_export_file(folder, files[i], options.stored, from);
+        write_export_file(folder, files[i], options, from);
   });
   all_do(rendezvous, [&] {
     if (!first) return;

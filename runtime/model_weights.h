@@ -23,12 +23,15 @@ struct ExportOptions {
   std::string folder = {};  // empty: none are written
   StoredWeights stored = {};
   std::string config = {};  // the text of its config.json
+  double adapter_factor = 0.0;  // of the products of adapters that are added to weights
 };
 
 // Opens the weights and checks that they are all of the model. Every process calls it.
 std::shared_ptr<const WeightFiles> open_weights(const WeightOptions& options, Rendezvous& rendezvous);
-// The parameters that they hold. Each rank reads what it asks for.
-InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, const StoredWeights& stored);
+// The parameters that they hold, and of adapters, which are not in them, those of `adapters`. Each
+// rank reads what it asks for.
+InitialValues stored_values(const std::shared_ptr<const WeightFiles>& files, const StoredWeights& stored,
+                            const InitialValues& adapters);
 
 // ConfigError where the folder is there and not empty, or where one that an export needs beside it
 // was left by somebody else.
@@ -39,8 +42,9 @@ void make_export_folder(const std::string& folder);
 // Where the ranks write their parts first.
 std::string folder_of_parts(const std::string& folder);
 // Writes the parameters of a checkpoint as files of at most 5 GB (`model.safetensors`, or several
-// and an index), and config.json. The processes share the files. They are written under a temporary
-// name; the folder has its own once all is on the device. RunError says what could not be written.
+// and an index), and config.json. Adapters are merged: W becomes W + factor B A. The processes share
+// the files. They are written under a temporary name; the folder has its own once all is on the
+// device. RunError says what could not be written.
 void export_weights(const ExportOptions& options, const CheckpointReader& from, Rendezvous& rendezvous);
 
 }  // namespace parplan

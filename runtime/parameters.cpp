@@ -107,7 +107,8 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     const Bucket& bucket = program.buckets[b];
     const bool gradients = content == ParameterContent::gradients;
     const bool from_master = !gradients && bucket.master;
-    const int buffer = gradients ? bucket.gradients : from_master ? *bucket.master : bucket.parameters;
+    if (gradients && !bucket.gradients) continue;
+    const int buffer = gradients ? *bucket.gradients : from_master ? *bucket.master : bucket.parameters;
     const DataType type = gradients || from_master ? DataType::fp32 : precision;
     const std::int64_t held = elements_of(program, buffer, type);
     const bool whole = held == bucket.elements;

@@ -347,8 +347,8 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
 
   const Bytes memory_before = resident_memory();
   const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
-  const InitialValues initial =
-      start.weights ? stored_values(start.weights, options.weights.stored) : initializer(plan.training.seed);
+  const InitialValues drawn = initializer(plan.training.seed);
+  const InitialValues initial = start.weights ? stored_values(start.weights, options.weights.stored, drawn) : drawn;
   LocalJob job(description, initial, setting.make_world, rendezvous);
   if (options.watch != nullptr) job.be_watched(*options.watch, options.records_folder);
   try {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,10 +11,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "planner/graph/trained_file.h"
 #include "planner/plan/layout_choices.h"
 #include "runtime/device/cpu/instruction_sets.h"
-#include "runtime/plugin/build_identity.h"
 #include "runtime/launch/fingerprint.h"
+#include "runtime/plugin/build_identity.h"
 
 namespace parplan {
 namespace {
@@ -31,6 +33,7 @@ struct FactRow {
   std::string_view name;
   std::string (*value)(const FactInputs&);
   InCheckpoint in_checkpoint = InCheckpoint::no;
+  std::string_view before = "absent";  // value_before
 };
 
 std::string text(std::string_view value) { return std::string(value); }
@@ -118,6 +121,8 @@ constexpr FactRow fact_rows[] = {
      },
      InCheckpoint::noted},
     {"seed", [](const FactInputs& i) { return text(i.plan.training.seed); }, InCheckpoint::held},
+    {"trained parameters", [](const FactInputs& i) { return describe_trained(i.plan.training); }, InCheckpoint::held,
+     "all"},
 };
 
 // What follows from the choices of the layout, or belongs to no choice: after them.
@@ -156,6 +161,11 @@ bool has_to_match(std::string_view fact) {
   return std::ranges::any_of(fact_rows, [&](const FactRow& row) {
     return row.name == fact && row.in_checkpoint == InCheckpoint::held;
   });
+}
+
+std::string_view value_before(std::string_view fact) {
+  const auto* const row = std::ranges::find(fact_rows, fact, &FactRow::name);
+  return row == std::end(fact_rows) ? "absent" : row->before;
 }
 
 std::vector<Fact> data_facts(const TokenData& data) {

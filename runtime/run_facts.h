@@ -19,6 +19,9 @@ std::vector<Fact> run_facts(const Plan& plan, const RunOptions& options);
 std::vector<Fact> checkpoint_facts(const Plan& plan, const TokenData& data);
 // Whether a run that goes on from a checkpoint needs the same value.
 bool has_to_match(std::string_view fact);
+// What a checkpoint holds that does not say it: "absent", or what everybody did before it was a
+// choice.
+std::string_view value_before(std::string_view fact);
 
 // The number of tokens, and the fingerprint of all of them; not where they were read from.
 std::vector<Fact> data_facts(const TokenData& data);

@@ -29,8 +29,11 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const ExplainedPlan& ex
   for (const Block& block : graph.blocks) {
     const BlockParameters parameters = block_parameters(graph, block);
     std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, block, parameters.own, context).elements}};
+    buckets.push_back({.elements = bucket_layout(graph, block, parameters.frozen, context).elements, .frozen = true});
     if (parameters.tied)
-      buckets.push_back({.elements = bucket_layout(graph, block, {*parameters.tied}, context).elements, .tied = true});
+      buckets.push_back({.elements = bucket_layout(graph, block, {*parameters.tied}, context).elements,
+                         .tied = true,
+                         .frozen = graph.tensors[*parameters.tied].frozen});
     const MemoryUse use = rank_memory({.buckets = buckets, .saved = {}}, plan.training);
     const Bytes state = use.parameters + use.gradients + use.optimizer;
     if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};

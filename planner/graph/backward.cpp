@@ -55,10 +55,11 @@ TrainingOp training_op(const Op& op, int forward_op, OpKind kind) {
   return result;
 }
 
-// Whether a backward op computes anything: a bias gradient without a bias does not.
-bool has_result(const TrainingOp& op) {
-  return std::any_of(op.operands.begin(), op.operands.end(), [](const TrainingOperand& operand) {
-    return operand.source == OperandSource::input_gradient || operand.source == OperandSource::parameter_gradient;
+// Whether a backward op computes anything that is needed: a bias gradient without a bias does not.
+bool has_result(const TrainingOp& op, const std::vector<bool>& needs) {
+  return std::any_of(op.operands.begin(), op.operands.end(), [&](const TrainingOperand& operand) {
+    return (operand.source == OperandSource::input_gradient || operand.source == OperandSource::parameter_gradient) &&
+           needs[index(*operand.tensor)];
   });
 }
 
@@ -77,7 +78,7 @@ class Derivation {
  public:
   // `copies` are the places where the gradient is passed on as a copy.
   Derivation(const OpGraph& graph, const Block& block, const std::vector<Pass>& copies)
-      : graph_(graph), block_(block), copies_(copies) {
+      : graph_(graph), block_(block), copies_(copies), needs_(needs_gradient(graph, block)) {
     defined_.assign(graph.tensors.size(), false);
     for (std::size_t t = 0; t < graph.tensors.size(); ++t) result_.alias.push_back(static_cast<TensorId>(t));
     passed_by_.assign(graph.tensors.size(), std::nullopt);
@@ -88,7 +89,8 @@ class Derivation {
       result_.forward.push_back(training_op(graph_.ops[index(i)], i, graph_.ops[index(i)].kind));
     if (block_.output) defined_[index(*block_.output)] = true;  // it comes from the next block
     for (int i = block_.last_op; i-- > block_.first_op;) differentiate(i);
-    if (block_.input)
+    result_.passes_gradient_on = block_.input && needs_[index(*block_.input)];
+    if (result_.passes_gradient_on)
       PARPLAN_ASSERT(defined_[index(*block_.input)],
                      fmt::format("block {}: no gradient for {}", block_.name, tensor_name(*block_.input)));
     collect_saved();
@@ -119,23 +121,51 @@ class Derivation {
 
   void differentiate(int forward_op) {
     const Op& op = graph_.ops[index(forward_op)];
+    if (!needs_[index(op.outputs[0])]) return;
     const OpRow& row = row_of(op.kind);
     // This comes first: the op's own gradients read the gradient of its output, which its inputs
     // share from now on.
     for (const OpKind kind : row.gradients) {
       TrainingOp gradient = training_op(op, forward_op, kind);
-      if (has_result(gradient)) add(op, std::move(gradient));
+      if (has_result(gradient, needs_)) add(op, without_frozen(op, std::move(gradient)));
     }
     if (row.passes_gradient) pass(op, forward_op);
   }
 
+  // Without the gradients of frozen parameters. Where of a product's weight and bias only the bias
+  // is trained, its gradient alone.
+  TrainingOp without_frozen(const Op& op, TrainingOp gradient) const {
+    const auto is_frozen = [&](const TrainingOperand& operand) {
+      return operand.source == OperandSource::parameter_gradient && !needs_[index(*operand.tensor)];
+    };
+    if (const std::optional<OpKind> of_bias = row_of(gradient.kind).of_bias_alone;
+        of_bias && !needs_[index(op.parameters[0])])
+      return {.kind = *of_bias,
+              .forward_op = gradient.forward_op,
+              .operands = {{.source = OperandSource::output_gradient, .tensor = op.outputs[0], .access = Access::read},
+                           {.source = OperandSource::parameter_gradient,
+                            .tensor = op.parameters[1],
+                            .access = Access::update},
+                           {.source = OperandSource::workspace, .access = Access::update}},
+              .accumulate = false};
+    std::erase_if(gradient.operands, is_frozen);
+    return gradient;
+  }
+
+  // An op that computes several gradients at once also writes those that nobody needs.
   void add(const Op& op, TrainingOp gradient) {
     const OpRow& row = row_of(gradient.kind);
+    int unneeded = 0;
     std::vector<TrainingOperand> contributions;
     bool first = true;
     for (TrainingOperand& operand : gradient.operands) {
       if (operand.source == OperandSource::output_gradient) check_defined(op, *operand.tensor);
       if (operand.source != OperandSource::input_gradient) continue;
+      if (!needs_[index(*operand.tensor)]) {
+        operand.source = OperandSource::contribution;
+        operand.part = --unneeded;
+        continue;
+      }
       if (defined_[index(*operand.tensor)] && row.accumulates && first) {
         gradient.accumulate = true;
         operand.access = Access::update;
@@ -160,6 +190,7 @@ class Derivation {
     const TensorId output = op.outputs[0];
     check_defined(op, output);
     for (const TensorId input : op.inputs) {
+      if (!needs_[index(input)]) continue;
       const TrainingOperand passed{.source = OperandSource::output_gradient, .tensor = output, .access = Access::read};
       if (defined_[index(input)]) {
         emit(OpKind::accumulate, forward_op, passed, input);
@@ -220,6 +251,7 @@ class Derivation {
   const OpGraph& graph_;
   const Block& block_;
   const std::vector<Pass>& copies_;
+  std::vector<bool> needs_;  // indexed by TensorId: needs_gradient
   TrainingBlock result_;
   std::vector<bool> defined_;   // indexed by TensorId: its gradient has been written
   std::vector<std::optional<int>> passed_by_;  // indexed by TensorId: the op whose output's gradient it shares

@@ -14,7 +14,9 @@ struct TrainingOperand {
   // The forward tensor meant (its value, or its gradient); workspace and loss scale have none.
   std::optional<TensorId> tensor = {};
   Access access{};
-  int part = 0;  // of a contribution: which of the contributions of one op to the tensor it is
+  // Which of the contributions of one op to the tensor a contribution is; below 0 where nobody needs
+  // it.
+  int part = 0;
   bool operator==(const TrainingOperand&) const = default;
 };
 
@@ -40,13 +42,15 @@ struct TrainingBlock {
   std::vector<TrainingOp> backward;
   std::vector<TensorId> saved;  // forward tensors that the backward reads; the block's input comes first if it is read
   std::vector<TensorId> alias;  // indexed by TensorId (whole graph)
+  bool passes_gradient_on = false;  // to the block before: the input's is computed
 };
 
 // Derives the backward of block `block` from the op rows. An input that several ops use gets its
 // gradient from the last use first; later contributions accumulate in place: the kernel itself adds
 // where its row says that it can, otherwise an `accumulate` follows it. The gradient that `add`
 // passes on shares its output's storage unless one user adds to it while another still needs the
-// old value; then it is a copy.
+// old value; then it is a copy. Gradients of frozen parameters and those that only lead to such are
+// not computed; where a kernel cannot leave one out, it is a contribution that nobody adds.
 TrainingBlock training_block(const OpGraph& graph, int block);
 
 }  // namespace parplan

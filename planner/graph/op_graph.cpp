@@ -1,6 +1,7 @@
 #include "planner/graph/op_graph.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include <fmt/format.h>
@@ -239,6 +240,8 @@ struct BlockPattern {
   std::vector<TensorId> tied;
   std::optional<TensorId> input;
   std::optional<TensorId> output;
+  bool has_backward = true;
+  bool passes_gradient_on = true;
   bool operator==(const BlockPattern&) const = default;
 };
 
@@ -266,7 +269,19 @@ BlockPattern pattern(const OpGraph& graph, const Block& block) {
   }
   if (block.input) result.input = number.at(*block.input);
   if (block.output) result.output = number.at(*block.output);
+  const int position = static_cast<int>(&block - graph.blocks.data());
+  result.has_backward = has_backward(graph, position);
+  result.passes_gradient_on = passes_gradient_on(graph, position);
   return result;
+}
+
+// The first block with a parameter that is trained. A graph in which nothing is has no backward.
+int first_trained_block(const OpGraph& graph) {
+  for (std::size_t b = 0; b < graph.blocks.size(); ++b)
+    for (int i = graph.blocks[b].first_op; i < graph.blocks[b].last_op; ++i)
+      for (const TensorId id : graph.ops[index(i)].parameters)
+        if (!tensor(graph, id).frozen) return static_cast<int>(b);
+  return static_cast<int>(graph.blocks.size());
 }
 
 }  // namespace
@@ -289,6 +304,33 @@ std::int64_t parameter_count(const OpGraph& graph) {
   return result;
 }
 
+std::int64_t trained_parameter_count(const OpGraph& graph) {
+  std::int64_t result = 0;
+  for (const TensorId id : parameters(graph))
+    if (!tensor(graph, id).frozen) result += element_count(tensor(graph, id));
+  return result;
+}
+
+std::vector<bool> needs_gradient(const OpGraph& graph, const Block& block) {
+  std::vector<bool> needs(graph.tensors.size(), false);
+  if (block.input)
+    needs[index(*block.input)] = passes_gradient_on(graph, static_cast<int>(&block - graph.blocks.data()));
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    const Op& op = graph.ops[index(i)];
+    for (const TensorId id : op.parameters) needs[index(id)] = !tensor(graph, id).frozen;
+    const auto is_needed = [&](TensorId id) { return needs[index(id)]; };
+    const bool any = std::ranges::any_of(op.inputs, is_needed) || std::ranges::any_of(op.parameters, is_needed);
+    for (const TensorId id : op.outputs) needs[index(id)] = any;
+  }
+  return needs;
+}
+
+int product_passes(const std::vector<bool>& needs, const Op& op) {
+  const bool first = !op.inputs.empty() && needs[index(op.inputs[0])];
+  const bool second = op.parameters.empty() ? first : needs[index(op.parameters[0])];
+  return 1 + int{first} + int{second};
+}
+
 ModelProducts model_products(const OpGraph& graph, const Op& op) {
   const OpRow& row = row_of(op.kind);
   return row.model_products ? row.model_products(shape_of(whole(graph, op))) : ModelProducts{};
@@ -296,12 +338,16 @@ ModelProducts model_products(const OpGraph& graph, const Op& op) {
 
 Flops model_flops_per_sample(const OpGraph& graph) {
   // Chowdhery et al. 2022 (PaLM), appendix B, and Narayanan et al. 2021 (Megatron-LM), section 5.1.
-  double forward = 0.0;
-  for (const Op& op : graph.ops) {
-    const ModelProducts products = model_products(graph, op);
-    forward += 2 * products.pairs * products.multiply_adds;
+  std::array<double, 4> forward{};  // by passes
+  for (const Block& block : graph.blocks) {
+    const std::vector<bool> needs = needs_gradient(graph, block);
+    for (int i = block.first_op; i < block.last_op; ++i) {
+      const ModelProducts products = model_products(graph, graph.ops[index(i)]);
+      forward[static_cast<std::size_t>(product_passes(needs, graph.ops[index(i)]))] +=
+          2 * products.pairs * products.multiply_adds;
+    }
   }
-  return Flops(3 * forward);
+  return Flops(forward[1] + 2 * forward[2] + 3 * forward[3]);
 }
 
 namespace {
@@ -331,6 +377,7 @@ void finish(OpGraph& graph) {
   check_blocks(graph);
 
   graph.tied = tied_parameters(graph);
+  graph.first_trained = first_trained_block(graph);
   graph.kinds.clear();
   std::vector<BlockPattern> kinds;
   for (Block& block : graph.blocks) {

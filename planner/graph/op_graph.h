@@ -49,24 +49,44 @@ struct OpGraph {
   std::vector<Block> blocks;
   std::vector<int> kinds;       // the first block of each Block::kind
   std::vector<TensorId> tied;   // parameters that several blocks use (tied embeddings), in order of first use
+  // The first block with a parameter that is trained. Blocks before it have no backward, and nobody
+  // needs the gradient of its input.
+  int first_trained = 0;
 };
 
 // Parameters in order of first use, each once.
 std::vector<TensorId> parameters(const OpGraph& graph);
 std::int64_t parameter_count(const OpGraph& graph);
+std::int64_t trained_parameter_count(const OpGraph& graph);
+
+// Whether the backward reaches a block, and whether it goes on to the block before.
+inline bool has_backward(const OpGraph& graph, int block) {
+  return block >= graph.first_trained;
+}
+inline bool passes_gradient_on(const OpGraph& graph, int block) {
+  return block > graph.first_trained;
+}
+// By tensor: whether the block computes the gradient of an activation, or of a parameter.
+std::vector<bool> needs_gradient(const OpGraph& graph, const Block& block);
 
 // The op's products that count in model FLOPs, for one sample; nothing where it has none.
 ModelProducts model_products(const OpGraph& graph, const Op& op);
 
+// How often a training step computes products of the op's size: forward, for the gradient of its
+// input, and for that of its weight or of attention's second operand. 3 where all is trained.
+// `needs`: needs_gradient of the op's block.
+int product_passes(const std::vector<bool>& needs, const Op& op);
+
 // Model FLOPs of forward and backward for one sample by the convention of PaLM and Megatron-LM:
 // matrix products only (ModelProducts), backward at twice the forward, attention as if it were not
-// causal, nothing recomputed.
+// causal, nothing recomputed. Gradients that nobody needs, since parameters are frozen, do not
+// count.
 Flops model_flops_per_sample(const OpGraph& graph);
 
-// Fills in `tied`, `kinds` and the `kind` of every block (equal work gets an equal kind) and checks
-// what the declarations above promise: topological order (Boost.Graph), one activation across each
-// block boundary, operands that fit their op's row. Throws InternalError with the op's name.
-// Families call it last.
+// Fills in `tied`, `first_trained`, `kinds` and the `kind` of every block (equal work gets an equal
+// kind) and checks what the declarations above promise: topological order (Boost.Graph), one
+// activation across each block boundary, operands that fit their op's row. Throws InternalError
+// with the op's name. Families call it last.
 void finish(OpGraph& graph);
 
 }  // namespace parplan

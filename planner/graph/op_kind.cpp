@@ -53,7 +53,8 @@ DataType type_of(OperandContent content, DataType kernel_type) {
 
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace) {
   if (operand.source == OperandSource::workspace) return workspace;
-  return operand.optional == nullptr || shape.*operand.optional;
+  return (operand.optional == nullptr || shape.*operand.optional) &&
+         (operand.omitted == nullptr || !(shape.*operand.omitted));
 }
 
 int operand_count(const OpRow& row, const OpShape& shape, bool workspace) {

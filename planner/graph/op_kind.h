@@ -58,11 +58,11 @@ enum class OpKind {
   // backward
   embedding_gradient,          // dy, tokens -> dtable +=
   add_position_gradient,       // dy -> dtable +=
-  layer_norm_gradient,         // dy, x, gamma, mean, rstd -> dx (+=), dgamma +=, dbeta +=
-  rms_norm_gradient,           // dy, x, gamma, rstd -> dx (+=), dgamma +=
-  head_norm_gradient,          // dy, qkv, gammas, rstd -> dqkv, dgammas +=
+  layer_norm_gradient,         // dy, x, gamma, mean, rstd -> dx (+=), (dgamma +=), (dbeta +=)
+  rms_norm_gradient,           // dy, x, gamma, rstd -> dx (+=), (dgamma +=)
+  head_norm_gradient,          // dy, qkv, gammas, rstd -> dqkv, (dgammas +=)
   query_key_squares_gradient,  // dsquares, qkv -> dqkv (+=)
-  query_key_norm_gradient,     // dy, qkv, squares, gammas -> dqkv, dsquares, dgammas +=
+  query_key_norm_gradient,     // dy, qkv, squares, gammas -> dqkv, dsquares, (dgammas +=)
   linear_input_gradient,       // dy, weight -> dx (+=)
   linear_weight_gradient,      // dy, x -> dweight +=, (dbias +=)
   rotary_gradient,             // dy -> dx (in place)
@@ -143,6 +143,9 @@ struct OpShape {
   // cross_entropy_*: each step of the softmax is a kernel that reads and writes all logits.
   bool stepwise = false;
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
+  // Gradients of norms: the gradient of the first, the second parameter is no operand.
+  bool freezes_first = false;
+  bool freezes_second = false;
   double epsilon = 0.0;       // norms
   double theta = 0.0;         // rotary base
   double scale = 0.0;         // cross_entropy_gradient: 1 / tokens of the global batch
@@ -222,6 +225,7 @@ struct OperandRow {
   Access access{};
   OperandSize size = {};
   ShapeFlag optional = nullptr;  // present only where this flag of the shape is set
+  ShapeFlag omitted = nullptr;   // absent where this flag of the shape is set
 };
 // Whether a kernel of this shape has the operand. `workspace`: whether the backend's row has one.
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace);
@@ -336,8 +340,10 @@ struct OpRow {
   // Forward ops: the part of a layer whose results selective recompute keeps or computes again
   // together.
   OpModule module = OpModule::none;
-  // A product that adds to fp32 gradients of weights.
+  // A product that adds to fp32 gradients of weights, and the kind that stands for it where the
+  // weight is frozen and its bias is not.
   bool of_weights = false;
+  std::optional<OpKind> of_bias_alone = {};
   // Products of each head alone: rows of their operands begin head_dim elements apart.
   bool by_head = false;
   // The operands that may share storage if the read one is not needed again.

@@ -8,7 +8,8 @@
 namespace parplan {
 
 const char* name(Dim dim) {
-  constexpr std::array names = {"sequence", "batch", "hidden", "kv_groups", "feature", "vocabulary", "position"};
+  constexpr std::array names = {"sequence", "batch",      "hidden",   "kv_groups",
+                                "feature",  "vocabulary", "position", "adapter"};
   static_assert(names.size() == count_of<Dim>);
   return names[index_of(dim)];
 }

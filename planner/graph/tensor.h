@@ -10,8 +10,8 @@ namespace parplan {
 
 // The named dims of tensors. `kv_groups` is the dim of attention heads, counted in groups of one
 // key/value head with the query heads that share it; `feature` is the inner width of a feed-forward
-// layer.
-enum class Dim : std::uint8_t { sequence, batch, hidden, kv_groups, feature, vocabulary, position, count_ };
+// layer, `adapter` that of a LoRA adapter.
+enum class Dim : std::uint8_t { sequence, batch, hidden, kv_groups, feature, vocabulary, position, adapter, count_ };
 const char* name(Dim dim);
 // Dims over which a layer does the same with each element: their product is the rows of an op.
 constexpr bool counts_tokens(Dim dim) { return dim == Dim::sequence || dim == Dim::batch; }
@@ -72,6 +72,7 @@ struct Tensor {
   Initializer initializer = Initializer::normal;
   double standard_deviation = 0.02;
   bool decays = false;  // weight decay applies (matrices, not biases and norms)
+  bool frozen = false;  // not trained: it has no gradient and no optimizer state
   bool operator==(const Tensor&) const = default;
 };
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "planner/graph/engine.h"
 #include "planner/graph/tensor.h"
@@ -13,6 +15,26 @@ const char* name(Optimizer optimizer);
 
 enum class LearningRateSchedule { constant, cosine, linear };
 const char* name(LearningRateSchedule schedule);
+
+// Low-rank adapters (Hu et al., arXiv:2106.09685): beside a product x W^T runs
+// alpha / r (x A^T) B^T, with A of r rows and B of r columns. Names and defaults are those of
+// Hugging Face's PEFT (LoraConfig).
+struct Lora {
+  std::int64_t r = 8;
+  double alpha = 8.0;
+  // Products of layers by the ends of their names ("attention.qkv", "up"); empty: all of them.
+  std::vector<std::string> target_modules;
+  bool operator==(const Lora&) const = default;
+};
+
+// Which of the model's own parameters are trained: all, or those that a pattern names. A pattern is
+// a run of the dotted parts of a name ("head", "layers.31", "*norm.weight"), in which `*` stands
+// for any letters. Adapters always are.
+struct Trainable {
+  bool all = true;
+  std::vector<std::string> patterns;
+  bool operator==(const Trainable&) const = default;
+};
 
 // How a model is trained, apart from how the work is spread.
 struct TrainingSpec {
@@ -33,6 +55,8 @@ struct TrainingSpec {
   double clip_norm = 0.0;             // global gradient norm; 0: no clipping
   std::uint64_t seed = 1234;
   Engine engine = {};  // whose behaviour is predicted
+  Trainable trainable = {};
+  std::optional<Lora> lora = {};
   bool operator==(const TrainingSpec&) const = default;
 };
 

@@ -15,7 +15,7 @@ namespace parplan {
 
 std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
                                  std::span<const Seconds> backward, std::span<const Seconds> transfer,
-                                 std::span<const Seconds> weights) {
+                                 std::span<const Seconds> weights, int first_back) {
   const int stages = schedule.stages();
   PARPLAN_ASSERT(stages >= 1 && forward.size() == schedule.rank_of_stage.size() && backward.size() == forward.size() &&
                      transfer.size() + 1 == forward.size(),
@@ -45,6 +45,7 @@ std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Secon
           rank_free[r] += weights[action.stage];
           continue;
         }
+        if (*flow == Flow::backward && action.stage < first_back) continue;
         Seconds start = rank_free[r];
         if (const std::optional<Action> input = input_of(action, stages)) {
           const std::optional<Seconds>& ready = there[index_of(*flow)][at(*input)];
@@ -56,7 +57,7 @@ std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Secon
         rank_free[r] = end;
         std::optional<Seconds>& arrives = there[index_of(*flow)][at(action)];
         arrives = end;
-        if (!sends(schedule, action)) continue;
+        if (!sends(schedule, action) || (*flow == Flow::backward && action.stage == first_back)) continue;
         Seconds& link = link_free[index_of(*flow)][action.stage];
         link = std::max(end, link) + transfer[*flow == Flow::forward ? action.stage : action.stage - 1];
         arrives = link;
@@ -68,8 +69,8 @@ std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Secon
 }
 
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
-                    std::span<const Seconds> transfer, std::span<const Seconds> weights) {
-  return std::ranges::max(played_ends(schedule, forward, backward, transfer, weights));
+                    std::span<const Seconds> transfer, std::span<const Seconds> weights, int first_back) {
+  return std::ranges::max(played_ends(schedule, forward, backward, transfer, weights, first_back));
 }
 
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,

@@ -14,13 +14,13 @@ namespace parplan {
 // stage and the next, so one fewer; stages on the same rank transfer nothing. `weights`: the part
 // of a stage's backward that backward_weights is, where stages run it apart. Since nothing waits
 // for an exchange buffer, and longer parts never make the whole shorter, the result is a lower
-// bound where every part is one.
+// bound where every part is one. Stages before `first_back` have no backward, and wait for none.
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
-                    std::span<const Seconds> transfer, std::span<const Seconds> weights = {});
+                    std::span<const Seconds> transfer, std::span<const Seconds> weights = {}, int first_back = 0);
 // The same for each rank: when its own last action ends.
 std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
                                  std::span<const Seconds> backward, std::span<const Seconds> transfer,
-                                 std::span<const Seconds> weights);
+                                 std::span<const Seconds> weights, int first_back = 0);
 
 // One stage of a pipeline and the way to it, in times of one micro-batch.
 struct StagePath {

@@ -16,6 +16,7 @@
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
 #include "planner/graph/engine_file.h"
+#include "planner/graph/trained_file.h"
 #include "planner/plan/layout_choices.h"
 
 namespace parplan {
@@ -161,6 +162,7 @@ std::string write_training(const TrainingSpec& t) {
   line("momentum", number(t.momentum));
   line("clip_norm", number(t.clip_norm));
   line("seed", fmt::format("{}", t.seed));
+  out += write_trained(t);
   if (!is_own(t.engine)) out += "engine:\n" + indented(write_engine_of_plan(t.engine), 2);
   return out;
 }
@@ -304,8 +306,9 @@ double read_beta(const YamlNode& node) {
 TrainingSpec read_training(const YamlNode& node) {
   node.allow_keys({"global_batch", "sequence_length", "precision", "optimizer", "learning_rate",
                    "learning_rate_schedule", "warmup_steps", "decay_steps", "final_learning_rate", "beta1", "beta2",
-                   "epsilon", "weight_decay", "momentum", "clip_norm", "seed", "engine"});
+                   "epsilon", "weight_decay", "momentum", "clip_norm", "seed", "trainable", "lora", "engine"});
   const auto engine = node.find("engine");
+  const TrainedKeys trained = read_trained(node);
   return {.global_batch = node.at("global_batch").as_integer(1),
           .sequence_length = node.at("sequence_length").as_integer(1),
           .precision = read_choice(node.at("precision"), precisions),
@@ -322,7 +325,9 @@ TrainingSpec read_training(const YamlNode& node) {
           .momentum = read_number(node.at("momentum")),
           .clip_norm = read_number(node.at("clip_norm")),
           .seed = static_cast<std::uint64_t>(node.at("seed").as_integer(0)),
-          .engine = engine ? read_engine_of_plan(*engine) : Engine{}};
+          .engine = engine ? read_engine_of_plan(*engine) : Engine{},
+          .trainable = trained.trainable.value_or(Trainable{}),
+          .lora = trained.lora};
 }
 
 // Reads the value of a choice, which has the type of the choice's default.

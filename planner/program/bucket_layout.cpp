@@ -48,8 +48,9 @@ BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
       if (std::find(tied.begin(), tied.end(), id) != tied.end()) {
         PARPLAN_ASSERT(!result.tied || result.tied == id, block.name);
         result.tied = id;
-      } else if (std::find(result.own.begin(), result.own.end(), id) == result.own.end()) {
-        result.own.push_back(id);
+      } else {
+        std::vector<TensorId>& own = graph.tensors[id].frozen ? result.frozen : result.own;
+        if (std::find(own.begin(), own.end(), id) == own.end()) own.push_back(id);
       }
     }
   return result;

@@ -58,9 +58,11 @@ std::vector<BucketRange> ranges_where(const BucketLayout& layout, BucketRange wi
   return ranges;
 }
 
-// The block's own parameters and the tied one that it uses, if any.
+// The block's own parameters, those that are trained and those that are frozen, and the tied one
+// that it uses, if any.
 struct BlockParameters {
   std::vector<TensorId> own;
+  std::vector<TensorId> frozen;
   std::optional<TensorId> tied;
 };
 BlockParameters block_parameters(const OpGraph& graph, const Block& block);

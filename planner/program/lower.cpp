@@ -13,9 +13,11 @@ namespace parplan {
 
 namespace {
 
-// The ranks of the pipeline that hold users of a tied parameter, ascending.
+// The ranks of the pipeline that hold users of a tied parameter that is trained, ascending.
 std::set<int> holders_of_tied(const Lowering& lowering) {
   std::set<int> holders;
+  if (std::ranges::all_of(lowering.graph.tied, [&](TensorId id) { return lowering.graph.tensors[id].frozen; }))
+    return holders;
   for (const int block : lowering.tied_blocks)
     holders.insert(lowering.rank_of_stage(lowering.job.layout.stage_of_block(block)));
   return holders;
@@ -84,7 +86,8 @@ void lower_blocks(Lowering& lowering) {
         actions, [&](const Action& action) { return action.stage == stage && action.phase == Phase::backward; });
     for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
       const auto [segments, is_new] = lowering.block_segments.try_emplace(lowering.segments_key(b));
-      if (!is_new && (segments->second.backward || !has_whole)) continue;
+      const bool runs_back = has_backward(lowering.graph, b);
+      if (!is_new && (segments->second.backward || !has_whole || !runs_back)) continue;
       BlockContext context = block_context(lowering.job, b, lowering.at);
       context.input_apart = lowering.input_apart[b] != 0;
       context.splits_backward = lowering.splits_backward[stage] != 0;
@@ -95,14 +98,15 @@ void lower_blocks(Lowering& lowering) {
       };
       segments->second = {
           .forward = forward,
-          .backward = add(lowered.backward, has_whole),
-          .backward_inputs = add(lowered.backward_inputs, context.splits_backward),
+          .backward = add(lowered.backward, has_whole && runs_back),
+          .backward_inputs = add(lowered.backward_inputs, context.splits_backward && runs_back),
           .backward_weights = add(lowered.backward_weights, !lowered.backward_weights.instructions.empty()),
           .saved_bytes = lowered.saved_bytes,
           .for_weights_bytes = lowered.for_weights_bytes,
           .left_bytes = lowered.left_bytes,
           .input_bytes = lowered.input_bytes,
-          .output_bytes = lowered.output_bytes};
+          .output_bytes = lowered.output_bytes,
+          .gradient_bytes = lowered.gradient_bytes};
     }
   }
 }

@@ -31,14 +31,16 @@ BlockLowering block_lowering(const OpGraph& graph, int number, const BlockContex
       result.residual[axis] = context.layout.placements.residual[axis];
     }
   const BlockParameters parameters = block_parameters(graph, block);
-  const auto add = [&](const std::vector<TensorId>& ids, bool tied) {
+  const auto add = [&](const std::vector<TensorId>& ids, const char* values, const char* gradients) {
     for (const ParameterPart& part : bucket_layout(graph, block, ids, result.placements, context).parts) {
-      const auto [known, is_first] = result.parameters.try_emplace(part.tensor, BlockLowering::Parameter{part, tied});
+      const auto [known, is_first] =
+          result.parameters.try_emplace(part.tensor, BlockLowering::Parameter{part, values, gradients});
       if (!is_first) known->second.part.rows += part.rows;  // its rectangles lie side by side
     }
   };
-  add(parameters.own, false);
-  if (parameters.tied) add({*parameters.tied}, true);
+  add(parameters.own, binding::parameters, binding::gradients);
+  add(parameters.frozen, binding::frozen, nullptr);
+  if (parameters.tied) add({*parameters.tied}, binding::tied_parameters, binding::tied_gradients);
   return result;
 }
 
@@ -157,8 +159,8 @@ Segment weights_segment(const BlockLowering& lowering, const LeftForWeights& lef
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context, const RecomputeRow& recompute) {
   BlockLowering lowering = block_lowering(graph, block, context);
   const std::vector<TensorId> kept = kept_tensors(lowering, recompute);
-  lowering.repeats_all =
-      context.repeats_all && recompute.kind == Recompute::full && lowering.block.input && lowering.block.output;
+  lowering.repeats_all = context.repeats_all && recompute.kind == Recompute::full && lowering.block.input &&
+                         lowering.block.output && !lowering.training.backward.empty();
 
   LoweredBlock result;
   const SavedBytes bytes = place(lowering, kept);
@@ -168,6 +170,8 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
   const std::optional<TensorId> input = lowering.block.input, output = lowering.block.output;
   if (input) result.input_bytes = local_bytes(graph.tensors[*input], context.entering, context);
   if (output) result.output_bytes = local_bytes(graph.tensors[*output], context.layout.placements.residual, context);
+  if (lowering.training.passes_gradient_on) result.gradient_bytes = result.input_bytes;
+  if (!lowering.training.backward.empty()) result.gradient_bytes = std::max(result.gradient_bytes, result.output_bytes);
   const std::string name = input && output ? "layers" : lowering.block.name;
   result.forward = forward_segment(lowering, kept, name + ".forward");
   result.backward = backward_segment(lowering, kept, nullptr, name + ".backward");

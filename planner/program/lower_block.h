@@ -12,6 +12,7 @@ namespace parplan {
 // The names of what the Segments of a block may bind; a Segment lists those that it uses.
 namespace binding {
 inline constexpr const char* parameters = "parameters";            // whole bucket of the block
+inline constexpr const char* frozen = "frozen parameters";         // likewise of those that are not trained
 inline constexpr const char* gradients = "gradients";              // whole bucket, fp32
 inline constexpr const char* tied_parameters = "tied parameters";  // whole bucket of the tied parameter
 inline constexpr const char* tied_gradients = "tied gradients";
@@ -51,9 +52,10 @@ struct LoweredBlock {
   std::int64_t saved_bytes = 0;    // without an input that lies apart
   std::int64_t for_weights_bytes = 0, left_bytes = 0;
   // The activations that enter and leave the block, on this rank; 0 where none does. Their
-  // gradients have the same sizes.
+  // gradients have the same sizes: the larger of those that the backward reads and leaves.
   std::int64_t input_bytes = 0;
   std::int64_t output_bytes = 0;
+  std::int64_t gradient_bytes = 0;
 };
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context);
 // The parts into which an activation or its gradient is split when it goes to another stage: one

@@ -75,15 +75,18 @@ struct Lowering {
     std::int64_t for_weights_bytes = 0, left_bytes = 0;
     std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
     std::int64_t output_bytes = 0;  // of the one that leaves
+    std::int64_t gradient_bytes = 0;  // LoweredBlock
   };
   using SegmentsKey = std::tuple<int, int, int, bool, bool>;
   std::map<SegmentsKey, BlockSegments> block_segments;
 
   std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
-  std::vector<std::optional<int>> tied_buckets;  // by block of the graph
+  std::vector<std::optional<int>> tied_buckets;    // by block of the graph
+  std::vector<std::optional<int>> frozen_buckets;  // likewise: of its own frozen parameters
 
   // Numbers of buffers. The buffers of a list take turns.
   std::vector<int> gathered;    // ZeRO-3: parameters of a block; two
+  std::vector<int> gathered_frozen;
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
   std::optional<int> gathered_tied;
   // ZeRO-2, 3: the gradients of a tied parameter, by its bucket.
@@ -105,6 +108,7 @@ struct Lowering {
 
   // Turns taken so far.
   int gathers = 0;
+  int frozen_gathers = 0;
   int reductions = 0;
   // Calls are many, and few differ in more than their buffers. Where the bindings of a Segment
   // stand in what `add_call` is given, by Segment; the Segments of `call_again`, by what they move.

@@ -26,10 +26,13 @@ void make_buckets(Lowering& lowering) {
     }
   }
   lowering.tied_buckets.assign(lowering.graph.blocks.size(), std::nullopt);
+  lowering.frozen_buckets = lowering.tied_buckets;
   for (std::size_t i = 0; i < lowering.rank_buckets.size(); ++i)
-    for (const int block : lowering.rank_buckets[i].blocks)
-      if (lowering.rank_buckets[i].tied && !lowering.tied_buckets[block])
-        lowering.tied_buckets[block] = static_cast<int>(i);
+    for (const int block : lowering.rank_buckets[i].blocks) {
+      const RankBucket& bucket = lowering.rank_buckets[i];
+      if (bucket.tied && !lowering.tied_buckets[block]) lowering.tied_buckets[block] = static_cast<int>(i);
+      if (!bucket.tied && bucket.frozen) lowering.frozen_buckets[block] = static_cast<int>(i);
+    }
 }
 
 namespace {
@@ -62,13 +65,14 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
          .shards = bucket.shards,
          .shard_ranks = bucket.shard_ranks,
          .tied = bucket.tied.has_value(),
+         .frozen = bucket.frozen,
          .accumulates_twice = bucket.blocks.size() > 1 && lowering.job.layout.tied_gradients == TiedGradients::apart,
          .homes = bucket.homes,
          .of_layer = !bucket.tied && is_layer(lowering.graph, bucket.blocks.front())});
   // A slot holds a micro-batch of any of the rank's stages, but not the last block where that has
   // slots of its own.
   std::vector<SavedSizes> saved, for_weights, left;
-  std::int64_t crossing = 0;
+  std::int64_t gradient = 0;
   std::int64_t sent = 0;
   std::int64_t input = 0;
   std::int64_t head = 0;
@@ -86,7 +90,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       in_slot = std::max(in_slot, segments.saved_bytes);
       for_weights[at].bytes = std::max(for_weights[at].bytes, segments.for_weights_bytes);
       left[at].bytes = std::max(left[at].bytes, segments.left_bytes);
-      crossing = std::max({crossing, segments.input_bytes, segments.output_bytes});
+      gradient = std::max(gradient, segments.gradient_bytes);
       if (lowering.input_apart[b]) input = std::max(input, segments.input_bytes);
     }
     if (sends(schedule, {stage, Phase::forward, 0}))
@@ -98,7 +102,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .saved = saved,
                         .for_weights = for_weights,
                         .left = left,
-                        .crossing_bytes = crossing,
+                        .gradient_bytes = gradient,
                         .sent_bytes = sent,
                         .scratch_bytes = scratch,
                         .in_flight = lowering.slots.saved,
@@ -129,6 +133,8 @@ const char* words(BufferRole role) {
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
     case BufferRole::gathered: return "gathered parameters {}";
+    case BufferRole::gathered_frozen:
+      return "gathered frozen parameters {}";
     case BufferRole::gathered_tied: return "gathered tied parameter";
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
@@ -172,6 +178,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::master: bucket().master = number; break;
     case BufferRole::loss_scale: program.loss_scale_buffer = number; break;
     case BufferRole::gathered: lowering.gathered.push_back(number); break;
+    case BufferRole::gathered_frozen:
+      lowering.gathered_frozen.push_back(number);
+      break;
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;

@@ -21,6 +21,7 @@ struct BucketSizes {
   DataShards shards = {};     // over `shard_ranks`
   int shard_ranks = 1;
   bool tied = false;
+  bool frozen = false;             // neither gradients nor optimizer state
   bool accumulates_twice = false;  // used twice, with an accumulator for each use
   StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
@@ -36,9 +37,9 @@ struct RankSizes {
   // Likewise what forwards save, and what backward_inputs leaves, for backward_weights.
   std::span<const SavedSizes> for_weights = {};
   std::span<const SavedSizes> left = {};
-  // Activations between blocks: the largest gradient, and the largest sent to another rank (0 where
-  // none is).
-  std::int64_t crossing_bytes = 0;
+  // Activations between blocks: the largest gradient (0 where no backward needs one), and the
+  // largest sent to another rank (0 where none is).
+  std::int64_t gradient_bytes = 0;
   std::int64_t sent_bytes = 0;
   std::int64_t scratch_bytes = 0;  // the largest of its Segments' and of step_scratch_bytes
   int in_flight = 1;               // slots of saved activations
@@ -69,6 +70,7 @@ enum class BufferRole {
   master,
   loss_scale,
   gathered,  // ZeRO-3: the parameters of a block while it computes
+  gathered_frozen,
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
@@ -108,7 +110,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   struct Largest {
     std::optional<std::int64_t> gathered, unreduced;
   };
-  Largest own, tied;
+  Largest own, frozen, tied;
   const auto for_each_bucket = [&](auto of_bucket) {
     for (std::size_t i = 0; i < sizes.buckets.size(); ++i) of_bucket(i, sizes.buckets[i]);
   };
@@ -116,12 +118,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     return is_shard ? bucket.elements / bucket.shard_ranks : bucket.elements;
   };
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
-    Largest& largest = bucket.tied ? tied : own;
+    Largest& largest = bucket.tied ? tied : bucket.frozen ? frozen : own;
     const auto take = [&](bool is_shard, std::optional<std::int64_t>& most) {
       if (is_shard) most = std::max(most.value_or(0), bucket.elements);
     };
     take(bucket.shards.parameters, largest.gathered);
-    if (!bucket.tied) take(bucket.shards.gradients, largest.unreduced);
+    if (!bucket.tied && !bucket.frozen) take(bucket.shards.gradients, largest.unreduced);
     visit(RankBuffer{.role = BufferRole::parameters,
                       .category = MemoryCategory::parameters,
                       .home = bucket.homes.parameters,
@@ -130,6 +132,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                       .of = i});
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
+    if (bucket.frozen) return;
     RankBuffer buffer{.role = BufferRole::gradients,
                       .category = MemoryCategory::gradients,
                       .home = bucket.homes.gradients,
@@ -144,6 +147,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     if (training.engine.half_gradients && training.precision == DataType::bf16) visit(buffer);
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
+    if (bucket.frozen) return;
     RankBuffer buffer{.category = MemoryCategory::optimizer,
                        .home = bucket.homes.optimizer,
                        .bytes = local(bucket, bucket.shards.optimizer) * state_bytes,
@@ -163,17 +167,18 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (training.engine.dummy_gradients) {
     std::int64_t largest = 0;
     for (const BucketSizes& bucket : sizes.buckets)
-      if (bucket.of_layer) largest = std::max(largest, bucket.elements);
+      if (bucket.of_layer && !bucket.frozen) largest = std::max(largest, bucket.elements);
     if (largest > 0) one(BufferRole::dummy_gradients, MemoryCategory::buffers, largest * element);
   }
   if (scales_loss(training)) one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
+  if (frozen.gathered) one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, pair);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
   if (own.unreduced)
     one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
-    if (bucket.tied && bucket.shards.gradients)
+    if (bucket.tied && !bucket.frozen && bucket.shards.gradients)
       visit(RankBuffer{.role = BufferRole::unreduced_tied,
                        .category = MemoryCategory::buffers,
                        .bytes = bucket.elements * gradient_bytes(training),
@@ -195,9 +200,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     of_blocks(BufferRole::for_weights, sizes.for_weights, sizes.for_weights_in_flight);
   if (sizes.left_in_flight > 0) of_blocks(BufferRole::left, sizes.left, sizes.left_in_flight);
   if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);
+  // An arena ends with a buffer that is filled to its last byte, which scratch need not be.
+  const bool goes_back = sizes.gradient_bytes > 0;
+  if (!goes_back) one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
   if (sizes.sent_bytes > 0) one(BufferRole::output, MemoryCategory::buffers, sizes.sent_bytes, sizes.exchanges);
-  one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
-  one(BufferRole::gradient, MemoryCategory::activations, sizes.crossing_bytes, sizes.exchanges);
+  if (goes_back) one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
+  one(BufferRole::gradient, MemoryCategory::activations, sizes.gradient_bytes, sizes.exchanges);
   constexpr std::int64_t number = 4;  // fp32
   if (computes_norm(training)) one(BufferRole::norm, MemoryCategory::buffers, number);
   if (sizes.computes_loss) one(BufferRole::loss, MemoryCategory::buffers, number);

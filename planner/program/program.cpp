@@ -34,9 +34,9 @@ std::string name(GroupKey group) {
 const char* name(InstructionKind kind) { return in_table(instruction_names, kind); }
 
 std::vector<int> buffers_of(const Bucket& bucket) {
-  std::vector<int> buffers = {bucket.parameters, bucket.gradients};
+  std::vector<int> buffers = {bucket.parameters};
   for (const std::optional<int> buffer :
-       {bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
+       {bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
     if (buffer) buffers.push_back(*buffer);
   return buffers;
 }

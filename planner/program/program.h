@@ -212,8 +212,8 @@ struct ParameterPart {
   bool operator==(const ParameterPart&) const = default;
 };
 
-// Parameters that are gathered, reduced and updated together: one bucket per block, and one per
-// tied parameter.
+// Parameters that are gathered, reduced and updated together: one bucket per block, one per tied
+// parameter, and one for what is frozen of a block.
 struct Bucket {
   std::string name;
   std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
@@ -221,7 +221,7 @@ struct Bucket {
   std::int64_t shard_elements = 0;
   // Each is the whole bucket, or this rank's shard.
   int parameters = 0;  // a shard under ZeRO-3
-  int gradients = 0;   // a shard under ZeRO-2 and 3
+  std::optional<int> gradients = {};  // a shard under ZeRO-2 and 3; none where the parameters are frozen
   // Of a tied parameter's second use on this rank, where each use has an accumulator.
   std::optional<int> second_gradients = {};
   std::optional<int> first_moment = {}, second_moment = {}, master = {};  // shard_elements each, fp32

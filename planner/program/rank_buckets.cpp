@@ -18,7 +18,7 @@ std::int64_t padded_elements(std::int64_t elements, int shard_ranks) {
 std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at) {
   const OpGraph& graph = *job.graph;
   std::vector<RankBucket> buckets;
-  std::vector<RankBucket> tied_buckets;
+  std::vector<RankBucket> tied_buckets, frozen_buckets;
   const auto bucket_of = [&](std::string name, const std::vector<TensorId>& parameters, int block) {
     const BlockLayout& layout = job.layout.of_block(block);
     RankBucket bucket;
@@ -38,6 +38,10 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     for (int b = job.layout.stages[stage].first; b < job.layout.stages[stage].last; ++b) {
       const BlockParameters parameters = block_parameters(graph, graph.blocks[b]);
       buckets.push_back(bucket_of(graph.blocks[b].name, parameters.own, b));
+      if (!parameters.frozen.empty()) {
+        frozen_buckets.push_back(bucket_of(graph.blocks[b].name + " (frozen)", parameters.frozen, b));
+        frozen_buckets.back().frozen = true;
+      }
       if (!parameters.tied) continue;
       const auto known = std::ranges::find(tied_buckets, parameters.tied, &RankBucket::tied);
       if (known != tied_buckets.end()) {
@@ -46,8 +50,10 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
       }
       tied_buckets.push_back(bucket_of(graph.tensors[*parameters.tied].name, {*parameters.tied}, b));
       tied_buckets.back().tied = parameters.tied;
+      tied_buckets.back().frozen = graph.tensors[*parameters.tied].frozen;
     }
   buckets.insert(buckets.end(), tied_buckets.begin(), tied_buckets.end());
+  buckets.insert(buckets.end(), frozen_buckets.begin(), frozen_buckets.end());
   return buckets;
 }
 

@@ -17,6 +17,7 @@ struct RankBucket {
   BucketLayout layout;
   std::vector<int> blocks;
   std::optional<TensorId> tied;
+  bool frozen = false;             // neither gradients nor optimizer state
   DataShards shards;               // what of it is sharded over the data axis's group
   StateHomes homes;
   int shard_ranks = 1;             // of the group that shares it out: along replica_axes, or a part
@@ -37,7 +38,7 @@ bool divides_state(const Placements& placements, Axis axis);
 std::int64_t padded_elements(std::int64_t elements, int shard_ranks);
 
 // The buckets of the rank at `at` that holds these stages: one per block in order, then one per
-// tied parameter in order of first use.
+// tied parameter in order of first use, then one per block that has frozen parameters of its own.
 std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at);
 
 }  // namespace parplan

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -27,40 +28,55 @@ void gather_into(Lowering& lowering, const Bucket& bucket, int whole) {
              });
 }
 
-// ZeRO-3: the whole bucket of a block, gathered into one of two buffers that take turns. Nothing
-// where the block has no parameters of its own.
-std::optional<int> gather(Lowering& lowering, int block) {
-  const Bucket& bucket = lowering.bucket_of(block);
-  if (bucket.elements == 0) return std::nullopt;
-  const int whole = lowering.gathered[lowering.gathers++ % lowering.gathered.size()];
-  gather_into(lowering, bucket, whole);
+// The buffers in which the parameters of a block are whole.
+struct WholeParameters {
+  std::optional<int> own, frozen, tied;
+};
+
+// ZeRO-3: the whole buckets of a block, each gathered into one of two buffers that take turns.
+// Nothing where the block has no such parameters of its own.
+WholeParameters gather(Lowering& lowering, int block) {
+  WholeParameters whole;
+  const auto gather_bucket = [&](const Bucket& bucket, const std::vector<int>& buffers, int& turns) {
+    if (bucket.elements == 0) return std::optional<int>();
+    const int buffer = buffers[turns++ % buffers.size()];
+    gather_into(lowering, bucket, buffer);
+    return std::optional(buffer);
+  };
+  whole.own = gather_bucket(lowering.bucket_of(block), lowering.gathered, lowering.gathers);
+  if (const std::optional<int> frozen = lowering.frozen_buckets[block])
+    whole.frozen = gather_bucket(lowering.program.buckets[*frozen], lowering.gathered_frozen, lowering.frozen_gathers);
   return whole;
 }
 
-// Runs `visit(block, parameters, tied parameters)` over blocks while their parameters are whole;
-// `visit` returns the number of the block's call. The next block's parameters are gathered while
-// one block computes.
+// Runs `visit(block, WholeParameters)` over blocks while their parameters are whole; `visit`
+// returns the number of the block's call. The next block's parameters are gathered while one block
+// computes.
 template <class Visit>
 void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visit) {
-  std::optional<int> ready;
+  std::optional<WholeParameters> ready;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const int block = blocks[i];
-    const std::optional<int> tied = lowering.tied_bucket_of(block);
-    const auto tied_bucket = [&]() -> const Bucket& { return lowering.program.buckets[*tied]; };
+    const std::optional<int> tied = lowering.tied_bucket_of(block), frozen = lowering.frozen_buckets[block];
+    const auto held = [&](std::optional<int> bucket) {
+      return bucket ? std::optional(lowering.program.buckets[*bucket].parameters) : std::nullopt;
+    };
     if (!lowering.shards_of(block).parameters) {
-      visit(block, lowering.bucket_of(block).parameters,
-            tied ? std::optional(tied_bucket().parameters) : std::nullopt);
+      visit(block, {.own = lowering.bucket_of(block).parameters, .frozen = held(frozen), .tied = held(tied)});
       continue;
     }
     if (!ready) ready = gather(lowering, block);
-    const std::optional<int> current = ready;
-    ready = i + 1 < blocks.size() && lowering.shards_of(blocks[i + 1]).parameters ? gather(lowering, blocks[i + 1])
-                                                                                 : std::nullopt;
-    if (tied) gather_into(lowering, tied_bucket(), *lowering.gathered_tied);
-    const int call = visit(block, current, tied ? lowering.gathered_tied : std::nullopt);
-    std::vector<int>& frees = lowering.program.calls[call].frees;
-    if (current) frees.push_back(*current);
-    if (tied) frees.push_back(*lowering.gathered_tied);
+    WholeParameters current = *ready;
+    ready = i + 1 < blocks.size() && lowering.shards_of(blocks[i + 1]).parameters
+                ? std::optional(gather(lowering, blocks[i + 1]))
+                : std::nullopt;
+    if (tied) {
+      current.tied = lowering.gathered_tied;
+      gather_into(lowering, lowering.program.buckets[*tied], *lowering.gathered_tied);
+    }
+    const int call = visit(block, current);
+    for (const std::optional<int> buffer : {current.own, current.frozen, current.tied})
+      if (buffer) lowering.program.calls[call].frees.push_back(*buffer);
   }
 }
 
@@ -233,11 +249,12 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
             *from, input.value_or(saved_of(lowering, range.first, slots)));
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
-  visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
+  visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
     const std::size_t at = block - range.first;
     add_call(lowering, lowering.segments_of(block).forward,
-             {{binding::parameters, parameters},
-              {binding::tied_parameters, tied_parameters},
+             {{binding::parameters, parameters.own},
+              {binding::frozen, parameters.frozen},
+              {binding::tied_parameters, parameters.tied},
               {binding::saved, saved_of(lowering, block, slots)},
               {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, at)},
               {binding::input, input},
@@ -259,18 +276,24 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const BlockRange range = lowering.blocks_of(action.stage);
   const int gradient = lowering.gradient[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
-  const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
+  std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
+  // Where nothing before is trained, the backward ends: in this stage, or in one behind it.
+  if (!passes_gradient_on(lowering.graph, range.last)) from = std::nullopt;
+  if (!passes_gradient_on(lowering.graph, range.first)) to = std::nullopt;
+  const int first = std::max(range.first, lowering.graph.first_trained);
+  if (first >= range.last) return;
   const bool last_micro_batch = is_last(lowering, action);
   const bool in_parts = action.phase == Phase::backward_inputs, has_parts = lowering.splits_backward[action.stage] != 0;
   if (from)
     receive(lowering, {"gradient", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage,
             *from, gradient);
-  std::vector<int> blocks(static_cast<std::size_t>(range.size()));
-  std::iota(blocks.rbegin(), blocks.rend(), range.first);
-  visit_blocks(lowering, blocks, [&](int block, std::optional<int> parameters, std::optional<int> tied_parameters) {
+  std::vector<int> blocks(static_cast<std::size_t>(range.last - first));
+  std::iota(blocks.rbegin(), blocks.rend(), first);
+  visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
     const int own = lowering.bucket_index(block);
     const Bucket& bucket = program.buckets[own];
-    const std::optional<int> tied = lowering.tied_bucket_of(block);
+    std::optional<int> tied = lowering.tied_bucket_of(block);
+    if (tied && lowering.rank_buckets[*tied].frozen) tied = std::nullopt;
     // Where the gradients are summed in the end, and where this backward leaves them. The first
     // block that uses a tied parameter is the last to go backward: uses that share an accumulator
     // are reduced there.
@@ -279,11 +302,10 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     if (tied) {
       const bool is_first_use = block == lowering.rank_buckets[*tied].blocks.front();
       const std::optional<int> second = program.buckets[*tied].second_gradients;
-      tied_accumulator = is_first_use ? program.buckets[*tied].gradients
-                                      : second.value_or(program.buckets[*tied].gradients);
+      tied_accumulator = is_first_use || !second ? program.buckets[*tied].gradients : second;
       completes_tied = is_first_use || second;
     }
-    int gradients = bucket.gradients;
+    int gradients = *bucket.gradients;
     std::optional<int> tied_gradients = tied_accumulator;
     if (lowering.shards_of(block).gradients) {
       gradients = lowering.unreduced[lowering.reductions++ % lowering.unreduced.size()];
@@ -302,11 +324,12 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     std::vector<int> frees{saved};
     if (has_parts && !in_parts) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
-    if (!to && block == range.first) frees.push_back(gradient);
+    if (!to && block == first) frees.push_back(gradient);
     const int call = lowering.next_call();
     add_call(lowering, in_parts ? *segments.backward_inputs : *segments.backward,
-             {{binding::parameters, parameters},
-              {binding::tied_parameters, tied_parameters},
+             {{binding::parameters, parameters.own},
+              {binding::frozen, parameters.frozen},
+              {binding::tied_parameters, parameters.tied},
               {binding::gradients, gradients},
               {binding::tied_gradients, tied_gradients},
               {binding::saved, saved},
@@ -321,7 +344,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     if (!in_parts || !segments.backward_weights) {
       if (!lowering.shards_of(block).gradients)
         add_half_gradients(lowering, gradients, bucket.elements, action.micro_batch);
-      reduce_over_data_axis(lowering, own, bucket.gradients, gradients, last_micro_batch);
+      reduce_over_data_axis(lowering, own, *bucket.gradients, gradients, last_micro_batch);
     }
     if (tied && !lowering.shards_of(block).gradients)
       add_half_gradients(lowering, *tied_gradients, program.buckets[*tied].elements, action.micro_batch);
@@ -342,7 +365,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
     const std::optional<int> segment = lowering.segments_of(block).backward_weights;
     if (!segment) continue;
     const auto at = static_cast<std::size_t>(block - range.first);
-    const int own = lowering.bucket_index(block), gradients = lowering.program.buckets[own].gradients;
+    const int own = lowering.bucket_index(block), gradients = *lowering.program.buckets[own].gradients;
     const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
     const std::optional<int> left = of_slot(lowering.left, slots.left, at);
     add_call(lowering, *segment,
@@ -375,8 +398,8 @@ void reduce_at_end(Lowering& lowering) {
   const std::vector<Bucket>& buckets = lowering.program.buckets;
   for (std::size_t i = buckets.size(); i-- > 0;) {
     const auto index = static_cast<int>(i);
-    if (buckets[i].elements == 0 || lowering.rank_buckets[i].shards.gradients) continue;
-    reduce_accumulated(lowering, index, buckets[i].gradients);
+    if (buckets[i].elements == 0 || !buckets[i].gradients || lowering.rank_buckets[i].shards.gradients) continue;
+    reduce_accumulated(lowering, index, *buckets[i].gradients);
     if (buckets[i].second_gradients) reduce_accumulated(lowering, index, *buckets[i].second_gradients);
   }
 }

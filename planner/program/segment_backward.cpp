@@ -267,6 +267,22 @@ TrainingOp with_first_parts_written(const Backward& backward, TrainingOp op) {
   return op;
 }
 
+// Which gradients of parameters the kernel adds to, where its row leaves some out.
+void set_trained(const Op& forward, const TrainingOp& op, OpShape& shape) {
+  const OpRow& of_forward = row_of(forward.kind);
+  if (std::ranges::find(of_forward.gradients, op.kind) == of_forward.gradients.end()) return;
+  for (const OperandRow& row : row_of(op.kind).operands) {
+    if (row.source != OperandSource::parameter_gradient ||
+        static_cast<std::size_t>(row.index) >= forward.parameters.size())
+      continue;
+    const bool trained = std::ranges::any_of(op.operands, [&](const TrainingOperand& operand) {
+      return operand.source == OperandSource::parameter_gradient && operand.tensor == forward.parameters[row.index];
+    });
+    if (row.optional != nullptr) shape.*row.optional = trained;
+    if (row.omitted != nullptr) shape.*row.omitted = !trained;
+  }
+}
+
 void run_op(Backward& backward, const TrainingOp& derived, int position) {
   SegmentLowering& lowering = backward.lowering;
   const BlockContext& context = lowering.of.context;
@@ -274,6 +290,7 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
   const std::vector<TensorLayout>& wanted = lowering.wanted(op);
   const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
   OpShape shape = local_shape(lowering.of.graph, lowering.op(op), rows, context);
+  set_trained(lowering.op(op), op, shape);
   const bool adds_or_copies = op.kind == OpKind::accumulate || op.kind == OpKind::copy;
   shape.accumulate = op.accumulate && !adds_or_copies;
   const bool takes_loss_scale =
@@ -406,7 +423,7 @@ void run_backward(SegmentLowering& lowering, BackwardPart part) {
     }
     return;
   }
-  if (of.block.output) {
+  if (of.block.output && !ops.empty()) {
     const std::int64_t bytes = local_bytes(lowering.tensor(*of.block.output), of.residual, of.context);
     lowering.gradients[{backward.root(*of.block.output), of.residual}] =
         add_value(lowering, binding::gradient, 0, bytes);
@@ -419,7 +436,7 @@ void run_backward(SegmentLowering& lowering, BackwardPart part) {
     else
       run_op(backward, ops[i], position);
   }
-  if (!of.block.input) return;
+  if (!of.training.passes_gradient_on) return;
   const TensorId root = backward.root(*of.block.input);
   add_waiting_part(backward, root);
   deliver(lowering, lowering.gradients, root, of.entering, binding::gradient, Label::compute);

@@ -24,7 +24,8 @@ struct BlockLowering {
   TensorLayout entering, residual;  // of the block's input and output; axes of one rank are Replicate
   struct Parameter {
     ParameterPart part;  // all of this rank's, from its first row on
-    bool tied = false;
+    const char* values = nullptr;     // the bindings of its bucket and of the gradients
+    const char* gradients = nullptr;  // null where it is frozen
   };
   std::map<TensorId, Parameter> parameters;
   std::vector<SavedTensor> saved;  // where the forward leaves tensors for the backward

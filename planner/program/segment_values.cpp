@@ -213,13 +213,13 @@ std::optional<Value> left_value(SegmentLowering& lowering, TensorId id) {
 }
 
 Value parameter(SegmentLowering& lowering, TensorId id) {
-  const auto& [part, tied] = lowering.of.parameters.at(id);
-  return flat(lowering, part, tied ? binding::tied_parameters : binding::parameters,
-              size_of(lowering.of.context.precision));
+  const BlockLowering::Parameter& parameter = lowering.of.parameters.at(id);
+  return flat(lowering, parameter.part, parameter.values, size_of(lowering.of.context.precision));
 }
 Value parameter_gradient(SegmentLowering& lowering, TensorId id) {
-  const auto& [part, tied] = lowering.of.parameters.at(id);
-  return flat(lowering, part, tied ? binding::tied_gradients : binding::gradients, size_of(DataType::fp32));
+  const BlockLowering::Parameter& parameter = lowering.of.parameters.at(id);
+  PARPLAN_ASSERT(parameter.gradients != nullptr, fmt::format("{} is frozen", lowering.tensor(id).name));
+  return flat(lowering, parameter.part, parameter.gradients, size_of(DataType::fp32));
 }
 
 Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId id, const Value& whole) {

@@ -53,7 +53,7 @@ void clear(Lowering& lowering, int buffer) {
 void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) {
   const Bucket& bucket = lowering.program.buckets[index];
   std::vector<Piece> pieces;
-  for (const std::optional<int> gradients : {std::optional(bucket.gradients), bucket.second_gradients}) {
+  for (const std::optional<int> gradients : {bucket.gradients, bucket.second_gradients}) {
     if (!gradients) continue;
     for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
                                            [&](const BucketLayout::Run& run) { return run.partial[axis]; }))
@@ -67,6 +67,8 @@ void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) 
 // Reduces the gradients of rows of which several tensor-parallel ranks hold copies: each computed
 // them from its own query heads.
 void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
+  const std::optional<int> gradients = lowering.program.buckets[index].gradients;
+  if (!gradients) return;
   const BucketLayout& layout = lowering.rank_buckets[index].layout;
   std::set<int> sizes;
   for (const BucketLayout::Run& run : layout.runs)
@@ -75,8 +77,7 @@ void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
     std::vector<Piece> pieces;
     for (const Range& range : ranges_where(layout, shard_of(lowering.program.buckets[index]),
                                            [&](const BucketLayout::Run& run) { return run.copies == size; }))
-      pieces.push_back(
-          gradient_piece(lowering, index, lowering.program.buckets[index].gradients, range, Access::update));
+      pieces.push_back(gradient_piece(lowering, index, *gradients, range, Access::update));
     if (!pieces.empty())
       collective(lowering, "tensor.all_reduce.gradients_of_copies", InstructionKind::all_reduce_sum,
                  holders_of_copies(size), pieces, gradient_type(lowering.job.training));
@@ -86,10 +87,10 @@ void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
 // Adds the gradients of the uses of a tied parameter: two accumulators of this rank, or those of
 // ranks of the pipeline.
 void add_tied(Lowering& lowering, std::size_t index) {
-  if (!lowering.rank_buckets[index].tied) return;
   const Bucket& bucket = lowering.program.buckets[index];
+  if (!lowering.rank_buckets[index].tied || !bucket.gradients) return;
   const Range shard = shard_of(bucket);
-  const Piece sum = gradient_piece(lowering, index, bucket.gradients, shard, Access::update);
+  const Piece sum = gradient_piece(lowering, index, *bucket.gradients, shard, Access::update);
   if (bucket.second_gradients) {
     call_on_pieces(lowering, "add_tied_gradients", Stream::compute,
                    {accumulate_gradients(bucket.shard_elements, Stream::compute, Label::optimizer)},
@@ -140,11 +141,11 @@ void compute_norm(Lowering& lowering) {
            std::ranges::none_of(parameter_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
   };
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
-    if (is_counted_elsewhere(lowering, index)) continue;
     const Bucket& bucket = program.buckets[index];
+    if (!bucket.gradients || is_counted_elsewhere(lowering, index)) continue;
     for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket), counts_here)) {
       instructions.push_back(sum_of_squares(range.end - range.begin));
-      pieces.push_back({gradient_piece(lowering, index, bucket.gradients, range, Access::read), norm});
+      pieces.push_back({gradient_piece(lowering, index, *bucket.gradients, range, Access::read), norm});
       if (workspace > 0) pieces.back().push_back({lowering.scratch, 0, workspace, Access::update});
     }
   }
@@ -162,12 +163,12 @@ void compute_norm(Lowering& lowering) {
 void update(Lowering& lowering, std::size_t index) {
   const Program& program = lowering.program;
   const Bucket& bucket = program.buckets[index];
-  if (bucket.shard_elements == 0) return;
+  if (bucket.shard_elements == 0 || !bucket.gradients) return;
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
     instructions.push_back(update_parameters(range.end - range.begin, decays, lowering.job.training));
-    std::vector<Piece> operands{gradient_piece(lowering, index, bucket.gradients, range, Access::read),
+    std::vector<Piece> operands{gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
                                 parameter_piece(lowering, index, range, Access::update)};
     for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
       if (buffer) operands.push_back(state_piece(bucket, *buffer, range));
@@ -197,7 +198,7 @@ void update_loss_scale(Lowering& lowering) {
 void gather_in_place(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const DataShards shards = lowering.rank_buckets[index].shards;
-  if (!shards.optimizer || shards.parameters || bucket.elements == 0) return;
+  if (!shards.optimizer || shards.parameters || bucket.elements == 0 || !bucket.gradients) return;
   const Range whole{0, bucket.elements};
   call_on_pieces(lowering, "data.all_gather.parameters", Stream::dp,
                  {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp,
@@ -233,7 +234,7 @@ void begin_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();
   for (const Bucket& bucket : program.buckets) {
-    clear(lowering, bucket.gradients);
+    if (bucket.gradients) clear(lowering, *bucket.gradients);
     if (bucket.second_gradients) clear(lowering, *bucket.second_gradients);
   }
   if (program.norm_buffer) clear(lowering, *program.norm_buffer);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planner/graph/trained_file.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/remedy.h"
@@ -35,10 +36,13 @@ Json head(const char* schema, const ReportInputs& inputs) {
                                {"device_ids", cluster.device_ids.empty() ? Json(nullptr) : Json(cluster.device_ids)},
                                {"measured_on", cluster.measured_on ? Json(*cluster.measured_on) : Json(nullptr)},
                                {"calibrated", cluster.calibrated ? Json(*cluster.calibrated) : Json(nullptr)}};
-  json["inputs"]["training"] = {
-      {"global_batch", inputs.training.global_batch}, {"sequence_length", inputs.training.sequence_length},
-      {"precision", name(inputs.training.precision)}, {"optimizer", name(inputs.training.optimizer)},
-      {"engine", inputs.training.engine.name},        {"defaults", inputs.defaults}};
+  json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},
+                                {"sequence_length", inputs.training.sequence_length},
+                                {"precision", name(inputs.training.precision)},
+                                {"optimizer", name(inputs.training.optimizer)},
+                                {"engine", inputs.training.engine.name},
+                                {"trained", describe_trained(inputs.training)},
+                                {"defaults", inputs.defaults}};
   return json;
 }
 

@@ -9,6 +9,7 @@
 
 #include "planner/base/text.h"
 #include "planner/cluster/price_and_power.h"
+#include "planner/graph/trained_file.h"
 #include "planner/report/csv.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
@@ -340,6 +341,7 @@ Json sweep_json(const Sweep& sweep) {
   }
   json["inputs"]["training"] = {{"optimizer", name(first.training.optimizer)},
                                 {"engine", first.training.engine.name},
+                                {"trained", describe_trained(first.training)},
                                 {"defaults", sweep.defaults}};
   json["inputs"]["objective"] = sweep.objective;
   json["inputs"]["tokens"] = sweep.tokens ? Json(*sweep.tokens) : Json(nullptr);

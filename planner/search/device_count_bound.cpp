@@ -19,14 +19,13 @@ double product_flops(const OpGraph& graph) {
 }  // namespace
 
 double product_flops(const OpGraph& graph, const Block& block) {
-  // The data need no gradient, and only the first block reads them.
-  const double passes = &block == graph.blocks.data() ? 2.0 : 3.0;
+  const std::vector<bool> needs = needs_gradient(graph, block);
   double flops = 0.0;
   for (int i = block.first_op; i < block.last_op; ++i) {
     const Op& op = graph.ops[i];
     if (row_of(op.kind).cost != CostClass::product) continue;
     const ModelProducts products = model_products(graph, op);
-    flops += passes * 2.0 * products.pairs * products.multiply_adds;
+    flops += product_passes(needs, op) * 2.0 * products.pairs * products.multiply_adds;
   }
   return flops;
 }
@@ -35,8 +34,9 @@ DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster,
     : cluster_(cluster),
       precision_(training.precision),
       flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
-  const BucketSizes all{.elements = parameter_count(graph)};
-  const MemoryUse use = rank_memory({.buckets = {&all, 1}, .saved = {}}, training);
+  const std::int64_t trained = trained_parameter_count(graph);
+  const BucketSizes all[] = {{.elements = trained}, {.elements = parameter_count(graph) - trained, .frozen = true}};
+  const MemoryUse use = rank_memory({.buckets = all, .saved = {}}, training);
   // Shards of one bucket may be rounded up less often than this bucket was.
   state_ = std::max(use.parameters + use.gradients + use.optimizer - Bytes(8 * buffer_alignment), Bytes(0));
 }

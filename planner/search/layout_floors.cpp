@@ -416,11 +416,13 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
   const int parts = transfer_parts(placements.residual, spec.mesh, training_.engine);
   for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, choices.front()))
     crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes) / parts));
-  const Seconds transfer =
-      boundaries_are_alike(cluster_, spec.mesh)
-          ? collective_time(InstructionKind::send, crossing, estimator.networks().stages(spec.mesh, 0, 1),
-                            cluster_.backend())
-          : (fastest_links_.value > 0.0 ? crossing / fastest_links_ : Seconds(0.0));
+  // Some cut may have a boundary over which no gradient returns.
+  const bool surely_returns = passes_gradient_on(graph_, 1);
+  const Seconds transfer = !surely_returns ? Seconds(0.0)
+                           : boundaries_are_alike(cluster_, spec.mesh)
+                               ? collective_time(InstructionKind::send, crossing,
+                                                 estimator.networks().stages(spec.mesh, 0, 1), cluster_.backend())
+                               : (fastest_links_.value > 0.0 ? crossing / fastest_links_ : Seconds(0.0));
   const ScheduleRow& row = row_of(spec.schedule);
   Seconds time =
       std::max(least_of_any_cut(row, work.all, transfer, shape), least_of_slowest(row, work, transfer, shape));
@@ -622,7 +624,10 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       if (farthest > farthest_before) farthest_turn = turn;
     }
     std::swap(turns.front(), turns[farthest_turn]);
-    if (farthest < held + static_cast<std::size_t>(stages)) return false;
+    // Where layers are alike, a rank that cannot hold the next one cannot hold any; else it may hold
+    // one that the ranks before it could.
+    const std::size_t before = alike_inside_ ? held : static_cast<std::size_t>(s * stages);
+    if (farthest < before + static_cast<std::size_t>(stages)) return false;
     held = farthest;
   }
   return false;

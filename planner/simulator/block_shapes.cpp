@@ -13,10 +13,13 @@ BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
   for (const int first : graph.kinds) {
     const Block& block = graph.blocks[first];
     const BlockParameters parameters = block_parameters(graph, block);
-    if (parameters.tied && shapes.tied_elements == 0)
+    if (parameters.tied && shapes.tied_elements == 0) {
       shapes.tied_elements = bucket_layout(graph, block, {*parameters.tied}, context).elements;
+      shapes.tied_is_frozen = graph.tensors[*parameters.tied].frozen;
+    }
     shapes.kinds.push_back(lower_block(graph, first, context));
     shapes.own_elements.push_back(bucket_layout(graph, block, parameters.own, context).elements);
+    shapes.frozen_elements.push_back(bucket_layout(graph, block, parameters.frozen, context).elements);
   }
   return shapes;
 }

@@ -18,7 +18,9 @@ namespace parplan {
 struct BlockShapes {
   std::vector<LoweredBlock> kinds;         // by Block::kind
   std::vector<std::int64_t> own_elements;  // by Block::kind, not padded
-  std::int64_t tied_elements = 0;          // of the tied parameter
+  std::vector<std::int64_t> frozen_elements;  // likewise, of parameters that are not trained
+  std::int64_t tied_elements = 0;             // of the tied parameter
+  bool tied_is_frozen = false;
 };
 
 // The shapes of one model, each made once for several estimators: those of threads, and those of

@@ -30,6 +30,23 @@ BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Pla
           .homes = placements.state.homes};
 }
 
+// The bucket of the tied parameter on a rank with so many uses.
+BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& spec, const Placements& placements, int uses) {
+  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
+  tied.tied = true;
+  tied.frozen = shapes.tied_is_frozen;
+  tied.accumulates_twice = uses > 1 && spec.tied_gradients == TiedGradients::apart;
+  return tied;
+}
+
+// The bucket of what is frozen of blocks of a kind.
+BucketSizes frozen_bucket(const BlockShapes& shapes, std::size_t kind, const ParallelSpec& spec,
+                          const Placements& placements) {
+  BucketSizes bucket = bucket_of(shapes.frozen_elements[kind], spec, placements);
+  bucket.frozen = true;
+  return bucket;
+}
+
 Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients + use.optimizer; }
 
 // What a block's saved activations take in one slot.
@@ -217,12 +234,14 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     if (spec.replicas() == 1 || bytes == 0) return Seconds(0.0);
     return collective_time(kind, Bytes(bytes), *view.shard, backend);
   };
-  const auto costs_of_bucket = [&](std::int64_t unpadded) {
-    const std::int64_t whole = padded(unpadded, spec);
+  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back) {
+    const std::int64_t whole = padded(trained, spec);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
+    costs.regather = collective(InstructionKind::all_gather, whole * element);
+    costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec) * element);
+    if (runs_back) costs.gather_again = costs.gather;
     if (whole == 0) return costs;
-    costs.gather = collective(InstructionKind::all_gather, whole * element);
     costs.reduce = collective(gradient_reduction(shards, training_), whole * reduced_bytes(training_));
     if (spec.mesh.dp_shard > 0)
       costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * reduced_bytes(training_)),
@@ -237,19 +256,24 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
     return costs;
   };
-  for (const std::int64_t elements : shapes.own_elements) entry->second.own.push_back(costs_of_bucket(elements));
-  entry->second.tied = costs_of_bucket(shapes.tied_elements);
+  for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind)
+    entry->second.own.push_back(costs_of_buckets(shapes.own_elements[kind], shapes.frozen_elements[kind],
+                                                 has_backward(graph_, graph_.kinds[kind])));
+  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true)
+                                             : costs_of_buckets(shapes.tied_elements, 0, true);
   // A rank holds the loss scale once, which tied_state counts.
   const std::int64_t scale =
       held_by_state(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
   const auto state_of = [&](const BucketSizes& bucket) {
     return held_by_state(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
   };
-  for (const std::int64_t elements : shapes.own_elements)
-    entry->second.own_state.push_back(state_of(bucket_of(elements, spec, placements)) - scale);
-  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
-  tied.tied = true;
-  tied.accumulates_twice = spec.tied_gradients == TiedGradients::apart;
+  for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind) {
+    const BucketSizes frozen = frozen_bucket(shapes, kind, spec, placements);
+    const std::int64_t of_frozen = frozen.elements > 0 ? state_of(frozen) - scale : 0;
+    entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements)) - scale +
+                                      of_frozen);
+  }
+  const BucketSizes tied = tied_bucket(shapes, spec, placements, 2);
   entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;
   return entry->second;
 }
@@ -296,7 +320,8 @@ std::vector<Seconds> Estimator::kind_data_seconds(const ParallelSpec& spec, cons
   const double micro = static_cast<double>(micro_batches(spec, training_));
   std::vector<Seconds> seconds;
   for (const BucketCosts& own : data.own) {
-    const Seconds gathers = shards.parameters ? 2.0 * own.gather : Seconds(0.0), reduces = own.reduce + own.accumulate;
+    const Seconds gathers = shards.parameters ? own.gather + own.gather_again : Seconds(0.0),
+                  reduces = own.reduce + own.accumulate;
     seconds.push_back((micro * (gathers + (shards.gradients ? reduces : Seconds(0.0))) +
                        (shards.gradients ? Seconds(0.0) : reduces) + own.across));
   }
@@ -327,27 +352,24 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   // every use of the tied parameter.
   buckets_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
-  std::int64_t crossing = 0;
+  std::int64_t crossing = 0, gradient = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
     buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
     buckets_.back().of_layer = is_layer_kind_[k];
+    if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
+    gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
-  if (shapes.tied_elements > 0) {
-    buckets_.push_back(bucket_of(shapes.tied_elements, spec, placements));
-    buckets_.back().tied = true;
-    buckets_.back().accumulates_twice = spec.tied_gradients == TiedGradients::apart;
-  }
-  const MemoryUse all = rank_memory(
-      {.buckets = buckets_,
-       .saved = {},
-       .crossing_bytes = crossing,
-       .sent_bytes = crossing,
-       .scratch_bytes = scratch,
-       .exchanges = exchange_buffers(shape_of(spec, training_)),
-       .computes_loss = false},
-      training_);
+  if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
+  const MemoryUse all = rank_memory({.buckets = buckets_,
+                                     .saved = {},
+                                     .gradient_bytes = gradient,
+                                     .sent_bytes = crossing,
+                                     .scratch_bytes = scratch,
+                                     .exchanges = exchange_buffers(shape_of(spec, training_)),
+                                     .computes_loss = false},
+                                    training_);
   const std::int64_t overhead = overhead_of(spec.mesh).count;
   // An input that lies apart takes one more buffer, and its padding in each.
   const std::int64_t inputs =
@@ -425,11 +447,12 @@ const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule
 MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
                                     const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
   buckets_.clear();
+  frozen_.clear();
   saved_.clear();
   for_weights_.clear();
   left_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
-  std::int64_t crossing = 0;
+  std::int64_t crossing = 0, gradient = 0;
   std::int64_t input = 0;
   int tied_uses = 0;
   const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
@@ -451,18 +474,20 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       }
       scratch = std::max(scratch, scratch_of(block));
       crossing = std::max(crossing, crossing_bytes(block));
+      gradient = std::max(gradient, block.gradient_bytes);
       buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
       buckets_.back().times = times;
       buckets_.back().of_layer = is_layer_kind_[kind];
+      if (shapes.frozen_elements[kind] > 0) {
+        frozen_.push_back(frozen_bucket(shapes, kind, spec, placements));
+        frozen_.back().times = times;
+      }
     }
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
   const std::int64_t head = held.size() > 1 ? share_slots(held, inputs_lie_apart) : 0;
-  if (tied_uses > 0) {
-    buckets_.push_back(bucket_of(shapes_[held.front().shapes]->tied_elements, spec, placements));
-    buckets_.back().tied = true;
-    buckets_.back().accumulates_twice = tied_uses > 1 && spec.tied_gradients == TiedGradients::apart;
-  }
+  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
+  buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
   const int in_flight = schedule.in_flight(rank, shape);
@@ -480,7 +505,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .saved = saved_,
                                   .for_weights = for_weights_,
                                   .left = left_,
-                                  .crossing_bytes = crossing,
+                                  .gradient_bytes = gradient,
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
                                   .in_flight = in_flight,
@@ -547,9 +572,13 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const int count = range.last - range.first;
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
-  Seconds clears, updates, gathers, reduces, across;
+  Seconds clears, updates, gathers, gathers_again, reduces, across;
   int tied_uses = 0;
+  // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
+  const auto has_frozen = [&](int i) {
+    return shapes.frozen_elements[static_cast<std::size_t>(graph_.blocks[range.first + i].kind)] > 0;
+  };
   const bool in_parts = runs_backward_in_parts(spec.schedule, stage);
   const bool together = spec.tied_gradients == TiedGradients::together;
   for (int i = 0; i < count; ++i) {
@@ -563,13 +592,15 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       tied.reduce = tied.accumulate = tied.across = tied.begin_clear = {};
     if (together && (range.first + i + 1 != tied_on_rank.last || tied_on_rank.first < range.first)) tied.clear = {};
     tied_uses += uses_tied_[block];
-    every_own = every_own && shapes.own_elements[kind] > 0;
+    every_own = every_own && shapes.own_elements[kind] > 0 && has_frozen(i) == has_frozen(0) &&
+                has_backward(graph_, range.first + i);
     Visit& visit = visits_[i];
     visit = {.forward = costs.forward_seconds[kind],
              .backward = costs.backward_seconds[kind],
              .weights = costs.weights_seconds[kind],
              .clear = own.clear + tied.clear,
              .gather = shards.parameters ? own.gather : Seconds(0.0),
+             .gather_again = shards.parameters ? own.gather_again : Seconds(0.0),
              .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
              .own_reduce = own.reduce + own.accumulate,
              .across = own.across + tied.across};
@@ -578,14 +609,16 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     bound.plain_backward += visit.backward + visit.clear;
     bound.weights += visit.weights;
     gathers += visit.gather;
+    gathers_again += visit.gather_again;
     if (shards.parameters) gathers += tied.gather;
+    if (shards.parameters && has_backward(graph_, range.first + i)) gathers_again += tied.gather;
     reduces += visit.reduce;
     clears += own.begin_clear + tied.begin_clear;
     updates += own.update;
     // In two parts: those that follow the last second part, which is among the backwards.
     if (!shards.gradients && !sequential && (!in_parts || visit.weights > Seconds(0.0)))
       bound.reduces += visit.own_reduce + own.across;
-    if (shards.optimizer && !shards.parameters) bound.regathers += own.gather;
+    if (shards.optimizer && !shards.parameters) bound.regathers += own.regather;
     bound.norms += own.norm;
     if (on_first_rank) {
       bound.parts += costs.forward[kind];
@@ -600,13 +633,13 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   if (!sequential) bound.plain_backward -= visits_.back().clear;
   bound.forward = bound.plain_forward;
   bound.backward = bound.plain_backward;
-  bound.data = static_cast<double>(micro) * (2.0 * gathers + (shards.gradients ? reduces : Seconds(0.0))) +
+  bound.data = static_cast<double>(micro) * (gathers + gathers_again + (shards.gradients ? reduces : Seconds(0.0))) +
                (shards.gradients ? Seconds(0.0) : reduces) + across;
 
   if (sequential) {
     bound.begin = clears;
     bound.forward += gathers;
-    bound.backward += gathers + (shards.gradients ? reduces : Seconds(0.0));
+    bound.backward += gathers_again + (shards.gradients ? reduces : Seconds(0.0));
     bound.behind = shards.gradients ? across : reduces + across;
   } else {
     bound.begin = std::max(clears, visits_.front().gather);
@@ -615,7 +648,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
               up = visits_.front().backward + visits_.back().backward;
       for (int i = 2; i < count; ++i) {
         down += visits_[i].gather;
-        up += visits_[count - 1 - i].gather;
+        up += visits_[count - 1 - i].gather_again;
         // All but the reductions of the last two visited blocks, 0 and 1. Block 0 waits only for
         // block 2's own buffer: a tied one lies elsewhere.
         if (shards.gradients) up += i == 2 ? visits_[2].own_reduce : visits_[i].reduce;
@@ -641,7 +674,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     Seconds gathered = updated;
     const auto gather = [&](const BucketCosts& bucket) {
       if (!sequential) updated += bucket.update;
-      gathered = std::max(gathered, updated) + bucket.gather;
+      gathered = std::max(gathered, updated) + bucket.regather;
     };
     for (int i = range.first; i < range.last; ++i) gather(data.own[graph_.blocks[i].kind]);
     if (tied_uses > 0) gather(data.tied);
@@ -705,7 +738,7 @@ Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placeme
 // them, and the norm's own part (without a norm: its update), by playing the actions.
 Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm) {
   const std::vector<Seconds> ends =
-      played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_);
+      played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_, first_back_);
   Seconds latest;
   for (int s = 0; s < shape.stages; ++s) {
     const StageBound& bound = bounds_[s];
@@ -786,6 +819,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
        {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_, &before_, &weights_})
     one->clear();
   bounds_.clear();
+  first_back_ = 0;
   Seconds before;
 
   int shapes_number = 0;
@@ -831,6 +865,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
                                        *next, backend);
     }
     transfer_.push_back(known_transfer);
+    if (!passes_gradient_on(graph_, range.last)) first_back_ = s + 1;
     before += bound.plain_forward + known_transfer;
   }
   const StepBound step = bound_of_ranks(shape);
@@ -838,13 +873,18 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const StageBound& first = bounds_.front();
 
   const Seconds agreed = norm ? agreement(spec, placements, view) : Seconds(0.0);
+  // The closed forms have every stage wait for a gradient.
+  const auto pipeline = [&](const std::vector<Seconds>& forward, const std::vector<Seconds>& backward) {
+    return first_back_ == 0 ? pipeline_time(schedule, forward, backward, transfer_, shape)
+                            : played_time(schedule.actions(shape), forward, backward, transfer_, {}, first_back_);
+  };
   // Without a norm, no stage waits for another's gradients.
-  const Seconds pipeline =
+  const Seconds whole =
       first.begin + (in_parts ? end_of_parts(schedule, shape, norm)
-                              : pipeline_time(schedule, forward_, backward_, transfer_, shape) +
+                              : pipeline(forward_, backward_) +
                                     (norm ? first.behind + first.norms : std::max(first.behind, first.finish)));
-  const Seconds normed = std::max({pipeline, step.synchronised, step.data});
-  estimate.lower_bound = norm ? normed + agreed + step.finish : std::max(pipeline, step.data);
+  const Seconds normed = std::max({whole, step.synchronised, step.data});
+  estimate.lower_bound = norm ? normed + agreed + step.finish : std::max(whole, step.data);
 
   if (wanted == Wanted::bound) return estimate;
 
@@ -854,8 +894,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time *= shape.micro_batches;
   const Seconds computing = estimate.time.total();
   const auto plain_time = [&] {
-    return in_parts ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_)
-                    : pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
+    return in_parts
+               ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_, first_back_)
+               : pipeline(plain_forward_, plain_backward_);
   };
   const Seconds with_transfers = plain_time();
   std::ranges::fill(transfer_, Seconds(0.0));
@@ -929,8 +970,10 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
       transfer = collective_time(InstructionKind::send, sent_bytes(crossing, spec, placements, training_), *next,
                                  cluster_.backend());
     known = next;
-    frame.crossing.push_back(frame.crossing.back() + transfer);
-    frame.slowest_transfer = std::max(frame.slowest_transfer, transfer);
+    // The next stage begins with this block or a later one.
+    const bool surely_returns = passes_gradient_on(graph_, s + 1);
+    frame.crossing.push_back(frame.crossing.back() + (surely_returns ? transfer : Seconds(0.0)));
+    if (surely_returns) frame.slowest_transfer = std::max(frame.slowest_transfer, transfer);
   }
   return frame;
 }

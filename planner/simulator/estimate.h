@@ -171,7 +171,10 @@ class Estimator {
   };
   // The costs of the work around one bucket.
   struct BucketCosts {
-    Seconds gather, reduce, accumulate, clear, begin_clear, norm, update;
+    Seconds gather;        // of a block's parameters for its forward
+    Seconds gather_again;  // the same for its backward: nothing where it has none
+    Seconds regather;      // of those that are updated, at the end of the step
+    Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
   };
   struct DataCosts {
@@ -191,7 +194,7 @@ class Estimator {
     Seconds forward, backward;  // compute stream
     Seconds weights;            // the second part of the backward, where it has two
     Seconds clear;              // of the buffer for unreduced gradients, before the backward
-    Seconds gather;             // of its own bucket, ahead
+    Seconds gather, gather_again;  // of its own buckets, ahead of its forward and its backward
     // On the data stream after the block's backward: its own bucket, then the tied one.
     Seconds reduce;
     Seconds own_reduce;         // of its own bucket
@@ -293,11 +296,12 @@ class Estimator {
   // By bucket_key, network and environment.
   std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
   // Buffers that estimates reuse.
-  std::vector<BucketSizes> buckets_;
+  std::vector<BucketSizes> buckets_, frozen_;
   std::vector<SavedSizes> saved_, for_weights_, left_;
   std::vector<std::int64_t> sizes_;  // of what a stage's blocks save
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
+  int first_back_ = 0;               // played_time
   std::vector<BlockRange> ranges_;   // by stage
   std::vector<HeldStage> held_;
   std::vector<StageBound> bounds_;   // by stage

@@ -32,6 +32,7 @@ StateBuffer parameters_of(const Program& program, const Bucket& bucket, DataType
 struct Holder {
   int rank = 0;
   int buffer = 0;
+  DataType type = DataType::fp32;
   std::int64_t at = 0;
 };
 using Holders = std::map<std::tuple<State, TensorId, LogicalSlice>, std::vector<Holder>>;
@@ -43,7 +44,7 @@ Holders find_holders(const OpGraph& graph, const std::vector<Program>& programs,
       for (const StateBuffer& kept : kept_state(program, program.buckets[b], precision))
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), kept.begin, kept.end))
           holders[{kept.state, held.tensor, held.slice}].push_back(
-              {.rank = program.rank, .buffer = kept.buffer, .at = held.at - kept.begin});
+              {.rank = program.rank, .buffer = kept.buffer, .type = kept.type, .at = held.at - kept.begin});
   return holders;
 }
 
@@ -151,6 +152,7 @@ std::vector<std::vector<WrittenSlice>> divide_state(const OpGraph& graph, const 
                                       .tensor = tensor,
                                       .slice = part,
                                       .buffer = holder.buffer,
+                                      .type = holder.type,
                                       .at = holder.at + first * slice.columns});
       load[holder.rank] += part.elements();
     }

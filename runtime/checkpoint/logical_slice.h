@@ -33,7 +33,7 @@ struct HeldSlice {
 std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, int bucket, std::int64_t begin,
                                  std::int64_t end);
 
-// What training keeps of every parameter.
+// What training keeps of every parameter; of frozen ones, only the first.
 enum class State : std::uint8_t { parameter, first_moment, second_moment };
 
 // The buffer of a bucket that holds a state in fp32, or in the precision of the plan where there is
@@ -55,7 +55,8 @@ struct WrittenSlice {
   TensorId tensor = 0;
   LogicalSlice slice;
   int buffer = 0;
-  std::int64_t at = 0;  // elements from the start of the buffer
+  DataType type = DataType::fp32;  // of the buffer
+  std::int64_t at = 0;             // elements from its start
 };
 // Divides the state of a job among its ranks: each element is written once, by a rank that holds
 // it, and every rank writes about as many bytes as the others. By rank. Every process finds the

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/graph/trained_graph.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "tests/gpu/device.h"
@@ -77,6 +78,31 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
                     closeness_of(type));
       }
   }
+}
+
+TEST_CASE("adapters and parts of a model train on a GPU as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  std::mt19937 random(20261125);
+  for (const std::string& model : models)
+    for (const DataType type : all_types) {
+      if (is_emulated(*gpu) && type != DataType::bf16) continue;
+      for (const bool adapts : {true, false}) {
+        TrainingSpec training = training_in(type);
+        training.trainable.all = false;
+        if (adapts)
+          training.lora = Lora{.r = 4, .alpha = 8.0, .target_modules = {}};
+        else
+          training.trainable.patterns = {"layers.1", model == "tiny-llama" ? "*norm.weight" : "bias"};
+        const OpGraph graph = as_trained(training, graph_of(model));
+        const ParallelSpec spec = random_spec(graph, training, 4, {}, random);
+        INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
+        TrainingSpec exact = training;
+        exact.precision = DataType::fp32;
+        check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
+                    closeness_of(type));
+      }
+    }
 }
 
 TEST_CASE("hybrid sharding trains on GPUs as the one-rank reference does") {

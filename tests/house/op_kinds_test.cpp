@@ -38,6 +38,7 @@ constexpr NamingRow naming_rows[] = {
     {"planner/graph/ops", Kinds::all, "their rows, a file per family"},
     {"models", Kinds::all, "families build graphs"},
     {"planner/graph/engine_graph.cpp", Kinds::all, "which kinds other engines run instead"},
+    {"planner/graph/trained_graph.cpp", Kinds::all, "which kinds an adapter is made of"},
     {"planner/program/fusion.cpp", Kinds::all, "which two kinds become which third"},
     {"runtime/device", Kinds::all, "kernels and their tables"},
     {"runtime/probe_cpu.cpp", Kinds::all, "the kernels that stand for a CPU's rates"},

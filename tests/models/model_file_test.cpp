@@ -325,11 +325,48 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 
+TEST_CASE("What is trained is everything, adapters, or parts that the model has") {
+  const auto training = [](const std::string& keys) {
+    return with_overrides({}, read_model(decoder + "training:\n" + keys, "m.yaml").training);
+  };
+  const Trainable nothing_else{.all = false, .patterns = {}};
+  CHECK(training("  seed: 1\n").trainable == Trainable{});
+  CHECK(training("  trainable: all\n").lora == std::nullopt);
+  CHECK(training("  trainable: lora\n").lora == Lora{.r = 8, .alpha = 8.0, .target_modules = {}});
+  CHECK(training("  lora: {r: 4}\n").trainable == nothing_else);
+  CHECK(training("  lora: {r: 4, lora_alpha: 0.5, target_modules: [qkv, feed_forward.up]}\n").lora ==
+        Lora{.r = 4, .alpha = 0.5, .target_modules = {"qkv", "feed_forward.up"}});
+  CHECK(training("  lora: {target_modules: all-linear}\n  trainable: [head, layers.1]\n").trainable ==
+        Trainable{.all = false, .patterns = {"head", "layers.1"}});
+  CHECK(training("  trainable: all\n  lora: {}\n").lora == Lora{});
+
+  const auto fault = [](const std::string& keys) { return error(decoder + "training:\n  " + keys + "\n"); };
+  CHECK(fault("trainable: some") ==
+        "m.yaml:13:14: error: expected all, lora or a list of names of parameters, found 'some'; write [some] for a "
+        "list of one");
+  CHECK(fault("trainable: [head, layer.1]") ==
+        "m.yaml:13:21: error: no parameter has 'layer.1' in its name; did you mean 'layers.1'?");
+  CHECK(fault("trainable: []") == "m.yaml:13:14: error: expected a list of names, found an empty one");
+  CHECK(fault("lora: {r: 0}") == "m.yaml:13:13: error: expected a whole number from 1 to 65536, found '0'");
+  CHECK(fault("lora: {alpha: 3}") ==
+        "m.yaml:13:10: error: unknown key 'alpha'; allowed: r, lora_alpha, target_modules");
+  CHECK(fault("lora: {lora_alpha: 0}") == "m.yaml:13:22: error: expected a number above 0, found '0'");
+  CHECK(fault("lora: {target_modules: qkv}") ==
+        "m.yaml:13:26: error: expected all-linear or a list of names, found 'qkv'; write [qkv] for a list of one");
+  CHECK(fault("lora: {target_modules: [qvk]}") ==
+        "m.yaml:13:27: error: no product of the layers is called 'qvk'; they have: attention.qkv, attention.output, "
+        "feed_forward.gate, feed_forward.up, feed_forward.down");
+  CHECK(fault("lora: {target_modules: [up, q_proj]}") ==
+        "m.yaml:13:31: error: no product of the layers is called 'q_proj'; they have: attention.qkv, attention.output, "
+        "feed_forward.gate, feed_forward.up, feed_forward.down; queries, keys and values are one product here, "
+        "attention.qkv");
+}
+
 TEST_CASE("The training section is as strict") {
   const auto training = [](const std::string& inside) { return error(decoder + "training: {" + inside + "}\n"); };
   CHECK(training("batch: 8") ==
         "m.yaml:12:12: error: unknown key 'batch'; allowed: global_batch, sequence_length, precision, optimizer, "
-        "initialization, seed");
+        "initialization, seed, trainable, lora");
   CHECK(training("global_batch: 0") == "m.yaml:12:26: error: expected a whole number of at least 1, found '0'");
   CHECK(training("sequence_length: 0") == "m.yaml:12:29: error: expected a whole number from 1 to 16777216, found '0'");
   CHECK(training("precision: fp8") == "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, found 'fp8'");

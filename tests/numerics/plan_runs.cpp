@@ -114,15 +114,16 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
   return outcome;
 }
 
-Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
-                      std::int64_t count) {
+Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch, std::int64_t count,
+                      const LogicalTensors* values) {
   Reference reference(graph, training);
   const InitialValues initial = initial_values();
   for (const TensorId id : parameters(graph)) {
     const Tensor& tensor = graph.tensors[id];
-    std::vector<float>& values = reference.parameter(tensor.name);
+    std::vector<float>& parameter = reference.parameter(tensor.name);
     const std::function<float(std::int64_t)> value = initial(tensor);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < parameter.size(); ++i)
+      parameter[i] = values != nullptr ? values->at(tensor.name)[i] : value(static_cast<std::int64_t>(i));
   }
   const TokenData data = data_of(graph);
   Outcome outcome;

@@ -36,9 +36,10 @@ Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpe
 Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                  std::int64_t count = steps);
 Outcome run_plan(const Job& job, const MakeWorld& make_world, std::int64_t count = steps);
-// The one-rank reference, fp32 on the CPU.
+// The one-rank reference, fp32 on the CPU. `values`: the parameters that it starts from; null:
+// those that plans start from.
 Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
-                      std::int64_t count = steps);
+                      std::int64_t count = steps, const LogicalTensors* values = nullptr);
 
 // How far a plan may be from the reference: absolute for losses; for each gradient relative to its
 // norm plus the norm of all gradients.

@@ -67,6 +67,20 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
   return shape;
 }
 
+// Gradients of frozen parameters are no operands.
+void leave_out_frozen(const OpGraph& graph, const TrainingOp& op, OpShape& shape) {
+  const std::vector<TensorId>& parameters = graph.ops[op.forward_op].parameters;
+  const auto is_frozen = [&](std::size_t i) {
+    return i < parameters.size() && graph.tensors[at(parameters[i])].frozen;
+  };
+  if (op.kind == OpKind::linear_weight_gradient) shape.bias = shape.bias && !is_frozen(1);
+  const bool of_norm = op.kind == OpKind::layer_norm_gradient || op.kind == OpKind::rms_norm_gradient ||
+                       op.kind == OpKind::head_norm_gradient || op.kind == OpKind::query_key_norm_gradient;
+  if (!of_norm) return;
+  shape.freezes_first = is_frozen(0);
+  shape.freezes_second = is_frozen(1);
+}
+
 // Kernels need their workspace at multiples of 64 bytes.
 float* aligned(std::vector<float>& storage, Bytes bytes) {
   const std::size_t wanted = static_cast<std::size_t>(bytes.count) / sizeof(float) + 16;
@@ -133,6 +147,7 @@ void* Reference::operand(const TrainingOperand& operand, std::size_t block, std:
 void Reference::run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale) {
   OpShape shape = shape_of(graph_, graph_.ops[op.forward_op], micro_batch, loss_scale);
   shape.accumulate = op.accumulate;
+  leave_out_frozen(graph_, op, shape);
   if (op.kind == OpKind::accumulate || op.kind == OpKind::copy) {
     shape = {};
     shape.rows = elements(graph_.tensors[at(*op.operands.back().tensor)], micro_batch);
@@ -170,7 +185,7 @@ void Reference::forward(std::span<const std::int32_t> tokens, std::span<const st
 void Reference::backward(std::int64_t micro_batch, double loss_scale) {
   for (std::size_t b = blocks_.size(); b-- > 0;) {
     for (const TrainingOp& op : blocks_[b].backward) run(op, b, micro_batch, loss_scale);
-    if (b == 0) break;
+    if (!blocks_[b].passes_gradient_on) break;
     // The gradient of the activation between two blocks is stored at the end of the later block's
     // alias chain.
     const TensorId crossing = *graph_.blocks[b].input;
@@ -252,6 +267,7 @@ void Reference::update(ByParameter& gradients) {
   const std::vector<TensorId> order = parplan::parameters(graph_);
   if (clips) {
     for (const TensorId id : order) {
+      if (graph_.tensors[at(id)].frozen) continue;
       std::vector<float>& gradient = gradients.at(graph_.tensors[at(id)].name);
       const std::vector<void*> operands = {gradient.data(), &norm};
       backend_->run(0, {.kind = OpKind::sum_squares, .shape = flat(gradient), .operands = operands});
@@ -259,6 +275,7 @@ void Reference::update(ByParameter& gradients) {
   }
   for (const TensorId id : order) {
     const Tensor& tensor = graph_.tensors[at(id)];
+    if (tensor.frozen) continue;
     std::vector<float>& gradient = gradients.at(tensor.name);
     OpShape shape = flat(gradient);
     shape.weight_decay = tensor.decays;

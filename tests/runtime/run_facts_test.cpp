@@ -85,6 +85,24 @@ TEST_CASE("every field of the training is a fact of its own") {
   }
 }
 
+TEST_CASE("what is trained is a fact, and a checkpoint that does not say it trained everything") {
+  const Plan plan = some_plan();
+  const std::set<std::string> trained{"trained parameters"};
+  Plan other = plan;
+  for (const auto& change : std::initializer_list<void (*)(TrainingSpec&)>{
+           [](TrainingSpec& t) { t.lora.emplace(); }, [](TrainingSpec& t) { t.lora->r = 9; },
+           [](TrainingSpec& t) { t.lora->alpha = 9.5; }, [](TrainingSpec& t) { t.lora->target_modules = {"up"}; },
+           [](TrainingSpec& t) { t.trainable.all = false; }, [](TrainingSpec& t) { t.trainable.patterns = {"head"}; },
+           [](TrainingSpec& t) { t.lora.reset(); }}) {
+    const std::vector<Fact> before = run_facts(other, {});
+    change(other.training);
+    CHECK(between(before, run_facts(other, {})) == trained);
+  }
+  CHECK(has_to_match("trained parameters"));
+  CHECK(value_before("trained parameters") == "all");
+  CHECK(value_before("seed") == "absent");
+}
+
 TEST_CASE("every choice of the layout is a fact, and what follows from it differs too") {
   const Plan plan = some_plan();
   const std::vector<Fact> facts = run_facts(plan, {});

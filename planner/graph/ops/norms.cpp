@@ -27,21 +27,16 @@ constexpr OperandRow add_rms_norm_operands[] = {
     {parameter, 1, read, per_column}, {output, 0, write, matrix},          {output, 1, write, matrix},
     {output, 2, write, per_row}};
 
-constexpr OperandRow layer_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
-                                                       {input, 0, read, matrix},
-                                                       {parameter, 0, read, per_column},
-                                                       {output, 1, read, per_row},
-                                                       {output, 2, read, per_row},
-                                                       {input_gradient, 0, write, matrix},
-                                                       {parameter_gradient, 0, update, in_fp32(per_column)},
-                                                       {parameter_gradient, 1, update, in_fp32(per_column)},
-                                                       {workspace, 0, update}};
+constexpr OperandRow layer_norm_gradient_operands[] = {
+    {output_gradient, 0, read, matrix}, {input, 0, read, matrix},       {parameter, 0, read, per_column},
+    {output, 1, read, per_row},         {output, 2, read, per_row},     {input_gradient, 0, write, matrix},
+    of_first(in_fp32(per_column)),      of_second(in_fp32(per_column)), {workspace, 0, update}};
 constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
                                                      {input, 0, read, matrix},
                                                      {parameter, 0, read, per_column},
                                                      {output, 1, read, per_row},
                                                      {input_gradient, 0, write, matrix},
-                                                     {parameter_gradient, 0, update, in_fp32(per_column)},
+                                                     of_first(in_fp32(per_column)),
                                                      {workspace, 0, update}};
 
 constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
@@ -60,11 +55,13 @@ OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, norma
 // present value.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
-          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows + 16 * s.columns)};
+          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows +
+                8 * trained_of_two(s) * s.columns)};
 }
 OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
-          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows + 8 * s.columns)};
+          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows +
+                8 * trained_of_one(s) * s.columns)};
 }
 
 // Two kernels in one: what the first writes is not read again.

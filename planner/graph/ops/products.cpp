@@ -205,6 +205,7 @@ constexpr OpRow rows[] = {
      .name = "linear_weight_gradient",
      .operands = linear_weight_gradient_operands,
      .of_weights = true,
+     .of_bias_alone = OpKind::bias_gradient,
      .work = linear_weight_gradient_work,
      .cost = CostClass::product,
      .product = linear_weight_gradient_product,

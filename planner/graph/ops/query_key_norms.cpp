@@ -32,27 +32,18 @@ constexpr OperandRow query_key_norm_operands[] = {{input, 0, read, fused},
                                                   {parameter, 1, read, key_row},
                                                   {output, 0, write, fused}};
 
-constexpr OperandRow head_norm_gradient_operands[] = {{output_gradient, 0, read, fused},
-                                                      {input, 0, read, fused},
-                                                      {parameter, 0, read, one_head},
-                                                      {parameter, 1, read, one_head},
-                                                      {output, 1, read, per_head},
-                                                      {input_gradient, 0, write, fused},
-                                                      {parameter_gradient, 0, update, in_fp32(one_head)},
-                                                      {parameter_gradient, 1, update, in_fp32(one_head)},
-                                                      {workspace, 0, update}};
+constexpr OperandRow head_norm_gradient_operands[] = {
+    {output_gradient, 0, read, fused}, {input, 0, read, fused},      {parameter, 0, read, one_head},
+    {parameter, 1, read, one_head},    {output, 1, read, per_head},  {input_gradient, 0, write, fused},
+    of_first(in_fp32(one_head)),       of_second(in_fp32(one_head)), {workspace, 0, update}};
 constexpr OperandRow query_key_squares_gradient_operands[] = {
     {output_gradient, 0, read, two_sums}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
-constexpr OperandRow query_key_norm_gradient_operands[] = {{output_gradient, 0, read, fused},
-                                                           {input, 0, read, fused},
-                                                           {input, 1, read, two_sums},
-                                                           {parameter, 0, read, query_row},
-                                                           {parameter, 1, read, key_row},
-                                                           {input_gradient, 0, write, fused},
-                                                           {input_gradient, 1, write, two_sums},
-                                                           {parameter_gradient, 0, update, in_fp32(query_row)},
-                                                           {parameter_gradient, 1, update, in_fp32(key_row)},
-                                                           {workspace, 0, update}};
+constexpr OperandRow query_key_norm_gradient_operands[] = {
+    {output_gradient, 0, read, fused},    {input, 0, read, fused},
+    {input, 1, read, two_sums},           {parameter, 0, read, query_row},
+    {parameter, 1, read, key_row},        {input_gradient, 0, write, fused},
+    {input_gradient, 1, write, two_sums}, of_first(in_fp32(query_row)),
+    of_second(in_fp32(key_row)),          {workspace, 0, update}};
 
 constexpr OpKind head_norm_gradients[] = {OpKind::head_norm_gradient};
 constexpr OpKind query_key_squares_gradients[] = {OpKind::query_key_squares_gradient};
@@ -91,6 +82,9 @@ std::int64_t query_key_elements(const OpShape& s) {
 std::int64_t query_key_width(const OpShape& s) {
   return (s.heads + s.kv_heads) * s.head_dim;
 }
+std::int64_t trained_width(const OpShape& s) {
+  return ((s.freezes_first ? 0 : s.heads) + (s.freezes_second ? 0 : s.kv_heads)) * s.head_dim;
+}
 
 // As rms_norm, for queries and keys. Values are copied; there is one statistic per head, or two
 // sums per row.
@@ -99,8 +93,9 @@ OpWork head_norm_work(const OpShape& s, DataType type) {
                                                   4 * s.sequence * s.batch * (s.heads + s.kv_heads))};
 }
 OpWork head_norm_gradient_work(const OpShape& s, DataType type) {
-  return {flops(9 * query_key_elements(s)), Bytes((3 * fused_elements(s) + 2 * s.head_dim) * e(type) +
-                                                  4 * s.sequence * s.batch * (s.heads + s.kv_heads) + 16 * s.head_dim)};
+  return {flops(9 * query_key_elements(s)),
+          Bytes((3 * fused_elements(s) + 2 * s.head_dim) * e(type) + 4 * s.sequence * s.batch * (s.heads + s.kv_heads) +
+                8 * trained_of_two(s) * s.head_dim)};
 }
 OpWork query_key_squares_work(const OpShape& s, DataType type) {
   return {flops(2 * query_key_elements(s)), Bytes(query_key_elements(s) * e(type) + 8 * s.sequence * s.batch)};
@@ -117,7 +112,7 @@ OpWork query_key_norm_work(const OpShape& s, DataType type) {
 }
 OpWork query_key_norm_gradient_work(const OpShape& s, DataType type) {  // dy gamma rstd 2, dgamma 2, the sum's 2
   return {flops(6 * query_key_elements(s)), Bytes((3 * fused_elements(s) + query_key_width(s)) * e(type) +
-                                                  16 * s.sequence * s.batch + 8 * query_key_width(s))};
+                                                  16 * s.sequence * s.batch + 8 * trained_width(s))};
 }
 
 // Workspaces on CUDA ------------------------------------------------------------------------------

@@ -15,6 +15,20 @@ inline constexpr ShapeFlag if_gathered = &OpShape::gathered;
 inline constexpr ShapeFlag if_norm = &OpShape::norm;
 inline constexpr ShapeFlag if_master = &OpShape::master;
 inline constexpr ShapeFlag if_scaled = &OpShape::scaled;
+// Gradients of parameters that may be frozen.
+constexpr OperandRow of_first(OperandSize size) {
+  return {OperandSource::parameter_gradient, 0, Access::update, size, nullptr, &OpShape::freezes_first};
+}
+constexpr OperandRow of_second(OperandSize size) {
+  return {OperandSource::parameter_gradient, 1, Access::update, size, nullptr, &OpShape::freezes_second};
+}
+// How many of these a kernel of norms with two parameters, or with one, adds to.
+constexpr std::int64_t trained_of_two(const OpShape& s) {
+  return (s.freezes_first ? 0 : 1) + (s.freezes_second ? 0 : 1);
+}
+constexpr std::int64_t trained_of_one(const OpShape& s) {
+  return s.freezes_first ? 0 : 1;
+}
 
 // Sizes of operands -------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ TEST_CASE("Placements are written and read back") {
 TEST_CASE("An unknown placement lists the known ones") {
   const std::string known =
       "Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), Shard(feature), Shard(vocabulary), "
-      "Shard(position), FlatShard, Partial(sum), Partial(max)";
+      "Shard(position), Shard(adapter), FlatShard, Partial(sum), Partial(max)";
   CHECK(error_of<ConfigError>([] { parse_placement("Shard(heads)"); }) ==
         "error: expected a placement, one of " + known + ", found 'Shard(heads)'; did you mean 'Shard(hidden)'?");
   CHECK(error_of<ConfigError>([] { parse_placement("everywhere"); }) ==

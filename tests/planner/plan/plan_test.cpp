@@ -256,6 +256,24 @@ TEST_CASE("Any model text comes back exactly") {
   }
 }
 
+TEST_CASE("A plan says what is trained only where that is not everything, and reads it back") {
+  Plan plan = some_plan();
+  CHECK(write_plan(plan).find("trainable:") == std::string::npos);
+  CHECK(write_plan(plan).find("lora:") == std::string::npos);
+  const Trainable parts{.all = false, .patterns = {"head", "*norm.weight"}};
+  const Lora lora{.r = 16, .alpha = 0.1, .target_modules = {"attention.qkv", "up"}};
+  for (const auto& [trainable, adapters] : {std::pair(parts, std::optional<Lora>()),
+                                            {parts, lora},
+                                            {Trainable{.all = false, .patterns = {}}, Lora{}},
+                                            {Trainable{}, lora}}) {
+    plan.training.trainable = trainable;
+    plan.training.lora = adapters;
+    const std::string text = write_plan(plan);
+    INFO(text);
+    CHECK(read_plan(text, "plan.yaml").training == plan.training);
+  }
+}
+
 TEST_CASE("A plan without alternatives, notes, placements or gap is read back too") {
   Plan plan = some_plan();
   plan.alternatives.clear();
@@ -486,8 +504,8 @@ TEST_CASE("Placements that contradict the layout are errors") {
   CHECK(error_with("\"embedding.weight\": Replicate", "\"embedding.weight\": Shard(vocabularies)") ==
         value_place("\"embedding.weight\": Replicate") +
             "expected a placement, one of Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), "
-            "Shard(feature), Shard(vocabulary), Shard(position), FlatShard, Partial(sum), Partial(max), found "
-            "'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
+            "Shard(feature), Shard(vocabulary), Shard(position), Shard(adapter), FlatShard, Partial(sum), "
+            "Partial(max), found 'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
 }
 
 TEST_CASE("A schedule's actions may stand between commas, as in PyTorch's CSV") {

@@ -290,7 +290,7 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
     std::int64_t elements = 0, sums = 0, sent = 0;
     for (const Bucket& bucket : program.buckets) {
       elements += bucket.elements;
-      sums += program.buffers[bucket.gradients].bytes;
+      sums += program.buffers[*bucket.gradients].bytes;
     }
     for (const Step& step : steps_of(program))
       if (step.instruction->kind == expected.kind && step.call.ends_with(".gradients") &&

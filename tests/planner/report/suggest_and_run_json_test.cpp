@@ -79,7 +79,7 @@ TEST_CASE("the JSON of a failed search has no plans and says what to change") {
       R"({"space":null,"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null,"cut_gap":null})");
   CHECK(
       json.at("inputs").at("training").dump() ==
-      R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","defaults":["global_batch"]})");
+      R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","trained":"all","defaults":["global_batch"]})");
 }
 
 }  // namespace

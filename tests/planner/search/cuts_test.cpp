@@ -119,6 +119,7 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
   double widest = 0.0;
   for (int trial = 0; trial < 32; ++trial) {
     Setting setting = random_setting(random, trial % 5 == 4);
+    testing::train_random_parts(static_cast<unsigned>(trial), setting.training, setting.graph);
     if (trial % 3 == 1) setting.request[Choice::input_slots] = InputSlots::one_more;
     const OpGraph& graph = setting.graph;
     const Cluster& cluster = setting.cluster;
@@ -363,7 +364,8 @@ TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits")
 TEST_CASE("no cut of a layout is below the bounds of its cuts") {
   std::mt19937 random(7);
   for (int trial = 0; trial < 40; ++trial) {
-    const Setting setting = random_setting(random, trial % 3 == 2);
+    Setting setting = random_setting(random, trial % 3 == 2);
+    testing::train_random_parts(static_cast<unsigned>(trial), setting.training, setting.graph);
     const OpGraph& graph = setting.graph;
     const Cluster& cluster = setting.cluster;
     const TrainingSpec& training = setting.training;

@@ -44,6 +44,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
         gpu ? std::array{DataType::bf16, DataType::fp16} : std::array{DataType::fp32, DataType::tf32};
     TrainingSpec training = training_of(16, precisions[random() % 2]);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
     training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;
@@ -120,6 +121,7 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(8, cluster.devices()), {});
     for (int trial = 0; trial < 20; ++trial) {
@@ -167,6 +169,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
     const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs =

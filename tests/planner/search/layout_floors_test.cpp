@@ -46,6 +46,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     const DataType half = setting % 2 ? DataType::bf16 : DataType::fp16;
     TrainingSpec training = training_of(setting % 3 == 0 ? 48 : 36, gpu ? half : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
     LayoutRequest request;
     if (setting % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
@@ -95,7 +96,9 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       if (cluster.groups.size() > 1) continue;
       if (!request[Choice::schedule]) CHECK(of_micro_batch.time <= std::max(on_links, at_peak.time) * (1 + 1e-8));
       const Seconds of_any_order = floors.time_of_any_order(layout);
-      CHECK(of_micro_batch.time <= of_any_order * (1 + 1e-8));
+      // Blocks that run some of their kernels alone may take up to 0.2% less in this micro-batch
+      // than the share that LayoutFloors::seconds_of_sample counts.
+      if (training.trainable.all) CHECK(of_micro_batch.time <= of_any_order * (1 + 1e-8));
       CHECK(of_any_order <= floors.time_of(layout, choices) * (1 + 1e-8));
       // All else alike, what the data axis sends for every micro-batch tells ZeRO stages apart.
       ParallelSpec without = layout;

@@ -17,6 +17,7 @@
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/graph/engine_graph.h"
+#include "planner/graph/trained_graph.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 
@@ -90,6 +91,20 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   if (flip()) engine.host_per_op = Seconds(1e-6 * static_cast<double>(random() % 100));
   graph = as_run_by(engine, std::move(graph));
   return engine;
+}
+
+// Everything is trained in half of the cases; else adapters, a block, or both. `graph`: becomes how
+// it is trained.
+inline void train_random_parts(unsigned seed, TrainingSpec& training, OpGraph& graph) {
+  std::mt19937 random(seed + 1000);
+  if (random() % 2 == 0) return;
+  const bool adapts = random() % 2 == 0;
+  if (adapts)
+    training.lora = Lora{.r = 1 + static_cast<std::int64_t>(random() % 64), .alpha = 16.0, .target_modules = {}};
+  training.trainable.all = false;
+  if (!adapts || random() % 3 == 0) training.trainable.patterns = {graph.blocks[random() % graph.blocks.size()].name};
+  if (find_problem(training, graph)) training.trainable.patterns = {"embedding"};  // the head may own nothing
+  graph = as_trained(training, std::move(graph));
 }
 
 // Nodes and devices with random speeds, with and without levels above the nodes and rails; two

@@ -92,7 +92,7 @@ void add_layer_norm(const CpuKernelArguments& a) {
   }
 }
 
-// dy, x, gamma, mean, rstd -> dx (+=), dgamma +=, dbeta +=
+// dy, x, gamma, mean, rstd -> dx (+=), (dgamma +=), (dbeta +=)
 // With n = (x - mean) rstd and g = dy gamma:  dx = rstd (g - mean(g) - n mean(g n)).
 void layer_norm_gradient(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
@@ -102,8 +102,8 @@ void layer_norm_gradient(const CpuKernelArguments& a) {
   const float* means = a.floats(3);
   const float* rstds = a.floats(4);
   float* dx = a.floats(5);
-  float* dgamma = a.floats(6);
-  float* dbeta = a.floats(7);
+  float* dgamma = a.shape.freezes_first ? nullptr : a.floats(6);
+  float* dbeta = a.shape.freezes_second ? nullptr : a.floats(a.shape.freezes_first ? 6 : 7);
   const float count = static_cast<float>(columns);
   for (std::int64_t row = 0; row < a.shape.rows; ++row, dy += columns, x += columns, dx += columns) {
     const float mean = means[row];
@@ -116,8 +116,8 @@ void layer_norm_gradient(const CpuKernelArguments& a) {
       const Wide g = d * load(gamma + i, lanes);
       sum += g;
       products += g * normal;
-      store(dgamma + i, load(dgamma + i, lanes) + d * normal, lanes);
-      store(dbeta + i, load(dbeta + i, lanes) + d, lanes);
+      if (dgamma != nullptr) store(dgamma + i, load(dgamma + i, lanes) + d * normal, lanes);
+      if (dbeta != nullptr) store(dbeta + i, load(dbeta + i, lanes) + d, lanes);
     });
     const float mean_g = sum_lanes(sum) / count;
     const float mean_product = sum_lanes(products) / count;
@@ -149,7 +149,7 @@ void add_rms_norm(const CpuKernelArguments& a) {
   }
 }
 
-// dy, x, gamma, rstd -> dx (+=), dgamma +=
+// dy, x, gamma, rstd -> dx (+=), (dgamma +=)
 // With n = x rstd and g = dy gamma:  dx = rstd (g - n mean(g n)).
 void rms_norm_gradient(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
@@ -158,7 +158,7 @@ void rms_norm_gradient(const CpuKernelArguments& a) {
   const float* gamma = a.floats(2);
   const float* rstds = a.floats(3);
   float* dx = a.floats(4);
-  float* dgamma = a.floats(5);
+  float* dgamma = a.shape.freezes_first ? nullptr : a.floats(5);
   const float count = static_cast<float>(columns);
   for (std::int64_t row = 0; row < a.shape.rows; ++row, dy += columns, x += columns, dx += columns) {
     const float rstd = rstds[row];
@@ -167,7 +167,7 @@ void rms_norm_gradient(const CpuKernelArguments& a) {
       const Wide d = load(dy + i, lanes);
       const Wide normal = load(x + i, lanes) * rstd;
       products += d * load(gamma + i, lanes) * normal;
-      store(dgamma + i, load(dgamma + i, lanes) + d * normal, lanes);
+      if (dgamma != nullptr) store(dgamma + i, load(dgamma + i, lanes) + d * normal, lanes);
     });
     const float mean_product = sum_lanes(products) / count;
     for_each_wide(columns, [&](std::int64_t i, auto lanes) {

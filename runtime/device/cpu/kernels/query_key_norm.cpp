@@ -61,7 +61,18 @@ void head_norm(const CpuKernelArguments& a) {
     });
 }
 
-// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, dgamma of queries +=, dgamma of keys +=
+// Where the gradients of both gammas begin, of queries and of keys: null where they are frozen.
+struct GammaGradients {
+  float* of[2] = {};
+
+  GammaGradients(const CpuKernelArguments& a, int next) {
+    if (!a.shape.freezes_first) of[0] = a.floats(next++);
+    if (!a.shape.freezes_second) of[1] = a.floats(next);
+  }
+};
+
+// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, (dgamma of queries +=), (dgamma of keys
+// +=)
 // As rms_norm_gradient, head by head, with n = x rstd and g = dy gamma:
 // dx = rstd (g - n mean(g n)).
 void head_norm_gradient(const CpuKernelArguments& a) {
@@ -70,6 +81,7 @@ void head_norm_gradient(const CpuKernelArguments& a) {
   const float* qkv = a.floats(1);
   const float* rstd = a.floats(4);
   float* dqkv = a.floats(5);
+  const GammaGradients dgammas(a, 6);
   const float count = static_cast<float>(s.head_dim);
   const std::int64_t width = fused_width(s);
   for (std::int64_t row = 0; row < s.sequence * s.batch; ++row, dy += width, qkv += width, dqkv += width)
@@ -79,13 +91,13 @@ void head_norm_gradient(const CpuKernelArguments& a) {
       float* dx = dqkv + head.offset;
       if (head.part == HeadPart::value) return copy_head(s, d, dx);
       const float* gamma = a.floats(head.part == HeadPart::query ? 2 : 3);
-      float* dgamma = a.floats(head.part == HeadPart::query ? 6 : 7);
+      float* dgamma = dgammas.of[head.part == HeadPart::query ? 0 : 1];
       const float r = *rstd++;
       Wide products{};
       for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
         const Wide product = load(d + i, lanes) * (load(x + i, lanes) * r);
         products += product * load(gamma + i, lanes);
-        store(dgamma + i, load(dgamma + i, lanes) + product, lanes);
+        if (dgamma != nullptr) store(dgamma + i, load(dgamma + i, lanes) + product, lanes);
       });
       const float mean = sum_lanes(products) / count;
       for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
@@ -156,7 +168,7 @@ void query_key_norm(const CpuKernelArguments& a) {
 }
 
 // dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares (of this rank's heads),
-// dgamma of queries +=, of keys +=
+// (dgamma of queries +=), (of keys +=)
 // With r = (squares / width + epsilon)^-1/2 and y = x r gamma: dx = dy gamma r (through x alone),
 // and dsquares = sum(dy gamma x) dr/dsquares = -sum(dy gamma x) r^3 / (2 width).
 void query_key_norm_gradient(const CpuKernelArguments& a) {
@@ -166,6 +178,7 @@ void query_key_norm_gradient(const CpuKernelArguments& a) {
   const float* squares = a.floats(2);
   float* dqkv = a.floats(5);
   float* dsquares = a.floats(6);
+  const GammaGradients dgammas(a, 7);
   const std::int64_t width = fused_width(s);
   for (std::int64_t row = 0; row < s.sequence * s.batch;
        ++row, dy += width, qkv += width, dqkv += width, squares += 2, dsquares += 2) {
@@ -179,13 +192,13 @@ void query_key_norm_gradient(const CpuKernelArguments& a) {
       const int part = head.part == HeadPart::query ? 0 : 1;
       const float r = norm.rstd[part];
       const float* gamma = a.floats(3 + part) + head.index * s.head_dim;
-      float* dgamma = a.floats(7 + part) + head.index * s.head_dim;
+      float* dgamma = dgammas.of[part] == nullptr ? nullptr : dgammas.of[part] + head.index * s.head_dim;
       Wide products{};
       for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
         const Wide to_y = load(d + i, lanes), v = load(x + i, lanes);
         const Wide g = to_y * load(gamma + i, lanes);
         products += g * v;
-        store(dgamma + i, load(dgamma + i, lanes) + to_y * v * r, lanes);
+        if (dgamma != nullptr) store(dgamma + i, load(dgamma + i, lanes) + to_y * v * r, lanes);
         store(dx + i, g * r, lanes);
       });
       sums[part] += sum_lanes(products);

@@ -27,6 +27,20 @@ struct CudaKernelArguments {
   }
 };
 
+// The last operands of the gradients of norms with two parameters, from `next` on: the gradients of
+// both, null where they are frozen, and the workspace.
+struct NormGradients {
+  float* first = nullptr;
+  float* second = nullptr;
+  float* workspace = nullptr;
+
+  NormGradients(const CudaKernelArguments& a, int next) {
+    if (!a.shape.freezes_first) first = a.at<float>(next++);
+    if (!a.shape.freezes_second) second = a.at<float>(next++);
+    workspace = a.at<float>(next);
+  }
+};
+
 // Submits the kernels of one op to the stream. Allocates nothing, waits for nothing.
 using CudaKernel = void (*)(const CudaKernelArguments&);
 

@@ -6,7 +6,7 @@
 
 // Memory is passed once: a row of dy and x is held in registers, and so are a block's sums for
 // dgamma and dbeta over the rows of its part, which it writes to the workspace for a second kernel
-// to add up (planner/graph/cuda_workspace.h).
+// to add up (planner/graph/cuda_workspace.h); of frozen ones, it writes them for nobody.
 namespace parplan {
 namespace {
 
@@ -200,14 +200,15 @@ void submit(const CudaKernelArguments& a, GradientOperands<T> o, float* workspac
     launch(what, normalize_gradient_of_long_rows<T, norm>, grid(most_threads, 1), a.stream, rows, columns,
            rows_per_part, o);
   }
-  add_parts(o.gamma_parts, parts, columns, dgamma, a.stream);
-  if (norm == Norm::layer) add_parts(o.beta_parts, parts, columns, dbeta, a.stream);
+  if (dgamma != nullptr) add_parts(o.gamma_parts, parts, columns, dgamma, a.stream);
+  if (dbeta != nullptr) add_parts(o.beta_parts, parts, columns, dbeta, a.stream);
 }
 
 }  // namespace
 
-// dy, x, gamma, mean, rstd -> dx (+=), dgamma +=, dbeta +=, workspace
+// dy, x, gamma, mean, rstd -> dx (+=), (dgamma +=), (dbeta +=), workspace
 void layer_norm_gradient(const CudaKernelArguments& a) {
+  const NormGradients gradients(a, 6);
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     submit<T, Norm::layer>(a,
@@ -218,12 +219,14 @@ void layer_norm_gradient(const CudaKernelArguments& a) {
                             .rstd = a.at<const float>(4),
                             .dx = a.at<T>(5),
                             .accumulate = a.shape.accumulate},
-                           a.at<float>(8), a.at<float>(6), a.at<float>(7));
+                           gradients.workspace, gradients.first, gradients.second);
   });
 }
 
-// dy, x, gamma, rstd -> dx (+=), dgamma +=, workspace
+// dy, x, gamma, rstd -> dx (+=), (dgamma +=), workspace
 void rms_norm_gradient(const CudaKernelArguments& a) {
+  float* const dgamma = a.shape.freezes_first ? nullptr : a.at<float>(5);
+  float* const workspace = a.at<float>(a.shape.freezes_first ? 5 : 6);
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     submit<T, Norm::rms>(a,
@@ -233,7 +236,7 @@ void rms_norm_gradient(const CudaKernelArguments& a) {
                           .rstd = a.at<const float>(3),
                           .dx = a.at<T>(4),
                           .accumulate = a.shape.accumulate},
-                         a.at<float>(6), a.at<float>(5), nullptr);
+                         workspace, dgamma, nullptr);
   });
 }
 

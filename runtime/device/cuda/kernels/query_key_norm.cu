@@ -323,14 +323,15 @@ void head_norm(const CudaKernelArguments& a) {
   });
 }
 
-// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, dgamma of queries +=, of keys +=,
-// workspace
+// dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, (dgamma of queries +=), (of
+// keys +=), workspace
 void head_norm_gradient(const CudaKernelArguments& a) {
   const std::int64_t rows = rows_of(a.shape);
   if (rows <= 0) return;
   const FusedRow r = row_of(a.shape);
   const std::int64_t parts = partial_sums(rows);
-  float* query_parts = a.at<float>(8);
+  const NormGradients gradients(a, 6);
+  float* query_parts = gradients.workspace;
   float* key_parts = query_parts + parts * r.head_dim;
   const std::size_t shared = sizeof(float) * static_cast<std::size_t>(warps_per_block * 2 * r.head_dim);
   PARPLAN_ASSERT(shared <= 48 << 10, "head_dim " + std::to_string(r.head_dim));
@@ -346,8 +347,8 @@ void head_norm_gradient(const CudaKernelArguments& a) {
              query_parts, key_parts);
     });
   });
-  add_parts(query_parts, parts, r.head_dim, a.at<float>(6), a.stream);
-  add_parts(key_parts, parts, r.head_dim, a.at<float>(7), a.stream);
+  if (gradients.first != nullptr) add_parts(query_parts, parts, r.head_dim, gradients.first, a.stream);
+  if (gradients.second != nullptr) add_parts(key_parts, parts, r.head_dim, gradients.second, a.stream);
 }
 
 // qkv -> squares
@@ -394,15 +395,16 @@ void query_key_norm(const CudaKernelArguments& a) {
   });
 }
 
-// dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares, dgamma of queries +=, of
-// keys +=, workspace
+// dy, qkv, squares, gamma of queries, gamma of keys -> dqkv, dsquares, (dgamma of queries +=),
+// (of keys +=), workspace
 void query_key_norm_gradient(const CudaKernelArguments& a) {
   const std::int64_t rows = rows_of(a.shape);
   if (rows <= 0) return;
   const FusedRow r = row_of(a.shape);
   const std::int64_t parts = partial_sums(rows);
   const std::int64_t query_width = a.shape.heads * a.shape.head_dim, key_width = a.shape.kv_heads * a.shape.head_dim;
-  float* query_parts = a.at<float>(9);
+  const NormGradients gradients(a, 7);
+  float* query_parts = gradients.workspace;
   float* key_parts = query_parts + parts * query_width;
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
@@ -416,8 +418,8 @@ void query_key_norm_gradient(const CudaKernelArguments& a) {
              query_parts, key_parts, widths_of(a.shape), static_cast<float>(a.shape.epsilon));
     });
   });
-  add_parts(query_parts, parts, query_width, a.at<float>(7), a.stream);
-  add_parts(key_parts, parts, key_width, a.at<float>(8), a.stream);
+  if (gradients.first != nullptr) add_parts(query_parts, parts, query_width, gradients.first, a.stream);
+  if (gradients.second != nullptr) add_parts(key_parts, parts, key_width, gradients.second, a.stream);
 }
 
 }  // namespace parplan
