@@ -31,11 +31,12 @@ double product_flops(const OpGraph& graph, const Block& block) {
   return flops;
 }
 
-DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
+DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                   const StateHomes& homes)
     : cluster_(cluster),
       precision_(training.precision),
       flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
-  const BucketSizes all{.elements = parameter_count(graph)};
+  const BucketSizes all{.elements = parameter_count(graph), .homes = homes};
   const MemoryUse use = rank_memory({.buckets = {&all, 1}, .saved = {}}, training);
   // Shards of one bucket may be rounded up less often than this bucket was.
   state_ = std::max(use.parameters + use.gradients + use.optimizer - Bytes(8 * buffer_alignment), Bytes(0));

@@ -70,7 +70,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
       cluster_(cluster),
       training_(training),
       maker_(maker),
-      bound_(graph, cluster, training),
+      bound_(graph, cluster, training, state_homes(with_given(request))),
       fastest_links_(all_links_of_a_device(cluster)) {
   if (request[Choice::recompute])
     recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
