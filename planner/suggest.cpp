@@ -8,6 +8,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
+#include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/cost_model.h"
 #include "planner/explain/remedies.h"
@@ -86,8 +87,15 @@ std::string tight_memory(const Plan& plan) {
       format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
 }
 
+// A layout that uses the host's memory, on a cluster that does not state what that takes.
+void check_host(const Cluster& cluster, const LayoutRequest& layout) {
+  if (given<Offload>(layout, Choice::offload).value_or(Offload::none) == Offload::none) return;
+  if (const std::optional<std::string> reason = lacks_host(cluster)) throw ConfigError(*reason);
+}
+
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
 ParallelSpec fixed_spec(const SuggestRequest& request) {
+  check_host(request.cluster, request.layout);
   const int devices = request.cluster.devices();
   ParallelSpec spec = with_given(request.layout);
   if (!request.layout[Choice::dp]) spec.mesh.degree.dp = std::max(devices / spec.mesh.size(), 1);
@@ -109,6 +117,7 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                     const LayoutRequest& layout, const SearchOptions& options,
                                     const PrecisionOf& precision_of) {
+  check_host(cluster, layout);
   ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, options, precision_of);
   const Engine& engine = training.engine;
   const bool keeps = engine.allocator_reserve > 0.0 || engine.copies_gradients;

@@ -44,7 +44,8 @@ CommunicationVolume most_sent(const Plan& plan, std::span<const Program> program
 
 }  // namespace
 
-void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent) {
+void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent,
+                    const PerHome<Bytes>& copied) {
   const PerHome<std::int64_t> touched = arena.highest_touched();
   for (const Home home : all_homes)
     if (touched[home] != program.arena_bytes[home])
@@ -56,6 +57,10 @@ void check_promises(const Program& program, const Arena& arena, const Communicat
     throw InternalError(fmt::format("rank {} was to send {} bytes a step ({}) and sent {}", program.rank,
                                     counts(promised, axes), names_of(axes), counts(sent, axes)));
   }
+  for (const Home home : all_homes)
+    if (copied[home] != program.copied[home])
+      throw InternalError(fmt::format("rank {} was to copy {} bytes a step to its {} and copied {}", program.rank,
+                                      program.copied[home].count, name(home), copied[home].count));
 }
 
 void check_prediction(const Plan& plan, std::span<const Program> programs) {

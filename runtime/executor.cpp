@@ -61,7 +61,9 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
       if (instruction.stream != segment.stream &&
           std::ranges::find(submission.side_streams, instruction.stream) == submission.side_streams.end())
         submission.side_streams.push_back(instruction.stream);
-      if (instruction.kind != InstructionKind::kernel || is_load(instruction)) submission.repeats = false;
+      // The host's work is handed over anew each time.
+      const bool is_recorded = instruction.kind == InstructionKind::kernel && instruction.home == Home::device;
+      if (!is_recorded || is_load(instruction)) submission.repeats = false;
     }
     submission.repeats &= submission.side_streams.empty();
     submissions_.push_back(std::move(submission));
@@ -95,6 +97,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   timing_ = backend_.works_at_once() || timing == StepTiming::each_instruction;
   backend_.attach_thread();  // between steps the thread may have used other ranks' arenas
   sent_ = {};
+  copied_ = {};
   profile_.clear();
   tokens_.stage(batch, batch_rank_, batch_ranks_);
   backend_.set_scalars(scalars);
@@ -123,6 +126,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
     backend_.copy(compute, &results_->sum_of_squares, arena_.at(*program_.norm_buffer), Bytes(4));
   if (results_ != nullptr) backend_.synchronize();
   step.communication = sent_;
+  step.copied = copied_;
   step.is_profiled = timing_;
   if (timing_) step.time = profile_.attribute(step.total);
   return step;
@@ -195,6 +199,8 @@ void Executor::submit(const Segment& segment, const Call& call, std::size_t inde
     Seconds waited;
     if (instruction.kind == InstructionKind::kernel) {
       submit(instruction, call, index);
+    } else if (instruction.kind == InstructionKind::copy) {
+      copy(instruction, call);
     } else {
       const WaitingForRanks waiting(flight_);
       const Transfer transfer = communicate(instruction, call);
@@ -216,10 +222,20 @@ void Executor::submit(const Instruction& instruction, const Call& call, std::siz
   std::array<void*, most_operands> operands{};
   PARPLAN_ASSERT(instruction.operands.size() <= most_operands, fmt::format("{} operands", instruction.operands.size()));
   for (std::size_t i = 0; i < instruction.operands.size(); ++i) operands[i] = address(instruction.operands[i], call);
-  backend_.run(stream, {.kind = instruction.op,
-                        .shape = instruction.shape,
-                        .type = instruction.type,
-                        .operands = {operands.data(), instruction.operands.size()}});
+  const KernelCall kernel{.kind = instruction.op,
+                          .shape = instruction.shape,
+                          .type = instruction.type,
+                          .operands = {operands.data(), instruction.operands.size()}};
+  if (instruction.home == Home::host)
+    backend_.run_on_host(stream, kernel);
+  else
+    backend_.run(stream, kernel);
+}
+
+void Executor::copy(const Instruction& instruction, const Call& call) {
+  const Operand &from = instruction.operands.front(), &to = instruction.operands.back();
+  backend_.copy(static_cast<int>(instruction.stream), address(to, call), address(from, call), Bytes(to.bytes));
+  copied_[home_of_copy(instruction)] += Bytes(to.bytes);
 }
 
 Transfer Executor::communicate(const Instruction& instruction, const Call& call) {
@@ -256,7 +272,9 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};
     case InstructionKind::receive:
       return communicator_.receive(stream, ranks.front(), link.receives.value(), data);
-    case InstructionKind::kernel: break;
+    case InstructionKind::kernel:
+    case InstructionKind::copy:
+      break;
   }
   PARPLAN_ASSERT(false, name(instruction.kind));
   return {};

@@ -24,6 +24,7 @@ struct StepMeasurement {
   bool is_profiled = false;
   StepTime time;  // its parts, if it was profiled
   CommunicationVolume communication;
+  PerHome<Bytes> copied;  // into each home from the other
 };
 
 // Whether each instruction of a step is timed. On a GPU the marks between instructions cost time,
@@ -73,6 +74,7 @@ class Executor {
   void run_call(std::size_t index);
   void submit(const Segment& segment, const Call& call, std::size_t index);
   void submit(const Instruction& instruction, const Call& call, std::size_t call_index);
+  void copy(const Instruction& instruction, const Call& call);
   Transfer communicate(const Instruction& instruction, const Call& call);
   void wait(Stream stream, int event);
   void record(Stream stream, int event);
@@ -113,6 +115,7 @@ class Executor {
   bool timing_ = false;  // this step
   StepProfile profile_;
   CommunicationVolume sent_;
+  PerHome<Bytes> copied_;
 };
 
 }  // namespace parplan

@@ -86,7 +86,7 @@ void in_threads(std::size_t count, const std::function<void(std::size_t)>& work,
 
 std::string group_text(const Program& program, const Instruction& instruction) {
   const auto group = std::ranges::find(program.groups, instruction.group, &Group::key);
-  if (group == program.groups.end()) return "";
+  if (!communicates(instruction.kind) || group == program.groups.end()) return "";
   const bool one = is_neighbour(instruction.group);
   return fmt::format(" {} rank{} {}", one ? instruction.kind == InstructionKind::send ? "to" : "from" : "of",
                      group->ranks.size() == 1 ? "" : "s", fmt::join(group->ranks, ", "));

@@ -98,6 +98,9 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     if (bucket.master)
       write_numbers(arena, *bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0),
                     bucket.shard_elements);
+    if (bucket.host_parameters)
+      write_numbers(arena, *bucket.host_parameters, precision, values.data() + (whole ? bucket.shard_begin : 0),
+                    bucket.shard_elements);
   }
 }
 

@@ -123,7 +123,8 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
              if (step + 1 < options.steps) log.signal = result.signal;  // after the last it ends nothing
              if (options.on_not_finite == OnNotFinite::stop) log.not_finite = not_finite(step, result, plan.training);
              for (const int rank : job.hosted())
-               check_promises(job.programs()[rank], job.arena(rank), result.ranks[rank].communication);
+               check_promises(job.programs()[rank], job.arena(rank), result.ranks[rank].communication,
+                              result.ranks[rank].copied);
              if (step == start.step)
                for (const int rank : job.hosted()) log.warm_up[rank] = flat(job.executor(rank).instructions());
              if (options.on_step)

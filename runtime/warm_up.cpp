@@ -35,7 +35,8 @@ void warm_up(const Program& program, Backend& backend, const Arena& arena) {
   std::vector<Launch> launched;
   for (const Call& call : program.calls)
     for (const Instruction& instruction : program.segments[call.segment].instructions) {
-      if (instruction.kind != InstructionKind::kernel || is_load(instruction)) continue;
+      if (instruction.kind != InstructionKind::kernel || instruction.home == Home::host || is_load(instruction))
+        continue;
       Launch launch{.op = instruction.op, .type = instruction.type, .shape = instruction.shape, .alignments = {}};
       std::vector<void*> operands;
       for (const Operand& operand : instruction.operands) {

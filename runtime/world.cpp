@@ -8,6 +8,7 @@
 #include "planner/base/error.h"
 #include "runtime/comm/local/local_communicator.h"
 #include "runtime/device/cpu/cpu_backend.h"
+#include "runtime/device/cpu/host_update.h"
 
 namespace parplan {
 namespace {
@@ -90,10 +91,16 @@ class CpuProcesses final : public World {
   std::unique_ptr<Communicator> communicator_;
 };
 
+// The main program's kernels of the host are for all backends of the plugin.
+GpuBackendOptions with_host_kernel(GpuBackendOptions options) {
+  options.host_kernel = update_on_host;
+  return options;
+}
+
 class OneGpu final : public World {
  public:
   OneGpu(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options)
-      : hosted_(all_ranks(ranks)), gpu_(std::move(gpu)), device_(device), options_(options),
+      : hosted_(all_ranks(ranks)), gpu_(std::move(gpu)), device_(device), options_(with_host_kernel(options)),
         world_(gpu_->make_local_world(ranks, groups.groups(), groups.channels())) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return gpu_->make_backend(device_, options_); }
@@ -119,7 +126,7 @@ class GpuPerRank final : public World {
         gpu_(std::move(gpu)),
         devices_(std::move(devices)),
         first_device_(rendezvous.processes() == 1 ? 0 : rendezvous.local_process()),
-        options_(options) {
+        options_(with_host_kernel(options)) {
     const bool makes_id = rendezvous.process() == 0;
     id_ = broadcast(rendezvous, makes_id ? gpu_->make_nccl_id() : std::vector<std::byte>{}, 0);
   }

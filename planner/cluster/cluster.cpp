@@ -244,7 +244,16 @@ bool has_nic(const NodeKind& node) {
                      [](const Vertex& vertex) { return vertex.kind == VertexKind::nic; });
 }
 
-// `device`, `node`, `nodes` and `price` of a cluster of one kind of node, or of one of its groups.
+Host read_host(const YamlNode& value) {
+  value.allow_keys({"memory", "memory_bandwidth", "link"});
+  Host host;
+  if (const auto memory = value.find("memory")) host.memory = memory->as_bytes();
+  host.memory_bandwidth = read_positive_bandwidth(value.at("memory_bandwidth"));
+  if (const auto link = value.find("link")) host.link = read_positive_bandwidth(*link);
+  return host;
+}
+
+// `device`, `node`, `nodes`, `price` and `host` of a cluster of one kind of node, or of a group.
 NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, const ClusterCatalog& catalog) {
   NodeGroup group;
   group.device = read_device_or_name(value.at("device"), catalog);
@@ -261,6 +270,7 @@ NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, con
       price->fail(error.message());
     }
   }
+  if (const auto host = value.find("host")) group.host = read_host(*host);
   return group;
 }
 
@@ -409,7 +419,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     document.allow_keys({"name", "groups", "network", "device_ids", "memory_headroom", "measured_on", "calibrated",
                          "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "groups", "network", "device_ids",
+    document.allow_keys({"name", "device", "node", "nodes", "price", "host", "groups", "network", "device_ids",
                          "memory_headroom", "measured_on", "calibrated", "notes", "sources"});
   }
   cluster.name = document.at("name").as_name();
@@ -422,7 +432,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     if (!groups->is_list() || groups->size() == 0)
       groups->fail("expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
     for (const YamlNode& item : groups->items()) {
-      item.allow_keys({"device", "node", "nodes", "price"});
+      item.allow_keys({"device", "node", "nodes", "price", "host"});
       cluster.groups.push_back(read_group(item, cluster.name, catalog));
     }
   } else {
@@ -525,6 +535,13 @@ std::string write_group(const NodeGroup& group) {
   write_node(out, group.node);
   out << YAML::Key << "nodes" << YAML::Value << group.nodes;
   if (group.price) out << YAML::Key << "price" << YAML::Value << write_price(*group.price);
+  if (group.host) {
+    out << YAML::Key << "host" << YAML::Value << YAML::Flow << YAML::BeginMap;
+    if (group.host->memory) out << YAML::Key << "memory" << YAML::Value << write_bytes(*group.host->memory);
+    out << YAML::Key << "memory_bandwidth" << YAML::Value << write_bandwidth(group.host->memory_bandwidth);
+    if (group.host->link) out << YAML::Key << "link" << YAML::Value << write_bandwidth(*group.host->link);
+    out << YAML::EndMap;
+  }
   out << YAML::EndMap;
   return "device:\n" + indented(write_device(group.device), "  ") + out.c_str() + "\n";
 }

@@ -82,12 +82,22 @@ struct Price {
   bool operator==(const Price&) const = default;
 };
 
+// The host of a machine, whose memory plans may use beside that of its devices.
+struct Host {
+  std::optional<Bytes> memory;      // of a machine, that plans may take; absent: not checked
+  BytesPerSecond memory_bandwidth;  // of a machine, with all channels, by the datasheet
+  // Each device's rate to or from it while all of them copy; absent: by the node's links.
+  std::optional<BytesPerSecond> link;
+  bool operator==(const Host&) const = default;
+};
+
 // Nodes of one kind, with one kind of device.
 struct NodeGroup {
   NodeKind node;
   DeviceKind device;
   int nodes = 1;
   std::optional<Price> price;
+  std::optional<Host> host;
 
   int devices_per_node() const { return static_cast<int>(node.devices.size()); }
   int devices() const { return nodes * devices_per_node(); }

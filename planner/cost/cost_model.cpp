@@ -6,6 +6,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cost/collective_time.h"
+#include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
 
 namespace parplan {
@@ -23,6 +24,10 @@ Execution execution_of(const DeviceKind& device, const Engine& engine) {
                                 streams.receive_previous})
       execution.in_line |= 1u << index_of(stream);
   }
+  // What goes to the host and back goes with gradients.
+  if (!engine.overlaps_data)
+    for (const Stream stream : {Stream::to_host, Stream::from_host, Stream::host})
+      execution.in_line |= 1u << index_of(stream);
   if (execution.in_line != 0) execution.in_line |= 1u << index_of(Stream::compute);
   return execution;
 }
@@ -90,6 +95,13 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory))};
 }
 
+std::optional<HostShare> slower(const std::optional<HostShare>& a, const std::optional<HostShare>& b) {
+  if (!a || !b) return std::nullopt;
+  return HostShare{.link = std::min(a->link, b->link),
+                   .latency = std::max(a->latency, b->latency),
+                   .memory_bandwidth = std::min(a->memory_bandwidth, b->memory_bandwidth)};
+}
+
 DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
   DeviceKind both = a;
   both.name = a.name + "+" + b.name;
@@ -123,6 +135,8 @@ const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, in
     const NodeGroup& group = cluster_->groups[g];
     const DeviceRates rates = rates_at(group.device, std::min(mesh.size(), group.devices_per_node()));
     result.rates = result.device ? slower(result.rates, rates) : rates;
+    const std::optional<HostShare> host = host_share(group, std::min(mesh.size(), group.devices_per_node()));
+    result.host = result.device ? slower(result.host, host) : host;
     result.device =
         std::make_shared<const DeviceKind>(result.device ? slower(*result.device, group.device) : group.device);
   }
@@ -138,7 +152,8 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
                   .execution = execution_of(*device.device, networks.engine()),
                   .host_per_op = host_per_op(*device.device, networks.engine()),
                   .blocks_launches = networks.engine().blocks_launches,
-                  .networks = {}};
+                  .networks = {},
+                  .host = device.host};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));
@@ -174,12 +189,22 @@ Bytes communicated_bytes(const Instruction& instruction) {
   return Bytes(bytes);
 }
 
+namespace {
+
+Seconds time_of(const Instruction& instruction, const CostModel& model) {
+  if (instruction.kind == InstructionKind::copy)
+    return host_copy_time(communicated_bytes(instruction), *model.device, model.rates, model.host);
+  if (communicates(instruction.kind))
+    return collective_time(instruction.kind, communicated_bytes(instruction), model.network(instruction.group),
+                           model.device->backend);
+  if (instruction.home == Home::host) return host_kernel_time(instruction, *model.device, model.rates, model.host);
+  return kernel_time(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
+}
+
+}  // namespace
+
 Seconds duration(const Instruction& instruction, const CostModel& model) {
-  const Seconds time =
-      instruction.kind == InstructionKind::kernel
-          ? kernel_time(instruction.op, instruction.shape, instruction.type, *model.device, model.rates)
-          : collective_time(instruction.kind, communicated_bytes(instruction), model.network(instruction.group),
-                            model.device->backend);
+  const Seconds time = time_of(instruction, model);
   return model.blocks_launches ? time + model.host_per_op : time;
 }
 

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/group_network.h"
+#include "planner/cluster/host_share.h"
 #include "planner/cluster/mesh.h"
 #include "planner/graph/engine.h"
 #include "planner/program/program.h"
@@ -43,6 +45,7 @@ struct CostModel {
   Seconds host_per_op{};                      // Engine::host_per_op
   bool blocks_launches = false;               // Engine::blocks_launches
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
+  std::optional<HostShare> host = {};         // absent where cores are the devices, or nothing is known
 
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
 };
@@ -67,6 +70,7 @@ class NetworkCache {
   struct StageDevice {
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
+    std::optional<HostShare> host;
   };
   const StageDevice& device(const DeviceMesh& mesh, int stage);
 
@@ -92,8 +96,9 @@ std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mes
 // Bytes of the whole buffer of a communication (collective_time.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
-// The time of a kernel is kernel_time. The time of a communication is collective_time, counted from
-// when all its ranks have arrived.
+// The time of a kernel is kernel_time, that of a communication collective_time, counted from when
+// all its ranks have arrived. Copies between the homes and kernels of the host's processor:
+// planner/cost/host_time.h.
 Seconds duration(const Instruction& instruction, const CostModel& model);
 
 }  // namespace parplan

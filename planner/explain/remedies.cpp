@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "planner/cluster/host_share.h"
 #include "planner/explain/larger_cluster.h"
 #include "planner/explain/request_fits.h"
 #include "planner/search/space_rows.h"
@@ -30,6 +31,7 @@ RemedyValue remedy_value(const ChoiceValue& value) {
 constexpr std::array remedy_choices = {
     Choice::zero_stage, Choice::micro_batch, Choice::recompute,         Choice::tp,           Choice::pp,
     Choice::dp,         Choice::schedule,    Choice::sequence_parallel, Choice::stage_blocks,
+    Choice::offload,
 };
 
 // Each given part of the layout, either left to the search or, where its values have an order, as
@@ -57,6 +59,19 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
       break;
     }
   }
+}
+
+// What the search leaves out unless it is asked for. Cores have no memory but their host's.
+std::optional<Remedy> offloaded(const SuggestRequest& request) {
+  if (request.layout[Choice::offload] || lacks_host(request.cluster) || !is_accelerator(request.cluster.backend()))
+    return std::nullopt;
+  SuggestRequest changed = request;
+  changed.layout[Choice::offload] = Offload::optimizer;
+  if (!fits(changed)) return std::nullopt;
+  const ChoiceRow& row = row_of(Choice::offload);
+  std::optional<Remedy> found = remedy(changed, row.key, phrase(row, Offload::optimizer), {});
+  if (found) found->value = remedy_value(Offload::optimizer);
+  return found;
 }
 
 std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
@@ -112,6 +127,7 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
   add(more_memory(request, failed));
   add(more_devices(request));
   add_layouts(request, add);
+  add(offloaded(request));
   add(smaller_batch(request));
   OpGraph shorter;
   add(shorter_sequence(request, shorter));

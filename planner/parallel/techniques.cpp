@@ -7,6 +7,7 @@
 #include "planner/base/text.h"
 #include "planner/parallel/context.h"
 #include "planner/parallel/data.h"
+#include "planner/parallel/offload.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/tensor.h"
 #include "planner/parallel/zero.h"
@@ -20,6 +21,7 @@ constexpr std::array rows = {
     TechniqueRow{"pipeline", legal_pipeline_degrees, illegal_pipeline, place_pipeline},
     TechniqueRow{"data", legal_data_degrees, illegal_data, place_data},
     TechniqueRow{"zero", legal_zero_stages, illegal_zero, place_zero},
+    TechniqueRow{"offload", legal_offloads, illegal_offload, place_offload},
 };
 
 }  // namespace

@@ -22,6 +22,12 @@ int Layout::stage_of_block(int block) const {
   return static_cast<int>(stage - stages.begin());
 }
 
+StateHomes state_homes(const ParallelSpec& spec) {
+  StateHomes homes;
+  if (spec.offload == Offload::optimizer) homes.optimizer = Home::host;
+  return homes;
+}
+
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
   BlockLayout layout{.placements = placements,
                      .degree = spec.mesh.degree,

@@ -51,6 +51,8 @@ struct Layout {
 
 // `spec.stage_blocks` is set; the blocks of a stage are alike.
 Layout lay_out(const ParallelSpec& spec, const Placements& placements);
+// Where the recipe keeps the state of parameters.
+StateHomes state_homes(const ParallelSpec& spec);
 // One block under the recipe. `recompute` is not per_stage.
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
 

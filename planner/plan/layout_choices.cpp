@@ -467,6 +467,25 @@ constexpr std::array rows = {
                                            ? "with one more buffer for arriving activations"
                                            : "without another buffer for arriving activations");
                   }},
+    ChoiceRow{.choice = Choice::offload,
+              .key = "offload",
+              .option = "--offload",
+              .description = "what is kept in host memory: nothing, or the optimizer's state, which the host's "
+                             "processor then updates (ZeRO-Offload)",
+              .get = get<&ParallelSpec::offload>,
+              .set = set<&ParallelSpec::offload>,
+              .named = named<Offload::none, Offload::optimizer>,
+              .may_be_absent = true,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return spec.offload == Offload::none ? "" : fmt::format("offload={}", name(spec.offload));
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return std::string(std::get<Offload>(value) == Offload::optimizer
+                                           ? "with the optimizer's state in host memory"
+                                           : "with the optimizer's state on the device");
+                  }},
 };
 
 // The index of a choice's row is its enumerator.

@@ -23,6 +23,8 @@ const char* name(InputSlots slots) { return slots == InputSlots::in_flight ? "in
 
 const char* name(ContextMethod method) { return method == ContextMethod::all_gather ? "all_gather" : "ulysses"; }
 
+const char* name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }
+
 std::string stages_text(const ParallelSpec& spec) {
   if (spec.virtual_stages == 1) return fmt::format("pp is {}", spec.pp());
   return fmt::format("pp {} x virtual_stages {} is {}", spec.pp(), spec.virtual_stages, spec.stages());
@@ -65,6 +67,7 @@ ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
   // Data-parallel ranks do equal work on their own samples; ZeRO works around blocks, not in them.
   key.mesh.degree.dp = one.mesh.degree.dp;
   key.zero_stage = one.zero_stage;
+  key.offload = one.offload;
   key.recompute = recompute;
   // What a block saves where, and what it does in its backward.
   if (runs_backward_in_parts(spec.schedule)) key.schedule = ScheduleKind::zero_bubble_h1;

@@ -37,6 +37,11 @@ const char* name(InputSlots slots);  // "in_flight", "in_flight+1"
 enum class ContextMethod { all_gather, ulysses };
 const char* name(ContextMethod method);
 
+// What is kept in host memory: nothing; or the optimizer's state, with the parameters in fp32, and
+// the host's processor updates them.
+enum class Offload { none, optimizer };
+const char* name(Offload offload);
+
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {
   DeviceMesh mesh;
@@ -55,6 +60,7 @@ struct ParallelSpec {
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
   ContextMethod cp_method = ContextMethod::all_gather;  // so where the context axis has one rank
+  Offload offload = Offload::none;
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }

@@ -16,7 +16,9 @@
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
 #include "planner/graph/engine_file.h"
+#include "planner/cluster/host_share.h"
 #include "planner/graph/trained_file.h"
+#include "planner/plan/layout.h"
 #include "planner/plan/layout_choices.h"
 
 namespace parplan {
@@ -40,6 +42,7 @@ constexpr std::array<TimeKey, 2> time_keys_behind = {{
     {"time_bubble_s", &StepTime::bubble},
     {"time_optimizer_s", &StepTime::optimizer},
 }};
+constexpr const char* host_key = "memory_host_bytes";  // the same
 constexpr const char* offload_key = "time_offload_s";  // only where there is some
 std::string exposed_key(Axis axis) { return fmt::format("time_{}_exposed_s", name(axis)); }
 std::string communication_key(Axis axis) { return fmt::format("communication_{}_bytes", name(axis)); }
@@ -219,6 +222,7 @@ std::string write_result(const StepResult& result) {
   if (result.time.offload.value > 0.0) time(offload_key, result.time.offload);
   for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
   if (result.memory.reserve.count > 0) out += fmt::format("{}: {}\n", reserve_key, result.memory.reserve.count);
+  if (result.memory.host.count > 0) out += fmt::format("{}: {}\n", host_key, result.memory.host.count);
   out += fmt::format("memory_stage: {}\n", result.memory_stage);
   for (const Axis axis : inner_axes_first)
     if (is_planned(axis) && (!may_be_unnamed(axis) || took_part(result, axis)))
@@ -402,6 +406,7 @@ Placements read_placements(const YamlNode& node, const ParallelSpec& spec) {
   for (const DataAxisKey& row : data_axis_keys) keys.push_back(row.key);
   node.allow_keys(keys);
   Placements placements;
+  placements.state.homes = state_homes(spec);
   for (const Axis axis : planned_parameter_axes())
     placements.residual[axis] = read_placement(node.at(residual_key(axis)));
   if (const auto over_context = node.find(residual_key(Axis::cp)); over_context || spec.cp() > 1) {
@@ -487,7 +492,7 @@ StepResult read_result(const YamlNode& node) {
   for_each_time([&](const TimeKey& row) { keys.push_back(row.key); });
   for_each_axis([&](Axis axis) { keys.insert(keys.end(), {exposed_key(axis), communication_key(axis)}); });
   for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
-  keys.insert(keys.end(), {reserve_key, "memory_stage", offload_key});
+  keys.insert(keys.end(), {reserve_key, host_key, "memory_stage", offload_key});
   node.allow_keys(keys);
   StepResult result;
   for_each_time([&](const TimeKey& row) { result.time.*row.part = read_time(node.at(row.key)); });
@@ -498,6 +503,7 @@ StepResult read_result(const YamlNode& node) {
   });
   for (const MemoryKey& row : memory_keys) result.memory.*row.part = read_part(node.at(row.key));
   if (const auto reserve = node.find(reserve_key)) result.memory.reserve = read_part(*reserve);
+  if (const auto host = node.find(host_key)) result.memory.host = read_part(*host);
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
   for_each_axis([&](Axis axis) {
     if (!may_be_unnamed(axis) || node.find(communication_key(axis)))
@@ -583,6 +589,8 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
                                         device_name(plan.cluster), name(plan.cluster.backend())));
   plan.training = read_training(root.at("training"));
   plan.spec = read_layout(root.at("layout"), plan.training, plan.cluster.devices());
+  if (const auto reason = lacks_host(plan.cluster); reason && plan.spec.offload != Offload::none)
+    root.at("cluster").fail(*reason);
   plan.placements = read_placements(root.at("placements"), plan.spec);
   plan.schedule = read_schedule(root.at("schedule"), plan.spec, micro_batches(plan.spec, plan.training));
   plan.prediction = read_result(root.at("prediction"));

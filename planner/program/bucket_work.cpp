@@ -53,6 +53,23 @@ Instruction update_parameters(std::int64_t elements, bool decays, const Training
   return instruction;
 }
 
+Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpec& training) {
+  Instruction instruction = update_parameters(elements, decays, training);
+  instruction.stream = Stream::host;
+  instruction.home = Home::host;
+  return instruction;
+}
+
+Instruction copy_to(Home home, DataType type) {
+  Instruction instruction;
+  instruction.kind = InstructionKind::copy;
+  instruction.stream = home == Home::host ? Stream::to_host : Stream::from_host;
+  instruction.label = Label::offload;
+  instruction.type = type;
+  instruction.name = home == Home::host ? "to host" : "from host";
+  return instruction;
+}
+
 DataType reduced_type(const TrainingSpec& training) {
   return training.engine.reduces_half && is_half(training.precision) ? training.precision : gradient_type(training);
 }

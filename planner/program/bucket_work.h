@@ -22,6 +22,10 @@ Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label lab
 Instruction sum_of_squares(std::int64_t elements);
 // AdamW, Adam or SGD on parameters that all decay, or that do not.
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training);
+// The same by the host's processor; in fp32 it updates the master copy, the only one there.
+Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpec& training);
+// A copy of `type`, without operands, on the stream to the home.
+Instruction copy_to(Home home, DataType type);
 
 // Adds what one micro-batch's backward left in half precision (Engine::half_gradients).
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
@@ -55,6 +59,15 @@ inline OptimizerState optimizer_state(const TrainingSpec& training) {
   return {.first_moment = adaptive || training.momentum != 0.0,
           .second_moment = adaptive,
           .master = is_half(training.precision)};
+}
+
+// Whether the host's processor updates the parameters, where their state is.
+inline bool updates_on_host(const StateHomes& homes) { return homes.optimizer == Home::host; }
+// Then the state has a master copy in fp32, too, unless the parameters are such a copy themselves.
+inline OptimizerState optimizer_state(const TrainingSpec& training, const StateHomes& homes) {
+  OptimizerState state = optimizer_state(training);
+  state.master |= updates_on_host(homes) && homes.parameters == Home::device;
+  return state;
 }
 
 }  // namespace parplan

@@ -68,7 +68,7 @@ void set_neighbours(Lowering& lowering) {
   std::set<GroupKey> neighbours;
   for (const Segment& segment : program.segments)
     for (const Instruction& instruction : segment.instructions)
-      if (instruction.kind != InstructionKind::kernel && is_neighbour(instruction.group))
+      if (communicates(instruction.kind) && is_neighbour(instruction.group))
         neighbours.insert(instruction.group);
   for (const GroupKey key : neighbours) {
     const std::vector<int>& ring = program.group(all_along(key.axis));
@@ -113,7 +113,12 @@ void lower_blocks(Lowering& lowering) {
 
 void count_communication(Program& program) {
   const std::vector<CommunicationVolume> of_segment = sent_by_segment(program);
-  for (const Call& call : program.calls) program.communication += of_segment[call.segment];
+  for (const Call& call : program.calls) {
+    program.communication += of_segment[call.segment];
+    for (const Instruction& instruction : program.segments[call.segment].instructions)
+      if (instruction.kind == InstructionKind::copy)
+        program.copied[home_of_copy(instruction)] += Bytes(instruction.operands.back().bytes);
+  }
 }
 
 Program lower(JobLowering& shared, int rank) {

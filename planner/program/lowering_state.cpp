@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/program/bucket_work.h"
 #include "planner/program/events.h"
 
 namespace parplan {
@@ -166,6 +167,29 @@ Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::v
   call.frees = std::move(frees);
   lowering.program.calls.push_back(std::move(call));
   return lowering.program.calls.back();
+}
+
+BucketRange shard_of(const Bucket& bucket) {
+  return {bucket.shard_begin, bucket.shard_begin + bucket.shard_elements};
+}
+
+Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access) {
+  return {buffer, (range.begin - bucket.shard_begin) * element, (range.end - range.begin) * element, access};
+}
+
+Piece gradient_piece(const Lowering& lowering, std::size_t index, int buffer, BucketRange range, Access access) {
+  const std::int64_t element = gradient_bytes(lowering.job.training);
+  const Bucket& bucket = lowering.program.buckets[index];
+  if (lowering.rank_buckets[index].shards.gradients) return in_shard(bucket, buffer, range, element, access);
+  return {buffer, range.begin * element, (range.end - range.begin) * element, access};
+}
+
+Piece parameter_piece(const Lowering& lowering, std::size_t index, BucketRange range, Access access) {
+  const std::int64_t element = size_of(lowering.job.training.precision);
+  const Bucket& bucket = lowering.program.buckets[index];
+  if (lowering.rank_buckets[index].shards.parameters)
+    return in_shard(bucket, bucket.parameters, range, element, access);
+  return {bucket.parameters, range.begin * element, (range.end - range.begin) * element, access};
 }
 
 GroupKey towards(int stage, int neighbour) { return neighbour > stage ? next_stage : previous_stage; }

@@ -139,6 +139,12 @@ void run_actions(Lowering& lowering);                            // run_actions.
 // Of the data axis, under engines that do not overlap them with the backward.
 void reduce_at_end(Lowering& lowering);                          // run_actions.cpp
 void end_step(Lowering& lowering);                               // step_begin_and_end.cpp
+// Where the host updates the bucket's shard: copies the gradients that are ready once the data axis
+// has summed them, the others after every reduction, and the updated parameters.
+void copy_ready_gradients(Lowering& lowering, int bucket);       // offload.cpp
+void copy_other_gradients(Lowering& lowering, int bucket);       // offload.cpp
+void copy_norm(Lowering& lowering);                              // offload.cpp: and the loss scale
+void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
 void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead);  // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 
@@ -182,6 +188,12 @@ Call& call_again(Lowering& lowering, const PiecesKey& key, std::initializer_list
   call.frees = std::move(frees);
   return call;
 }
+// Elements [begin, end) of a bucket: the shard that this rank updates, and where they lie in
+// buffers that hold the whole bucket or this rank's shard of it.
+BucketRange shard_of(const Bucket& bucket);
+Piece gradient_piece(const Lowering& lowering, std::size_t bucket, int buffer, BucketRange range, Access access);
+Piece parameter_piece(const Lowering& lowering, std::size_t bucket, BucketRange range, Access access);
+Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access);
 // The same collective on every piece, on the stream of its axis.
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces, DataType type = DataType::fp32);

@@ -132,6 +132,10 @@ const char* words(BufferRole role) {
     case BufferRole::second_moment: return "second moment of {}";
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
+    case BufferRole::host_gradients: return "gradients of {} for the host";
+    case BufferRole::host_parameters: return "parameters of {} from the host";
+    case BufferRole::host_norm: return "gradient norm for the host";
+    case BufferRole::host_loss_scale: return "loss scale for the host";
     case BufferRole::gathered: return "gathered parameters {}";
     case BufferRole::gathered_frozen:
       return "gathered frozen parameters {}";
@@ -162,6 +166,11 @@ bool is_slot(BufferRole role) {
          role == BufferRole::left;
 }
 
+// Whether each bucket has one, or may have.
+bool is_of_bucket(BufferRole role) {
+  return (is_persistent(role) && role != BufferRole::loss_scale) || role == BufferRole::host_gradients;
+}
+
 // Records a buffer's number where the later passes look for it.
 void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
   Program& program = lowering.program;
@@ -177,6 +186,10 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::second_moment: bucket().second_moment = number; break;
     case BufferRole::master: bucket().master = number; break;
     case BufferRole::loss_scale: program.loss_scale_buffer = number; break;
+    case BufferRole::host_gradients: bucket().host_gradients = number; break;
+    case BufferRole::host_parameters: bucket().host_parameters = number; break;
+    case BufferRole::host_norm: program.host_norm_buffer = number; break;
+    case BufferRole::host_loss_scale: program.host_loss_scale_buffer = number; break;
     case BufferRole::gathered: lowering.gathered.push_back(number); break;
     case BufferRole::gathered_frozen:
       lowering.gathered_frozen.push_back(number);
@@ -227,7 +240,7 @@ void make_buffers(Lowering& lowering) {
     std::string of;
     if (is_slot(buffer.role))
       of = block_name(buffer.role, buffer.of);
-    else if (is_persistent(buffer.role) && buffer.role != BufferRole::loss_scale)
+    else if (is_of_bucket(buffer.role))
       of = lowering.rank_buckets[buffer.of].name;
     else of = fmt::format("{}", slot);
     const int number = add_buffer(lowering.program, fmt::format(fmt::runtime(words(buffer.role)), of, slot),

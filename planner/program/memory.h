@@ -68,7 +68,11 @@ enum class BufferRole {
   first_moment,
   second_moment,
   master,
+  host_parameters,  // updated on the host in half precision, to be copied to the device
   loss_scale,
+  host_gradients,   // of this rank's shard, for an update on the host
+  host_norm,        // a copy for such updates
+  host_loss_scale,  // the same
   gathered,  // ZeRO-3: the parameters of a block while it computes
   gathered_frozen,
   gathered_tied,
@@ -103,7 +107,6 @@ struct RankBuffer {
 // Lowering allocates this list, and `rank_memory` sums it.
 template <class Visit>
 void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit visit) {
-  const OptimizerState state = optimizer_state(training);
   const std::int64_t element = size_of(training.precision);
   // Elements of the largest bucket whose parameters are gathered, or whose gradients are reduced,
   // while its block computes. The gradients of a tied parameter add up over several blocks.
@@ -153,6 +156,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                        .bytes = local(bucket, bucket.shards.optimizer) * state_bytes,
                        .times = bucket.times,
                        .of = i};
+    const OptimizerState state = optimizer_state(training, bucket.homes);
     const auto visit_as = [&](bool is_kept, BufferRole role) {
       buffer.role = role;
       if (is_kept) visit(buffer);
@@ -161,6 +165,26 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     visit_as(state.second_moment, BufferRole::second_moment);
     visit_as(state.master, BufferRole::master);
   });
+  bool any_on_host = false;
+  for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
+    if (!updates_on_host(bucket.homes)) return;
+    any_on_host = true;
+    const std::int64_t shard = local(bucket, bucket.shards.optimizer);
+    const auto visit_as = [&](bool is_there, BufferRole role, MemoryCategory category, std::int64_t bytes) {
+      if (is_there)
+        visit(RankBuffer{
+            .role = role, .category = category, .home = Home::host, .bytes = bytes, .times = bucket.times, .of = i});
+    };
+    visit_as(bucket.homes.gradients == Home::device, BufferRole::host_gradients, MemoryCategory::gradients,
+             shard * gradient_bytes(training));
+    visit_as(bucket.homes.parameters == Home::device && is_half(training.precision), BufferRole::host_parameters,
+             MemoryCategory::parameters, shard * element);
+  });
+  const auto on_host = [&](BufferRole role, std::int64_t bytes) {
+    visit(RankBuffer{.role = role, .category = MemoryCategory::buffers, .home = Home::host, .bytes = bytes});
+  };
+  if (any_on_host && scales_loss(training)) on_host(BufferRole::host_loss_scale, sizeof(LossScale));
+  if (any_on_host && computes_norm(training)) on_host(BufferRole::host_norm, 4);
   const auto one = [&](BufferRole role, MemoryCategory category, std::int64_t bytes, int slots = 1) {
     visit(RankBuffer{.role = role, .category = category, .bytes = bytes, .slots = slots});
   };

@@ -14,12 +14,14 @@ constexpr const char* in_table(const char* const (&names)[size], Enum value) {
 }
 
 constexpr const char* stream_names[] = {"compute",       "tensor",       "data",    "send_next", "receive_previous",
-                                        "send_previous", "receive_next", "context", "expert"};
+                                        "send_previous", "receive_next", "context", "expert",    "to_host",
+                                        "from_host",     "host"};
 static_assert(std::size(stream_names) == stream_count);
 
 constexpr const char* instruction_names[] = {"kernel",         "all_reduce_sum", "all_reduce_max", "all_gather",
-                                             "reduce_scatter", "all_to_all",     "send",           "receive"};
-static_assert(std::size(instruction_names) == index_of(InstructionKind::receive) + 1);
+                                             "reduce_scatter", "all_to_all",     "send",           "receive",
+                                             "copy"};
+static_assert(std::size(instruction_names) == index_of(InstructionKind::copy) + 1);
 
 }  // namespace
 
@@ -36,7 +38,8 @@ const char* name(InstructionKind kind) { return in_table(instruction_names, kind
 std::vector<int> buffers_of(const Bucket& bucket) {
   std::vector<int> buffers = {bucket.parameters};
   for (const std::optional<int> buffer :
-       {bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master})
+       {bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master,
+        bucket.host_gradients, bucket.host_parameters})
     if (buffer) buffers.push_back(*buffer);
   return buffers;
 }

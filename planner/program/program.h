@@ -16,8 +16,8 @@
 namespace parplan {
 
 // In-order queues of a device: one for computation, one for the collectives of each axis but the
-// pipeline's, and one for each direction of transfers between stages. Only events order work on
-// different streams.
+// pipeline's, one for each direction of transfers between stages and of copies between the homes,
+// and one for what the host's processor computes. Only events order work on different streams.
 enum class Stream {
   compute,
   tp,
@@ -28,6 +28,9 @@ enum class Stream {
   receive_next,
   cp,
   ep,
+  to_host,
+  from_host,
+  host,
   count_
 };
 inline constexpr std::size_t stream_count = count_of<Stream>;
@@ -106,9 +109,14 @@ enum class InstructionKind {
   reduce_scatter,
   all_to_all,
   send,
-  receive
+  receive,
+  copy  // between the homes of a rank
 };
 const char* name(InstructionKind kind);
+// Whether it meets other ranks.
+constexpr bool communicates(InstructionKind kind) {
+  return kind != InstructionKind::kernel && kind != InstructionKind::copy;
+}
 // The stream of communication with a group.
 constexpr Stream stream_of(InstructionKind kind, GroupKey group) {
   const AxisStreams streams = streams_of(group.axis);
@@ -136,6 +144,8 @@ struct Operand {
 //   all_to_all       {from (read), to (write)}, apart and of equal size, a multiple of the members:
 //                    chunk i of `from` goes to member i, chunk i of `to` comes from member i
 //   send, receive    {buffer}
+//   copy             {from (read), to (write)}, of equal size, in different homes: on the stream
+//                    to_host to the host, on from_host to the device
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
 struct Instruction {
   InstructionKind kind{};
@@ -144,6 +154,7 @@ struct Instruction {
   DataType type = DataType::fp32;  // elements of the operands (kernels: compute precision)
   GroupKey group;
   Stream stream{};
+  Home home{};  // kernels: whose processor runs it; the host's touches buffers on the host alone
   Label label{};
   std::vector<Operand> operands;
   std::vector<int> waits;  // events of this segment
@@ -151,6 +162,11 @@ struct Instruction {
   std::string name;  // the forward op's name within its block, for reports
   bool operator==(const Instruction&) const = default;
 };
+
+// The home that a copy goes to.
+inline Home home_of_copy(const Instruction& instruction) {
+  return instruction.stream == Stream::to_host ? Home::host : Home::device;
+}
 
 // A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side
 // streams (those of instructions that are not on `stream`) fork from `stream` where the call starts
@@ -225,6 +241,9 @@ struct Bucket {
   // Of a tied parameter's second use on this rank, where each use has an accumulator.
   std::optional<int> second_gradients = {};
   std::optional<int> first_moment = {}, second_moment = {}, master = {};  // shard_elements each, fp32
+  // Where the host updates the shard: its copy of gradients that are on the device, and what it
+  // copies to parameters in half precision that are on the device (others: the master).
+  std::optional<int> host_gradients = {}, host_parameters = {};
   bool operator==(const Bucket&) const = default;
 };
 
@@ -247,9 +266,12 @@ struct Program {
   std::optional<int> loss_buffer;
   std::optional<int> norm_buffer;        // fp32: global sum of squared gradients; with clipping
   std::optional<int> loss_scale_buffer;  // LossScale: fp16 only
+  // Copies of these two for updates by the host's processor.
+  std::optional<int> host_norm_buffer, host_loss_scale_buffer;
   PerHome<std::int64_t> arena_bytes;     // sizes to allocate: the ends of the last buffers
   MemoryUse memory;
   CommunicationVolume communication;
+  PerHome<Bytes> copied;  // into each home from the other, in a step
 
   // Empty where this rank has no such group.
   const std::vector<int>& group(GroupKey key) const;

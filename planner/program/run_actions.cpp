@@ -345,10 +345,12 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
       if (!lowering.shards_of(block).gradients)
         add_half_gradients(lowering, gradients, bucket.elements, action.micro_batch);
       reduce_over_data_axis(lowering, own, *bucket.gradients, gradients, last_micro_batch);
+      if (last_micro_batch) copy_ready_gradients(lowering, own);
     }
     if (tied && !lowering.shards_of(block).gradients)
       add_half_gradients(lowering, *tied_gradients, program.buckets[*tied].elements, action.micro_batch);
     if (completes_tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);
+    if (completes_tied && last_micro_batch) copy_ready_gradients(lowering, *tied);
     return call;
   });
   if (to)
@@ -376,6 +378,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
              action.micro_batch, {*for_weights, *left});
     add_half_gradients(lowering, gradients, lowering.program.buckets[own].elements, action.micro_batch);
     reduce_over_data_axis(lowering, own, gradients, gradients, is_last(lowering, action));
+    if (is_last(lowering, action)) copy_ready_gradients(lowering, own);
   }
 }
 

@@ -15,6 +15,7 @@ namespace parplan {
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index) {
   switch (kind) {
     case InstructionKind::kernel:
+    case InstructionKind::copy:
     case InstructionKind::receive: return 0;
     case InstructionKind::send: return bytes;
     case InstructionKind::all_reduce_sum:
@@ -42,7 +43,7 @@ std::vector<CommunicationVolume> sent_by_segment(const Program& program) {
   for (const Segment& segment : program.segments) {
     CommunicationVolume volume;
     for (const Instruction& instruction : segment.instructions) {
-      if (instruction.kind == InstructionKind::kernel) continue;
+      if (!communicates(instruction.kind)) continue;
       const std::vector<int>& group = program.group(instruction.group);
       const auto at = std::find(group.begin(), group.end(), program.rank) - group.begin();
       volume[instruction.group.axis] +=

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,30 +16,13 @@ namespace {
 // The place of elements [begin, end) of a bucket in its gradient, parameter and optimizer buffers.
 using Range = BucketRange;
 
-Piece gradient_piece(const Lowering& lowering, std::size_t index, int buffer, Range range, Access access) {
-  const std::int64_t begin =
-      lowering.rank_buckets[index].shards.gradients ? lowering.program.buckets[index].shard_begin : 0;
-  const std::int64_t element = gradient_bytes(lowering.job.training);
-  return {buffer, (range.begin - begin) * element, (range.end - range.begin) * element, access};
-}
-
-Piece parameter_piece(const Lowering& lowering, std::size_t index, Range range, Access access) {
-  const Bucket& bucket = lowering.program.buckets[index];
-  const std::int64_t element = size_of(lowering.job.training.precision);
-  const std::int64_t begin = lowering.rank_buckets[index].shards.parameters ? bucket.shard_begin : 0;
-  return {bucket.parameters, (range.begin - begin) * element, (range.end - range.begin) * element, access};
-}
-
 Piece state_piece(const Bucket& bucket, int buffer, Range range) {
-  return {buffer, (range.begin - bucket.shard_begin) * state_bytes, (range.end - range.begin) * state_bytes,
-          Access::update};
+  return in_shard(bucket, buffer, range, state_bytes, Access::update);
 }
 
 Piece loss_scale_piece(const Program& program, Access access) {
   return {*program.loss_scale_buffer, 0, sizeof(LossScale), access};
 }
-
-Range shard_of(const Bucket& bucket) { return {bucket.shard_begin, bucket.shard_begin + bucket.shard_elements}; }
 
 void clear(Lowering& lowering, int buffer) {
   const std::int64_t bytes = lowering.program.buffers[buffer].bytes;
@@ -160,28 +144,65 @@ void compute_norm(Lowering& lowering) {
   call_on_pieces(lowering, "gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
 }
 
-void update(Lowering& lowering, std::size_t index) {
+// What an update finds in one home.
+struct UpdateOperands {
+  Piece gradient, parameter;
+  std::optional<Piece> norm, master, loss_scale;
+};
+
+UpdateOperands operands_on_device(const Lowering& lowering, std::size_t index, Range range) {
   const Program& program = lowering.program;
   const Bucket& bucket = program.buckets[index];
+  UpdateOperands operands{.gradient = gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
+                          .parameter = parameter_piece(lowering, index, range, Access::update),
+                          .norm = {},
+                          .master = {},
+                          .loss_scale = {}};
+  if (program.norm_buffer) operands.norm = {*program.norm_buffer, 0, 4, Access::read};
+  if (bucket.master) operands.master = state_piece(bucket, *bucket.master, range);
+  if (program.loss_scale_buffer) operands.loss_scale = loss_scale_piece(program, Access::read);
+  return operands;
+}
+
+// In fp32, the master copy is what is updated.
+UpdateOperands operands_on_host(const Lowering& lowering, std::size_t index, Range range) {
+  const Program& program = lowering.program;
+  const Bucket& bucket = program.buckets[index];
+  const TrainingSpec& training = lowering.job.training;
+  UpdateOperands operands = operands_on_device(lowering, index, range);
+  if (bucket.host_gradients)
+    operands.gradient = in_shard(bucket, *bucket.host_gradients, range, gradient_bytes(training), Access::read);
+  if (bucket.host_parameters)
+    operands.parameter =
+        in_shard(bucket, *bucket.host_parameters, range, size_of(training.precision), Access::update);
+  else if (bucket.master && !is_half(training.precision))
+    operands.parameter = *std::exchange(operands.master, std::nullopt);
+  if (operands.norm) operands.norm->buffer = *program.host_norm_buffer;
+  if (operands.loss_scale) operands.loss_scale->buffer = *program.host_loss_scale_buffer;
+  return operands;
+}
+
+void update(Lowering& lowering, std::size_t index) {
+  const Bucket& bucket = lowering.program.buckets[index];
   if (bucket.shard_elements == 0 || !bucket.gradients) return;
+  const bool on_host = updates_on_host(lowering.rank_buckets[index].homes);
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
-    instructions.push_back(update_parameters(range.end - range.begin, decays, lowering.job.training));
-    std::vector<Piece> operands{gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
-                                parameter_piece(lowering, index, range, Access::update)};
+    instructions.push_back(
+        (on_host ? update_on_host : update_parameters)(range.end - range.begin, decays, lowering.job.training));
+    const UpdateOperands operands = (on_host ? operands_on_host : operands_on_device)(lowering, index, range);
+    std::vector<Piece>& all = pieces.emplace_back(std::vector{operands.gradient, operands.parameter});
     for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
-      if (buffer) operands.push_back(state_piece(bucket, *buffer, range));
-    if (program.norm_buffer) operands.push_back({*program.norm_buffer, 0, 4, Access::read});
-    if (bucket.master) operands.push_back(state_piece(bucket, *bucket.master, range));
-    if (program.loss_scale_buffer) operands.push_back(loss_scale_piece(program, Access::read));
-    pieces.push_back(std::move(operands));
+      if (buffer) all.push_back(state_piece(bucket, *buffer, range));
+    for (const std::optional<Piece>& piece : {operands.norm, operands.master, operands.loss_scale})
+      if (piece) all.push_back(*piece);
   };
   for (const bool decays : {true, false})
     for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
                                            [&](const BucketLayout::Run& run) { return run.decays == decays; }))
       add(range, decays);
-  call_on_pieces(lowering, "optimizer", Stream::compute, std::move(instructions), pieces);
+  call_on_pieces(lowering, "optimizer", on_host ? Stream::host : Stream::compute, std::move(instructions), pieces);
 }
 
 // Comes after every optimizer call of the step, which read the scale that the gradients were
@@ -251,8 +272,11 @@ void end_step(Lowering& lowering) {
     for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, axis);
   for (std::size_t i = program.buckets.size(); i-- > 0;) reduce_gradients_of_copies(lowering, i);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_other_gradients(lowering, static_cast<int>(i));
   if (program.norm_buffer) compute_norm(lowering);
+  copy_norm(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_updated_parameters(lowering, static_cast<int>(i));
   if (program.loss_scale_buffer) update_loss_scale(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_in_place(lowering, i);
   if (program.loss_buffer) reduce_loss(lowering);

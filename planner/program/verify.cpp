@@ -18,6 +18,7 @@ const Accesses& accesses_of(InstructionKind kind) {
   static const Accesses update{Access::update}, move{Access::read, Access::write}, send{Access::read},
       receive{Access::write};
   switch (kind) {
+    case InstructionKind::copy:
     case InstructionKind::all_gather:
     case InstructionKind::all_to_all: return move;
     case InstructionKind::send: return send;
@@ -130,6 +131,7 @@ class StructureCheck {
         std::equal(accesses.begin(), accesses.end(), instruction.operands.begin(), instruction.operands.end(),
                    [](Access access, const Operand& operand) { return access == operand.access; });
     if (!fits) return fmt::format("the operands of {} do not fit its kind", describe(instruction));
+    if (instruction.kind == InstructionKind::copy) return wrong_with_copy(instruction);
     const std::vector<int>& ranks = program_.group(instruction.group);
     const bool to_neighbour = is_neighbour(instruction.group);
     if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) {
@@ -161,6 +163,24 @@ class StructureCheck {
       return fmt::format("{} gathers in place from byte {} of the whole where member {} of {} holds bytes from {}",
                          describe(instruction), shard.offset - whole.offset, member, members, begin);
     return "";
+  }
+
+  static std::string wrong_with_copy(const Instruction& instruction) {
+    const std::int64_t from = instruction.operands.front().bytes, to = instruction.operands.back().bytes;
+    if (from != to) return fmt::format("{} takes {} B to {} B", describe(instruction), from, to);
+    if (instruction.stream != Stream::to_host && instruction.stream != Stream::from_host)
+      return fmt::format("{} is on stream {}", describe(instruction), name(instruction.stream));
+    return "";
+  }
+
+  // The homes that follow from an instruction: those of a copy's operands, and the host for what
+  // its processor touches. A device reaches any memory.
+  static std::optional<Home> wanted_home(const Instruction& instruction, std::size_t operand) {
+    if (instruction.kind == InstructionKind::kernel)
+      return instruction.home == Home::host ? std::optional(Home::host) : std::nullopt;
+    if (instruction.kind != InstructionKind::copy) return std::nullopt;
+    const bool is_target = operand == 1;
+    return is_target == (home_of_copy(instruction) == Home::host) ? Home::host : Home::device;
   }
 
   static bool overlap(const Operand& a, const Operand& b) {
@@ -210,9 +230,13 @@ class StructureCheck {
         fault(c, static_cast<int>(i), "{}", wrong[i]);
         continue;
       }
-      for (const Operand& operand : instruction.operands) {
+      for (std::size_t o = 0; o < instruction.operands.size(); ++o) {
+        const Operand& operand = instruction.operands[o];
         const Buffer& buffer = program_.buffers[call.buffers[operand.binding]];
         const std::int64_t end = operand.offset + operand.bytes;
+        if (const std::optional<Home> home = wanted_home(instruction, o); home && *home != buffer.home)
+          fault(c, static_cast<int>(i), "wrong home: {} on stream {} uses '{}', which is on the {}",
+                describe(instruction), name(instruction.stream), buffer.name, name(buffer.home));
         if (operand.offset < 0 || operand.bytes < 0 || end > buffer.bytes)
           fault(c, static_cast<int>(i), "operand out of range: {} uses bytes [{}, {}) of '{}', which has {} B",
                 describe(instruction), operand.offset, end, buffer.name, buffer.bytes);

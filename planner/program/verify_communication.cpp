@@ -79,7 +79,7 @@ class CommunicationCheck {
         std::vector<int>& of_call = of_rank.emplace_back(segment.instructions.size(), -1);
         for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
           const Instruction& instruction = segment.instructions[i];
-          if (instruction.kind == InstructionKind::kernel) continue;
+          if (!communicates(instruction.kind)) continue;
           if (!is_transfer(instruction) && program.group(instruction.group).size() < 2) continue;
           of_call[i] = static_cast<int>(launches_.size());
           launches_.push_back({program.rank, static_cast<int>(c), static_cast<int>(i), &program, &instruction, -1});

@@ -36,6 +36,7 @@ struct State {
   bool reduced = false;  // holds a gradient that was summed over all of it
   bool of_copies = false;  // a gradient that was, last, summed over the ranks that hold copies of its rows
   bool stale = false;    // parameters that another rank has updated since
+  bool outdated = false;  // parameters that this rank's host has updated since
   bool unread = false;   // written, and not read since
   int freed_by = 0;      // call, where it is freed
   Stream writer_stream{};
@@ -87,6 +88,7 @@ struct Mark {
   bool partial = false;
   bool across = false;
   bool reduced = false;
+  bool of_copies = false;
 };
 
 // Plays one rank's calls in launch order, two steps long: the second finds what the first leaves in
@@ -158,6 +160,7 @@ class DataCheck {
           fresh.across = interval.state.across;
           fresh.reduced = interval.state.reduced;
           fresh.stale = interval.state.stale;
+          fresh.outdated = interval.state.outdated;
         }
         interval.state = fresh;
       }
@@ -197,7 +200,7 @@ class DataCheck {
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
         State& freed = interval.state;
-        freed.partial = freed.across = freed.reduced = freed.stale = false;
+        freed.partial = freed.across = freed.reduced = freed.stale = freed.outdated = false;
       }
     }
   }
@@ -240,7 +243,8 @@ class DataCheck {
         state.writer_stream = instruction.stream;
         state.readers.fill({});
         state.unread = operand.access == Access::write;
-        if (operand.access == Access::write) state.partial = state.across = state.reduced = state.stale = false;
+        if (operand.access == Access::write)
+          state.partial = state.across = state.reduced = state.stale = state.outdated = false;
         if (gradient) state.partial = true;
         state.of_copies = false;
       }
@@ -248,6 +252,7 @@ class DataCheck {
     if (instruction.kind == InstructionKind::all_reduce_sum) sum_copies(call, instruction);
     pass_marks(call, instruction, before);
     if (optimizer) update_parameters(call, instruction);
+    if (instruction.kind == InstructionKind::copy) return_parameters(call, instruction);
   }
 
   static bool is_optimizer(const Instruction& instruction) {
@@ -339,6 +344,15 @@ class DataCheck {
         break;
       }
     }
+    for (const Operand& operand : instruction.operands) {
+      if (operand.access == Access::write) continue;
+      const std::span<Interval> read = bytes(call, operand);
+      const auto outdated = std::ranges::find_if(read, [](const Interval& of) { return of.state.outdated; });
+      if (outdated == read.end()) continue;
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped copy: {} reads {}, which the host has updated and not copied to the device",
+                        describe(instruction), bytes_of(bound(call, operand), outdated->begin, outdated->end)));
+    }
     if (is_optimizer(instruction) || (kernel && instruction.op == OpKind::sum_squares)) {
       const Operand& gradient = instruction.operands.front();
       for (const Interval& interval : bytes(call, gradient)) {
@@ -385,10 +399,10 @@ class DataCheck {
     for (std::size_t p = 0; p < program_.parameters.size(); ++p) {
       const ParameterPart& part = program_.parameters[p];
       const Bucket& bucket = program_.buckets[part.bucket];
-      if (part.copies == 1 || bucket.gradients != id) continue;
+      if (part.copies == 1 || (bucket.gradients != id && bucket.host_gradients != id)) continue;
       const bool is_last = p + 1 == program_.parameters.size() || program_.parameters[p + 1].bucket != part.bucket;
       const std::int64_t next = is_last ? bucket.elements : program_.parameters[p + 1].bucket_offset;
-      const bool whole = buffer(id).bytes >= bucket.elements * element;
+      const bool whole = bucket.gradients == id && buffer(id).bytes >= bucket.elements * element;
       const auto at = [&](std::int64_t in_bucket) {
         const std::int64_t offset = (in_bucket - (whole ? 0 : bucket.shard_begin)) * element;
         return std::clamp(offset, operand.offset, operand.offset + operand.bytes);
@@ -459,6 +473,7 @@ class DataCheck {
   std::vector<std::vector<Mark>> marks(const Call& call, const Instruction& instruction) {
     std::vector<std::vector<Mark>> result;
     const bool moves = is_permuted(instruction) || instruction.kind == InstructionKind::all_gather ||
+                       instruction.kind == InstructionKind::copy ||
                        (instruction.kind == InstructionKind::kernel &&
                         (instruction.op == OpKind::accumulate || instruction.op == OpKind::copy));
     if (!moves) return result;
@@ -466,7 +481,7 @@ class DataCheck {
     std::vector<Mark>& of_source = result.emplace_back();
     for (const Interval& interval : bytes(call, source))
       of_source.push_back({interval.begin - source.offset, interval.end - source.offset, interval.state.partial,
-                           interval.state.across, interval.state.reduced});
+                           interval.state.across, interval.state.reduced, interval.state.of_copies});
     return result;
   }
 
@@ -492,7 +507,9 @@ class DataCheck {
       }
       case InstructionKind::all_gather:
       case InstructionKind::all_to_all: return spread_marks(contents, target, before.front());
-      case InstructionKind::kernel: break;
+      case InstructionKind::copy:
+      case InstructionKind::kernel:
+        break;
       default: return;
     }
     if (before.empty()) return;
@@ -500,7 +517,8 @@ class DataCheck {
     // accumulate, copy: element i of the source goes to element i of the target, in its own width.
     const Operand& source = instruction.operands.front();
     for (const Mark& mark : before.front()) {
-      if (!mark.partial && !mark.across && !mark.reduced) continue;
+      const bool of_copies = mark.of_copies && instruction.kind == InstructionKind::copy;
+      if (!mark.partial && !mark.across && !mark.reduced && !of_copies) continue;
       const auto at = [&](std::int64_t offset) {
         return source.bytes == 0 ? 0 : target.offset + offset * target.bytes / source.bytes;
       };
@@ -508,6 +526,7 @@ class DataCheck {
         interval.state.partial |= mark.partial;
         interval.state.across |= mark.across;
         interval.state.reduced |= mark.reduced;
+        interval.state.of_copies |= of_copies;
       }
     }
   }
@@ -554,17 +573,40 @@ class DataCheck {
   }
 
   // The optimizer has updated this rank's shard; the rest of the bucket in the buffer is now stale.
+  // Where the host has updated it, the shard in the buffer on the device is outdated.
   void update_parameters(const Call& call, const Instruction& instruction) {
     const int id = bound(call, instruction.operands[1]);
     const std::int64_t element = size_of(instruction.type);
     for (const Bucket& bucket : program_.buckets) {
-      if (bucket.parameters != id || !several_data_ranks() || buffer(id).bytes < bucket.elements * element) continue;
-      const std::int64_t begin = bucket.shard_begin * element;
-      const std::int64_t end = begin + bucket.shard_elements * element;
-      Intervals& contents = contents_[id];
-      for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
-      for (Interval& interval : contents.within(end, bucket.elements * element)) interval.state.stale = true;
+      const bool on_host = instruction.home == Home::host && buffer(bucket.parameters).home == Home::device &&
+                           (bucket.master == id || bucket.host_parameters == id);
+      if (on_host) {
+        const Operand& updated = instruction.operands[1];
+        const std::int64_t shift = begin_of_shard(bucket, element);
+        for (Interval& interval : contents_[bucket.parameters].within(shift + updated.offset,
+                                                                      shift + updated.offset + updated.bytes))
+          interval.state.outdated = true;
+      }
+      if (bucket.parameters == id) others_are_stale(bucket, element);
     }
+  }
+  // A shard that the host has updated arrives in the parameters.
+  void return_parameters(const Call& call, const Instruction& instruction) {
+    const int id = bound(call, instruction.operands.back());
+    for (const Bucket& bucket : program_.buckets)
+      if (bucket.parameters == id) others_are_stale(bucket, size_of(instruction.type));
+  }
+  void others_are_stale(const Bucket& bucket, std::int64_t element) {
+    if (!several_data_ranks() || buffer(bucket.parameters).bytes < bucket.elements * element) return;
+    const std::int64_t begin = bucket.shard_begin * element;
+    const std::int64_t end = begin + bucket.shard_elements * element;
+    Intervals& contents = contents_[bucket.parameters];
+    for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
+    for (Interval& interval : contents.within(end, bucket.elements * element)) interval.state.stale = true;
+  }
+  // Where this rank's shard begins in the buffer of the bucket's parameters.
+  std::int64_t begin_of_shard(const Bucket& bucket, std::int64_t element) const {
+    return buffer(bucket.parameters).bytes < bucket.elements * element ? 0 : bucket.shard_begin * element;
   }
 
   const Program& program_;

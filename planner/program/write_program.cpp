@@ -54,8 +54,9 @@ std::string write_instruction(const Instruction& instruction, const Segment& seg
   const bool kernel = instruction.kind == InstructionKind::kernel;
   std::string text = kernel ? fmt::format("    {} '{}' {}{}", name(instruction.op), instruction.name,
                                           name(instruction.type), write_shape(instruction.shape))
-                            : fmt::format("    {} '{}' {} group={}", name(instruction.kind), instruction.name,
-                                          name(instruction.type), name(instruction.group));
+                            : fmt::format("    {} '{}' {}", name(instruction.kind), instruction.name,
+                                          name(instruction.type));
+  if (communicates(instruction.kind)) text += fmt::format(" group={}", name(instruction.group));
   text += fmt::format(" on {} as {}:", name(instruction.stream), name(instruction.label));
   for (std::size_t i = 0; i < instruction.operands.size(); ++i) {
     const Operand& operand = instruction.operands[i];

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/report/error_band.h"
@@ -194,6 +195,8 @@ constexpr std::array column_rows = {
              const std::optional<bool> told = told_from_first(s);
              return told ? Json(*told) : Json(nullptr);
            }},
+    Column{"memory_host_bytes", "B", "what the worst rank keeps in its host's memory, beside the peak",
+           [](const Subject& s) { return bytes(s.result.memory.host); }},
 };
 
 }  // namespace
@@ -206,7 +209,10 @@ std::optional<bool> told_from_first(const RowSubject& subject) {
 }
 
 MemoryVerdict verdict_of(const RowSubject& subject) {
-  const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage);
+  const int stage = subject.result.memory_stage;
+  const std::optional<Bytes> host = host_memory(subject.cluster, subject.spec.mesh, stage);
+  if (host && subject.result.memory.host > *host) return MemoryVerdict::does_not_fit;
+  const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, stage);
   return memory_verdict(subject.result.memory, capacity, subject.cluster.memory_headroom);
 }
 

@@ -30,12 +30,14 @@ double product_flops(const OpGraph& graph, const Block& block) {
   return flops;
 }
 
-DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training)
+DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                   const StateHomes& homes)
     : cluster_(cluster),
       precision_(training.precision),
       flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
   const std::int64_t trained = trained_parameter_count(graph);
-  const BucketSizes all[] = {{.elements = trained}, {.elements = parameter_count(graph) - trained, .frozen = true}};
+  const BucketSizes all[] = {{.elements = trained, .homes = homes},
+                             {.elements = parameter_count(graph) - trained, .frozen = true, .homes = homes}};
   const MemoryUse use = rank_memory({.buckets = all, .saved = {}}, training);
   // Shards of one bucket may be rounded up less often than this bucket was.
   state_ = std::max(use.parameters + use.gradients + use.optimizer - Bytes(8 * buffer_alignment), Bytes(0));

@@ -3,6 +3,7 @@
 #include "planner/base/units.h"
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
+#include "planner/plan/placement.h"
 #include "planner/graph/training_spec.h"
 
 namespace parplan {
@@ -15,7 +16,9 @@ double product_flops(const OpGraph& graph, const Block& block);
 class DeviceCountBound {
  public:
   // The graph, the cluster and the training must outlive it.
-  DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training);
+  // `homes`: of all layouts that are looked at.
+  DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                   const StateHomes& homes = {});
 
   // The time of a step on the first `devices` devices: all products of a step, forward and
   // backward, at the highest rate of each device; 0 where a device's rate is unknown.

@@ -71,7 +71,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
       cluster_(cluster),
       training_(training),
       maker_(maker),
-      bound_(graph, cluster, training),
+      bound_(graph, cluster, training, state_homes(with_given(request))),
       fastest_links_(all_links_of_a_device(cluster)),
       switches_add_(has_nvlink_sharp(cluster)) {
   if (request[Choice::recompute])

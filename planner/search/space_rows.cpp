@@ -158,6 +158,11 @@ void as_many_as_in_flight(const SpaceContext& /*context*/, const ParallelSpec& /
   values.emplace_back(InputSlots::in_flight);
 }
 
+// What the host updates is slower on every cluster: only for those who ask for it, or need it.
+void nothing_on_host(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(Offload::none);
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -255,6 +260,11 @@ Values fewer_in_flight(const TrainingSpec& /*training*/, const ChoiceValue& give
   return {ScheduleKind::one_f_one_b};
 }
 
+Values more_on_host(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<Offload>(given) == Offload::optimizer) return {};
+  return {Offload::optimizer};
+}
+
 Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   if (std::get<InputSlots>(given) == InputSlots::in_flight) return {};
   return {InputSlots::in_flight};
@@ -330,6 +340,7 @@ constexpr std::array rows = {
              .values = as_many_as_in_flight,
              .frugaler = fewer_input_slots,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
+    SpaceRow{.choice = Choice::offload, .values = nothing_on_host, .frugaler = more_on_host},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},

@@ -7,6 +7,7 @@
 #include "planner/base/enum_index.h"
 #include "planner/cluster/communicators.h"
 #include "planner/cost/collective_time.h"
+#include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
 #include "planner/program/activation_slots.h"
 #include "planner/program/bucket_layout.h"
@@ -174,14 +175,17 @@ Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
     if (std::exchange(before, &device) == &device) {
       view.environments.push_back(view.environments.back());
       view.capacities.push_back(view.capacities.back());
+      view.hosts.push_back(view.hosts.back());
       continue;
     }
     const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
       return known.device == device.device && known.rates == device.rates && known.along == along_blocks;
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
-    if (found == environments_.end()) environments_.push_back({along_blocks, device.device, device.rates});
+    if (found == environments_.end())
+      environments_.push_back({along_blocks, device.device, device.rates, device.host});
     view.capacities.push_back(usable_memory(cluster_, mesh, s));
+    view.hosts.push_back(host_memory(cluster_, mesh, s));
     view.is_uniform = view.is_uniform && view.environments.back() == view.environments.front();
   }
   return view;
@@ -234,6 +238,9 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     if (spec.replicas() == 1 || bytes == 0) return Seconds(0.0);
     return collective_time(kind, Bytes(bytes), *view.shard, backend);
   };
+  const auto copy = [&](std::int64_t bytes) {
+    return host_copy_time(Bytes(bytes), *where.device, where.rates, where.host);
+  };
   const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back) {
     const std::int64_t whole = padded(trained, spec);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
@@ -253,7 +260,16 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     costs.begin_clear = kernel(clear_gradients(
         local(shards.gradients) * gradient_bytes(training_) / size_of(DataType::fp32), Label::optimizer));
     if (computes_norm(training_)) costs.norm = kernel(sum_of_squares(local(shards.optimizer)));
-    costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
+    if (updates_on_host(placements.state.homes)) {
+      costs.update = host_kernel_time(update_on_host(local(shards.optimizer), false, training_), *where.device,
+                                      where.rates, where.host);
+      if (placements.state.homes.gradients == Home::device)
+        costs.to_host = copy(local(shards.optimizer) * gradient_bytes(training_));
+      if (placements.state.homes.parameters == Home::device)
+        costs.from_host = copy(local(shards.optimizer) * element);
+    } else {
+      costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
+    }
     return costs;
   };
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind)
@@ -572,7 +588,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const int count = range.last - range.first;
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
-  Seconds clears, updates, gathers, gathers_again, reduces, across;
+  Seconds clears, updates, gathers, gathers_again, reduces, across, to_host, from_host;
   int tied_uses = 0;
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
@@ -591,6 +607,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (together && range.first + i != tied_on_rank.first)
       tied.reduce = tied.accumulate = tied.across = tied.begin_clear = {};
     if (together && (range.first + i + 1 != tied_on_rank.last || tied_on_rank.first < range.first)) tied.clear = {};
+    // Once on a rank, however many uses it holds.
+    if (range.first + i != tied_on_rank.first) tied.to_host = tied.from_host = {};
     tied_uses += uses_tied_[block];
     every_own = every_own && shapes.own_elements[kind] > 0 && has_frozen(i) == has_frozen(0) &&
                 has_backward(graph_, range.first + i);
@@ -603,7 +621,11 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
              .gather_again = shards.parameters ? own.gather_again : Seconds(0.0),
              .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
              .own_reduce = own.reduce + own.accumulate,
-             .across = own.across + tied.across};
+             .across = own.across + tied.across,
+             .to_host = own.to_host + tied.to_host};
+    to_host += visit.to_host;
+    bound.returns += own.from_host;
+    from_host += own.from_host + tied.from_host;
     across += visit.across;
     bound.plain_forward += visit.forward;
     bound.plain_backward += visit.backward + visit.clear;
@@ -640,7 +662,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     bound.begin = clears;
     bound.forward += gathers;
     bound.backward += gathers_again + (shards.gradients ? reduces : Seconds(0.0));
-    bound.behind = shards.gradients ? across : reduces + across;
+    bound.behind = (shards.gradients ? across : reduces + across) + to_host;
   } else {
     bound.begin = std::max(clears, visits_.front().gather);
     if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
@@ -659,27 +681,43 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     // Reductions from block i on, less the backwards after it; where these have two parts, those of
     // the blocks that have the second, which comes last.
     Seconds suffix;
+    // Likewise copies to the host from block i on, the first of which follows its reduction.
+    Seconds copies;
     const int last = shards.gradients ? std::min(count, 2) : count;
-    for (int i = 0; i < last && spec.replicas() > 1; ++i) {
+    for (int i = 0; i < last; ++i) {
       const Visit& visit = visits_[i];
       if (in_parts && visit.weights == Seconds(0.0)) continue;
+      const Seconds overlapped = in_parts ? visit.weights : visit.backward + visit.clear;
+      if (visit.to_host > Seconds(0.0)) {
+        copies += visit.to_host;
+        bound.copied = std::max(bound.copied, copies + (spec.replicas() > 1 ? visit.own_reduce : Seconds(0.0)));
+        copies -= overlapped;
+      }
+      if (spec.replicas() == 1) continue;
       suffix += visit.reduce + visit.across;
       bound.behind = std::max(bound.behind, suffix);
-      suffix -= in_parts ? visit.weights : visit.backward + visit.clear;
+      suffix -= overlapped;
     }
   }
-  bound.finish = updates;
-  if (shards.optimizer && !shards.parameters) {
-    Seconds updated = sequential ? updates : Seconds(0.0);
-    Seconds gathered = updated;
-    const auto gather = [&](const BucketCosts& bucket) {
-      if (!sequential) updated += bucket.update;
-      gathered = std::max(gathered, updated) + bucket.regather;
-    };
-    for (int i = range.first; i < range.last; ++i) gather(data.own[graph_.blocks[i].kind]);
-    if (tied_uses > 0) gather(data.tied);
-    bound.finish = std::max(updates, gathered);
+  // Each bucket is updated, copied back where the host has updated it, and gathered.
+  const bool regathers = shards.optimizer && !shards.parameters;
+  Seconds updated = sequential ? updates + from_host : Seconds(0.0), copied = updated, gathered = updated;
+  const auto finish = [&](const BucketCosts& bucket) {
+    if (!sequential) updated += bucket.update;
+    copied = std::max(copied, updated) + (sequential ? Seconds(0.0) : bucket.from_host);
+    gathered = std::max(gathered, copied) + (regathers ? bucket.regather : Seconds(0.0));
+  };
+  if (regathers || from_host > Seconds(0.0)) {
+    for (int i = range.first; i < range.last; ++i) finish(data.own[graph_.blocks[i].kind]);
+    if (tied_uses > 0) finish(data.tied);
   }
+  bound.finish = std::max({updates, copied, gathered});
+  // The host updates the first bucket once its gradients are there: the first blocks may have none.
+  Seconds ahead;
+  if (updates_on_host(placements.state.homes) && !sequential)
+    for (int i = 0; i < count && data.own[graph_.blocks[range.first + i].kind].update == Seconds(0.0); ++i)
+      ahead += in_parts ? visits_[i].weights : visits_[i].backward + visits_[i].clear;
+  bound.finish_behind = std::max(bound.finish - ahead, Seconds(0.0));
   return bound;
 }
 
@@ -699,10 +737,12 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
     if (!rank.before) {
       rank.before = before_[s];
       rank.behind = bound.behind;
+      rank.copied = bound.copied;
     }
     const Seconds both = std::max(bound.forward + bound.backward, bound.occupied);
     rank.busy += static_cast<double>(shape.micro_batches) * both;
     rank.behind = std::min(rank.behind, bound.behind);
+    rank.copied = std::min(rank.copied, bound.copied);
     rank.reduces += bound.reduces;
     const Seconds last = bound.weights > Seconds(0.0) ? bound.weights : both - bound.forward;
     rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - last);
@@ -710,14 +750,17 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
     rank.norms += bound.norms;
     rank.updates += bound.updates;
     rank.regathers += bound.regathers;
+    rank.returns += bound.returns;
     rank.data += bound.data;
-    step.finish = std::max(step.finish, bound.finish);
+    rank.finish = std::max(rank.finish, bound.finish);
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
   for (const RankBound& rank : ranks_) {
     step.synchronised =
         std::max(step.synchronised, *rank.before + rank.busy + std::max(rank.behind, rank.behind_all) + rank.norms);
-    step.finish = std::max({step.finish, rank.updates, rank.regathers});
+    const Seconds finish = std::max({rank.finish, rank.updates, rank.regathers, rank.returns});
+    step.finish = std::max(step.finish, finish);
+    step.updated = std::max(step.updated, *rank.before + rank.busy + rank.copied + finish);
     step.data = std::max(step.data, rank.data);
   }
   return step;
@@ -734,6 +777,12 @@ Seconds Estimator::agreement(const ParallelSpec& spec, const Placements& placeme
   return agreed;
 }
 
+// The copy of the gradient norm to the host.
+Seconds Estimator::norm_copy(int environment) const {
+  const Environment& where = environments_[environment];
+  return host_copy_time(Bytes(size_of(DataType::fp32)), *where.device, where.rates, where.host);
+}
+
 // With backwards in two parts: the latest end of a rank's actions with the reductions that follow
 // them, and the norm's own part (without a norm: its update), by playing the actions.
 Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm) {
@@ -742,7 +791,7 @@ Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineSha
   Seconds latest;
   for (int s = 0; s < shape.stages; ++s) {
     const StageBound& bound = bounds_[s];
-    const Seconds after = norm ? bound.behind + bound.norms : std::max(bound.behind, bound.finish);
+    const Seconds after = norm ? bound.behind + bound.norms : std::max(bound.behind, bound.finish_behind);
     latest = std::max(latest, ends[rank_of_stage_[s]] + after);
   }
   return latest;
@@ -802,6 +851,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
     const Bytes capacity = view.capacities[rank];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
+    if (view.hosts[rank]) estimate.spare = std::min(estimate.spare, *view.hosts[rank] - memory.host);
     // The last buffer of a rank is not padded.
     estimate.room_in_all += capacity + Bytes(buffer_alignment) - memory.overhead -
                             (has_fixed_state_ ? persistent(memory) : Bytes(0));
@@ -882,9 +932,13 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   const Seconds whole =
       first.begin + (in_parts ? end_of_parts(schedule, shape, norm)
                               : pipeline(forward_, backward_) +
-                                    (norm ? first.behind + first.norms : std::max(first.behind, first.finish)));
-  const Seconds normed = std::max({whole, step.synchronised, step.data});
-  estimate.lower_bound = norm ? normed + agreed + step.finish : std::max(whole, step.data);
+                                    (norm ? first.behind + first.norms : std::max(first.behind, first.finish_behind)));
+  // Updates by the host also wait for a copy of the norm, and for this rank's gradients.
+  const bool on_host = updates_on_host(placements.state.homes);
+  const Seconds normed = std::max({whole, step.synchronised, step.data}) + agreed +
+                         (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
+  estimate.lower_bound = norm ? normed + step.finish : std::max(whole, step.data);
+  if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
 
   if (wanted == Wanted::bound) return estimate;
 
@@ -1016,7 +1070,7 @@ StageOfCut Estimator::stage_of_cut(const CutFrame& frame, const ParallelSpec& sp
     result.alone = std::max(result.alone, before + busy + bound.behind + bound.norms);
     result.end = frame.agreed + bound.finish;
   } else {
-    result.opening = bound.begin + std::max(bound.behind, bound.finish);
+    result.opening = bound.begin + std::max(bound.behind, bound.finish_behind);
   }
   return result;
 }

@@ -158,6 +158,7 @@ class Estimator {
     PerAxis<GroupNetwork> along;  // that blocks communicate over
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
+    std::optional<HostShare> host;
   };
   // The part of the cluster that a mesh uses.
   struct MeshView {
@@ -168,6 +169,7 @@ class Estimator {
     const GroupNetwork* replicas = nullptr;      // of that part; null without hybrid sharding
     std::vector<const GroupNetwork*> next;       // by rank but the last; empty until asked for
     std::vector<Bytes> capacities;               // by rank
+    std::vector<std::optional<Bytes>> hosts;     // by rank: what it may take of the host's memory, where that is known
   };
   // The costs of the work around one bucket.
   struct BucketCosts {
@@ -176,6 +178,7 @@ class Estimator {
     Seconds regather;      // of those that are updated, at the end of the step
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
+    Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
   };
   struct DataCosts {
     std::vector<BucketCosts> own;  // by Block::kind
@@ -199,6 +202,7 @@ class Estimator {
     Seconds reduce;
     Seconds own_reduce;         // of its own bucket
     Seconds across;             // after the reductions of the last micro-batch
+    Seconds to_host;            // copy of its gradients
   };
   // The least times of a stage.
   struct StageBound {
@@ -210,7 +214,10 @@ class Estimator {
     Seconds behind;                         // reductions after the last backward
     Seconds reduces;                        // those that wait for the last micro-batch and may overlap
     Seconds updates, regathers;             // of the optimizer, without the tied bucket
+    Seconds returns;                        // likewise copies of parameters that the host has updated
+    Seconds copied;                         // after the last backward until all gradients are on the host
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
+    Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
     Seconds data;                           // of a step on the data stream
     StepTime parts;                         // of a micro-batch; on the first rank only
   };
@@ -223,13 +230,15 @@ class Estimator {
     // micro-batch's backward on the next of them ends.
     Seconds reduces, backwards;
     Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
-    Seconds norms, updates, regathers;
+    Seconds norms, updates, regathers, returns, finish;
+    Seconds copied;
     Seconds data;
   };
   // The least times of the slowest rank.
   struct StepBound {
     // When all gradients are reduced, if only one rank mattered.
     Seconds synchronised;
+    Seconds updated;  // when a rank has updated on its host, after copying its gradients there
     Seconds finish;
     Seconds data;
     StepTime parts;  // of a micro-batch on the first rank
@@ -258,6 +267,7 @@ class Estimator {
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
                             const Costs& costs, const BlockShapes& shapes, const DataCosts& data);
   StepBound bound_of_ranks(const PipelineShape& shape);
+  Seconds norm_copy(int environment) const;
   Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
   Seconds agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;

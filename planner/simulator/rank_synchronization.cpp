@@ -51,7 +51,7 @@ std::vector<Meeting> make_meetings(std::span<const Program> programs) {
 
 std::optional<SeatAt> seat_of(std::span<const Meeting> meetings, std::span<const Program> programs, int rank,
                               const Instruction& instruction) {
-  if (instruction.kind == InstructionKind::kernel || instruction.group.axis != Axis::pp) return std::nullopt;
+  if (!communicates(instruction.kind) || instruction.group.axis != Axis::pp) return std::nullopt;
   const bool sends = instruction.kind == InstructionKind::send;
   const bool receives = instruction.kind == InstructionKind::receive;
   const std::vector<int>& ranks = programs[rank].group(instruction.group);

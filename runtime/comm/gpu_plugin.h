@@ -31,6 +31,8 @@ struct GpuBackendOptions {
   bool graphs = true;
   // Wait after every kernel and replay none, so that an error is reported where it happened.
   bool synchronous = false;
+  // The main program's (runtime/device/cpu/host_update.h): the plugin has no kernels of the host.
+  HostKernel host_kernel = nullptr;
 };
 
 // The communicators of ranks that are threads of one process and share one GPU. Reductions add in

@@ -13,6 +13,10 @@ namespace parplan {
 using StreamId = int;
 using EventId = int;
 
+// Runs an element-wise kernel by the host's processor, on operands in its memory; returns when it
+// is done.
+using HostKernel = void (*)(const KernelCall& call, const StepScalars& scalars);
+
 // A device's memory according to the driver.
 struct DeviceMemory {
   Bytes total;
@@ -43,6 +47,9 @@ class Backend {
   // The values that the optimizer's kernels read from here on, including those of recorded work.
   virtual void set_scalars(const StepScalars& scalars) = 0;
   virtual void run(StreamId stream, const KernelCall& call) = 0;
+  // Runs an element-wise kernel on operands in host memory by the host's processor, in the stream's
+  // order.
+  virtual void run_on_host(StreamId stream, const KernelCall& call) = 0;
   // Copies between host and device memory in any direction; the ranges do not overlap.
   virtual void copy(StreamId stream, void* to, const void* from, Bytes bytes) = 0;
   // `words` words of 4 bytes.

@@ -45,6 +45,7 @@ constexpr NamingRow naming_rows[] = {
     {"planner/graph", Kinds::around_the_step, "gradients of several uses are added and copied"},
     {"planner/program", Kinds::around_the_step,
      "lowering clears, widens, adds, copies, loads and updates; verifying knows so"},
+    {"planner/cost/host_time.cpp", Kinds::around_the_step, "between the homes of a core, a copy is the kernel"},
     {"runtime", Kinds::around_the_step, "the executor stages what kernels load"},
 };
 

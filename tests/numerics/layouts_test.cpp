@@ -148,7 +148,10 @@ void check_homes(const Job& job, const Program& program) {
       expect(gradients, homes.gradients);
     for (const std::optional<int> state : {bucket.first_moment, bucket.second_moment, bucket.master})
       expect(state, homes.optimizer);
+    for (const std::optional<int> copied : {bucket.host_gradients, bucket.host_parameters}) expect(copied, Home::host);
   }
+  for (const std::optional<int> copied : {program.host_norm_buffer, program.host_loss_scale_buffer})
+    if (copied) expected[*copied] = Home::host;
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     INFO(program.buffers[b].name);
     CHECK(program.buffers[b].home == expected[b]);
@@ -293,6 +296,12 @@ TEST_CASE("state on the host trains to the same bits as on the device, block by 
         check_homes(job, program);
         for (const Home home : all_homes) bytes[home] += program.arena_bytes[home];
         padding += 2 * buffer_alignment;
+        // What is there twice where the host updates.
+        std::vector<std::optional<int>> copies{program.host_norm_buffer};
+        for (const Bucket& bucket : program.buckets)
+          copies.insert(copies.end(), {bucket.master, bucket.host_gradients, bucket.host_parameters});
+        for (const std::optional<int> copy : copies)
+          if (copy) bytes.host -= align_up(Bytes(program.buffers[*copy].bytes), buffer_alignment).count;
       }
       CHECK(bytes.host > 0);
       CHECK(bytes.device + bytes.host <= bytes_on_device);

@@ -93,8 +93,10 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
                  for (auto& [tensor, values] : outcome.first_gradients)
                    for (float& value : values) value /= LossScale{}.scale;
              }
-             for (std::size_t r = 0; r < result.ranks.size(); ++r)
+             for (std::size_t r = 0; r < result.ranks.size(); ++r) {
                CHECK(result.ranks[r].communication == job.programs()[r].communication);
+               CHECK(result.ranks[r].copied == job.programs()[r].copied);
+             }
            }});
   outcome.parameters = job.collect(ParameterContent::values);
   for (const Program& program : job.programs()) {

@@ -37,7 +37,7 @@ void touch(const Program& program, const Arena& arena) {
 
 std::string broken_promise(const Program& program, const Arena& arena) {
   try {
-    check_promises(program, arena, {});
+    check_promises(program, arena, {}, {});
   } catch (const InternalError& error) {
     return error.what();
   }

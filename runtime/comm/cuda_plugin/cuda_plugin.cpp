@@ -87,7 +87,8 @@ class CudaGpu final : public Gpu {
       throw RunError(fmt::format("there is no GPU {}: this machine has {}", device, count));
     return std::make_unique<CudaBackend>(device, CudaBackendOptions{.deterministic = options.deterministic,
                                                                     .graphs = options.graphs,
-                                                                    .synchronous = options.synchronous});
+                                                                    .synchronous = options.synchronous,
+                                                                    .host_kernel = options.host_kernel});
   }
 
   std::unique_ptr<GpuLocalWorld> make_local_world(int ranks, const std::vector<CommunicationGroup>& groups,

@@ -94,6 +94,8 @@ class CpuBackend final : public Backend {
     kernel({.shape = call.shape, .operands = call.operands.data(), .scalars = &scalars_});
   }
 
+  void run_on_host(StreamId stream, const KernelCall& call) override { run(stream, call); }
+
   void copy(StreamId, void* to, const void* from, Bytes bytes) override {
     std::memcpy(to, from, static_cast<std::size_t>(bytes.count));
   }

@@ -1,6 +1,8 @@
 #include "runtime/device/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -163,6 +165,36 @@ void CudaBackend::run(StreamId number, const KernelCall& call) {
           .scalars = scalars_,
           .stream = stream(number),
           .matrices = matrices_.get()});
+  finish(number, parplan::name(call.kind));
+}
+
+namespace {
+
+// One kernel of the host, with all that it reads.
+struct HostWork {
+  HostKernel kernel = nullptr;
+  KernelCall call;
+  std::vector<void*> operands;
+  StepScalars scalars;
+};
+
+void run_host_work(void* data) {
+  const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
+  work->kernel(work->call, work->scalars);
+}
+
+}  // namespace
+
+void CudaBackend::run_on_host(StreamId number, const KernelCall& call) {
+  PARPLAN_ASSERT(!recording_ && options_.host_kernel != nullptr && has_scalars_, parplan::name(call.kind));
+  auto work = std::make_unique<HostWork>();
+  *work = {.kernel = options_.host_kernel,
+           .call = call,
+           .operands = {call.operands.begin(), call.operands.end()},
+           .scalars = *scalars_from_};
+  work->call.operands = work->operands;
+  check(cudaLaunchHostFunc(stream(number), run_host_work, work.get()), "hand work to the host");
+  static_cast<void>(work.release());  // run_host_work's
   finish(number, parplan::name(call.kind));
 }
 

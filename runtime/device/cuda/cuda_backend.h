@@ -17,6 +17,7 @@ struct CudaBackendOptions {
   bool deterministic = true;  // fixed order of every sum
   bool graphs = true;         // replay repeated work as CUDA graphs
   bool synchronous = false;   // wait after every kernel and copy; nothing is recorded then
+  HostKernel host_kernel = nullptr;
 };
 
 // One GPU. Streams do not wait for the legacy default stream. After the first step nothing is
@@ -40,6 +41,8 @@ class CudaBackend final : public Backend {
 
   void set_scalars(const StepScalars& scalars) override;
   void run(StreamId stream, const KernelCall& call) override;
+  // On a thread of the driver's, by GpuBackendOptions::host_kernel.
+  void run_on_host(StreamId stream, const KernelCall& call) override;
   void copy(StreamId stream, void* to, const void* from, Bytes bytes) override;
   void fill(StreamId stream, void* memory, std::uint32_t pattern, std::int64_t words) override;
   std::int64_t end_of_unlike(const void* memory, std::uint32_t pattern, std::int64_t words) override;

@@ -74,6 +74,39 @@ void check_plan(const SuggestRequest& changed, const Remedy& remedy) {
 
 }  // namespace
 
+TEST_CASE("the optimizer's state in host memory is a change that makes a plan fit, where the hosts are known") {
+  Crowded crowded("dgx-a100", 2);
+  SearchOptions options;
+  options.objective = Objective::memory;
+  const SearchResult smallest = search(*crowded.request.graph, crowded.request.cluster, crowded.request.training,
+                                       {{Choice::offload, Offload::optimizer}}, options);
+  crowded.leave(smallest.plans.front().result.memory.peak());
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* remedy = find(remedies, "offload");
+  REQUIRE(remedy != nullptr);
+  CHECK(remedy->instead == "with the optimizer's state in host memory");
+  CHECK(std::get<std::string>(remedy->value) == "optimizer");
+  SuggestRequest changed = crowded.request;
+  changed.layout[Choice::offload] = Offload::optimizer;
+  check_plan(changed, *remedy);
+  for (NodeGroup& group : crowded.request.cluster.groups) group.host.reset();
+  CHECK(find(crowded.remedies(), "offload") == nullptr);
+}
+
+TEST_CASE("a plan must fit its share of the host's memory, too") {
+  Crowded crowded("dgx-a100", 2);
+  crowded.request.layout[Choice::offload] = Offload::optimizer;
+  const SuggestResult result = suggest(crowded.request);
+  REQUIRE(result.plan);
+  const Bytes host = result.plan->prediction.memory.host;
+  CHECK(host > Bytes(0));
+  // Two ranks share a machine.
+  crowded.request.cluster.groups.front().host->memory = 2 * host;
+  CHECK(suggest(crowded.request).plan);
+  crowded.request.cluster.groups.front().host->memory = Bytes(1000);
+  CHECK(!suggest(crowded.request).plan);
+}
+
 TEST_CASE("more memory: the bytes that the changes name are enough, and one less is not") {
   for (const auto& [name, devices] :
        {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {

@@ -84,6 +84,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
          if (degree <= static_cast<int>(graph.blocks.size())) spec.stage_blocks = even_stages(graph, degree);
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
+      {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = static_cast<Offload>(value); }},
   };
   for (const TechniqueRow& row : technique_rows()) {
     const auto setter = set.find(std::string(row.name));
@@ -104,7 +105,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .most_zero = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
-          for (int degree = row.name == "zero" ? 0 : 1; degree <= 13; ++degree) {
+          for (int degree = row.name == "zero" || row.name == "offload" ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);
             CHECK(row.illegal(*graph, training, spec).has_value() == (std::ranges::find(legal, degree) == legal.end()));

@@ -2,6 +2,7 @@
 #include "planner/program/verify.h"
 
 #include <functional>
+#include <utility>
 
 #include <doctest/doctest.h>
 
@@ -227,6 +228,67 @@ TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is m
       CHECK(faults[0].what.starts_with("dropped reduction: "));
     }
   }
+}
+
+TEST_CASE("where the host updates, a copy that is dropped, too early, of a part or to the wrong home is missed") {
+  std::mt19937 random(8);
+  int dropped = 0, moved = 0;
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 10; ++trial) {
+      TrainingSpec training = plain_training();
+      if (trial % 2 == 0) training.precision = DataType::bf16;
+      if (trial % 5 == 0) training.precision = DataType::fp16;
+      if (trial % 3 == 0) training.clip_norm = 0.5;
+      ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
+      spec.offload = Offload::optimizer;
+      const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+      std::string found;
+      for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
+      CHECK(found == "");
+      const auto is_copy = [](const Instruction& i) { return i.kind == InstructionKind::copy; };
+      for (const Spot spot : spots(programs[0], is_copy)) {
+        INFO(model << ": " << describe(spec) << ", call " << spot.call << ", instruction " << spot.instruction);
+        std::vector<Program> without = programs, of_a_part = programs, back = programs;
+        silence(without[0], spot);
+        CHECK(!find_faults(without).empty());
+        for (Operand& operand : own_segment(of_a_part[0], spot.call).instructions[spot.instruction].operands)
+          operand.bytes /= 2;
+        CHECK(!find_faults(of_a_part).empty());
+        Instruction& instruction = own_segment(back[0], spot.call).instructions[spot.instruction];
+        instruction.stream = instruction.stream == Stream::to_host ? Stream::from_host : Stream::to_host;
+        const std::vector<Fault> wrong = find_faults(back);
+        REQUIRE(!wrong.empty());
+        CHECK(wrong.front().what.starts_with("wrong home: "));
+        ++dropped;
+      }
+      // Waits of what the copies and the host do.
+      for (std::size_t c = 0; c < programs[0].calls.size(); ++c) {
+        const Segment& segment = programs[0].segments[programs[0].calls[c].segment];
+        if (segment.stream != Stream::to_host && segment.stream != Stream::from_host && segment.stream != Stream::host)
+          continue;
+        std::vector<Program> planted = programs;
+        if (std::exchange(planted[0].calls[c].waits, {}).empty()) continue;
+        const std::vector<Fault> faults = find_faults(planted);
+        REQUIRE(!faults.empty());
+        CHECK(faults.front().what.starts_with("missing event: "));
+        ++moved;
+      }
+    }
+  }
+  CHECK(dropped > 100);
+  CHECK(moved > 100);
+}
+
+TEST_CASE("a kernel of the host on memory of the device is found") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  ParallelSpec spec;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  std::vector<Program> programs = lower_all(job_of(graph, plain_training(), spec));
+  const Spot spot = spots(programs[0], [](const Instruction& i) { return i.op == OpKind::adamw; }).front();
+  own_segment(programs[0], spot.call).instructions[spot.instruction].home = Home::host;
+  REQUIRE(!find_faults(programs).empty());
+  CHECK(find_faults(programs).front().what.starts_with("wrong home: adamw 'adamw' on stream compute uses 'gradients"));
 }
 
 TEST_CASE("in lowered Programs waits order what streams would race for") {

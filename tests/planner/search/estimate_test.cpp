@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -118,7 +119,9 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
   for (int setting = 0; setting < 30; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = random_graph(random, 16);
-    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    for (NodeGroup& group : cluster.groups)
+      group.host = {.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
@@ -136,7 +139,9 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       if (all_state) placements.state.homes.optimizer = Home::host;
       else placements.state.homes = {.parameters = any(), .gradients = any(), .optimizer = any()};
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
-      const Estimate estimate = estimator.estimate(spec, placements, forms_of(row));
+      // An estimator of its own: what one knows of the recipe does not hold for homes for which it
+      // does not ask.
+      const Estimate estimate = Estimator(graph, cluster, training).estimate(spec, placements, forms_of(row));
       const Schedule schedule = schedule_of(spec, training);
       const StepResult simulated =
           simulate_spec(graph, estimator.networks(), training, spec, placements, schedule, nullptr);
@@ -147,13 +152,58 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       const Bytes capacity = estimator.capacity(spec.mesh, estimate.memory_stage);
       if (spec.pp() == 1) CHECK(estimate.spare == capacity - estimate.memory.peak());
       if (!all_state || spec.pp() > 1) continue;
-      // The state has moved from one home to the other; the last buffer of an arena is not padded.
+      // The state has moved from one home to the other, and copies of gradients and parameters have
+      // come; the last buffer of an arena is not padded.
       CHECK(estimate.memory.optimizer == Bytes(0));
-      CHECK(estimate.memory.host <= on_device.memory.optimizer);
-      CHECK(estimate.memory.host > on_device.memory.optimizer - Bytes(buffer_alignment));
+      CHECK(estimate.memory.host > on_device.memory.optimizer);
       CHECK(estimate.memory.peak() == on_device.memory.peak() - on_device.memory.optimizer);
     }
   }
+}
+
+TEST_CASE("the bound stays below the step that updates on the host, and close to it") {
+  std::mt19937 random(11);
+  double gaps = 0.0;
+  int count = 0;
+  for (int setting = 0; setting < 60; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    Cluster cluster = random_cluster(random, gpu, gpu && setting % 8 == 1);
+    const auto factor = [&] { return std::exp2(std::uniform_real_distribution<double>(-6.0, 6.0)(random)); };
+    for (NodeGroup& group : cluster.groups)
+      group.host = {.memory = Bytes(std::int64_t{1} << 40),
+                    .memory_bandwidth = BytesPerSecond(4e11 * factor()),
+                    .link = BytesPerSecond(1e10 * factor())};
+    TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
+    training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
+    training.optimizer = setting % 5 == 0 ? Optimizer::sgd : Optimizer::adamw;
+    Estimator estimator(graph, cluster, training);
+    const std::vector<ParallelSpec> specs =
+        enumerate_specs(graph, training, std::min(8, cluster.devices()), {{Choice::offload, Offload::optimizer}});
+    REQUIRE(!specs.empty());
+    for (int trial = 0; trial < 20; ++trial) {
+      ParallelSpec spec = specs[random() % specs.size()];
+      CHECK(spec.offload == Offload::optimizer);
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+      if (trial % 4 == 1 && spec.pp() > 1 && spec.virtual_stages == 1 && spec.zero_stage <= 1)
+        spec.schedule = ScheduleKind::zero_bubble_h1;
+      if (trial % 3 == 1) spec.tied_gradients = TiedGradients::apart;
+      if (illegal(graph, training, spec)) continue;
+      const Placements placements = place(graph, spec);
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " stages "
+                      << fmt::format("{}", spec.stage_blocks));
+      const Estimate estimate = estimator.estimate(spec, placements, forms_of(row_of(spec.schedule)));
+      const StepResult simulated = simulate_spec(graph, estimator.networks(), training, spec, placements,
+                                                 schedule_of(spec, training), nullptr);
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
+      CHECK(estimate.time.total() <= simulated.time.total() * (1 + 1e-9));
+      gaps += simulated.time.total() / estimate.lower_bound - 1.0;
+      ++count;
+    }
+  }
+  MESSAGE("simulated over bound: " << 100.0 * gaps / count << "% above on average of " << count);
+  CHECK(gaps / count < 0.3);
 }
 
 TEST_CASE("an estimate has the memory and a bound of ranks that hold several stages, too") {

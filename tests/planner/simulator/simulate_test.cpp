@@ -6,7 +6,9 @@
 #include <random>
 
 #include "planner/base/error.h"
+#include "planner/cost/host_time.h"
 #include "planner/plan/parallel_spec.h"
+#include "planner/program/bucket_work.h"
 #include "tests/planner/simulator/hand_built.h"
 #include "tests/planner/simulator/pipelines.h"
 
@@ -127,6 +129,35 @@ TEST_CASE("a kernel beside another segment's exposed communication counts as com
   // compute 0-3, update goes on until 5, the reduction until 7, compute 7-9.
   built.program.segments[1].instructions[0].stream = Stream::dp;
   CHECK(simulate_one(built, concurrent()).time == parts(5, 2, 0, 0, 0, 2));
+}
+
+TEST_CASE("copies to the host overlap the backward, and the host's update is awaited by what follows") {
+  HandBuilt built;
+  const auto copy = [](std::int64_t seconds, Home to) {
+    Instruction instruction = copy_to(to, DataType::fp32);
+    instruction.operands = {{.bytes = seconds, .access = Access::read}, {.bytes = seconds, .access = Access::write}};
+    return instruction;
+  };
+  const Instruction of_host = update_on_host(1, false, TrainingSpec{});
+  const int backward = built.segment("backward", Stream::compute, {kernel(4)});
+  const int out = built.segment("out", Stream::to_host, {copy(6, Home::host)});
+  const int update = built.segment("update", Stream::host, {of_host});
+  const int back = built.segment("back", Stream::from_host, {copy(2, Home::device)});
+  int copied = -1;
+  for (int layer = 0; layer < 2; ++layer) copied = built.call(out, {built.call(backward)});
+  built.call(back, {built.call(update, {copied})});
+  CostModel model = concurrent();
+  DeviceKind device = *model.device;
+  device.backend = BackendKind::cuda;
+  model.device = std::make_shared<const DeviceKind>(device);
+  // The update moves 28 bytes.
+  model.host = HostShare{.link = BytesPerSecond(1.0),
+                         .latency = Seconds(0.0),
+                         .memory_bandwidth = BytesPerSecond(28.0 / host_update_share)};
+  // Backward 0-4, 4-8; copies 4-10, 10-16; update 16-17; copy back 17-19.
+  StepTime expected = parts(8, 0, 0, 0, 0, 1);
+  expected.offload = Seconds(8 + 2);
+  CHECK(simulate_one(built, model).time == expected);
 }
 
 TEST_CASE("calls played in one piece give the same parts as their instructions one by one") {

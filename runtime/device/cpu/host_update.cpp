@@ -1,0 +1,83 @@
+#include "runtime/device/cpu/host_update.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "planner/base/error.h"
+#include "runtime/device/cpu/host_conversion.h"
+#include "runtime/device/cpu/instruction_sets.h"
+
+namespace parplan {
+namespace {
+
+// Enough that starting a thread costs little beside it, and a multiple of what one vector holds.
+constexpr std::int64_t least_elements = 1 << 18;
+
+// An operand of the call: an array of its elements, or what all elements share.
+struct Part {
+  std::byte* begin = nullptr;
+  std::int64_t element = 0;  // bytes; 0: shared
+  void* from(std::int64_t index) const { return begin + index * element; }
+};
+
+// A call in fp32, in which the parameters are the master copy, and what is rounded from it.
+struct Wide {
+  OpShape shape;
+  std::vector<Part> operands;
+  Part rounded;  // absent in fp32
+};
+
+Wide widened(const KernelCall& call) {
+  const OpRow& row = row_of(call.kind);
+  Wide wide{.shape = call.shape, .operands = {}, .rounded = {}};
+  std::size_t next = 0, parameters = 0, master = 0;
+  for (const OperandRow& operand : row.operands) {
+    if (!is_present(operand, call.shape, false)) continue;
+    if (operand.source == OperandSource::parameter) parameters = wide.operands.size();
+    if (call.shape.master && operand.source == OperandSource::output) master = wide.operands.size();  // the last one
+    const bool is_array = operand.size.elements(call.shape) == call.shape.rows;
+    wide.operands.push_back({.begin = static_cast<std::byte*>(call.operands[next++]),
+                             .element = is_array ? size_of(type_of(operand.size.content, call.type)) : 0});
+  }
+  if (!call.shape.master) return wide;
+  wide.shape.master = false;
+  wide.rounded = wide.operands[parameters];
+  wide.operands[parameters] = wide.operands[master];
+  wide.operands.erase(wide.operands.begin() + static_cast<std::ptrdiff_t>(master));
+  return wide;
+}
+
+void update_range(CpuKernel kernel, const KernelCall& call, const Wide& wide, const StepScalars& scalars,
+                  std::int64_t begin, std::int64_t end) {
+  OpShape shape = wide.shape;
+  shape.rows = end - begin;
+  std::vector<void*> operands;
+  for (const Part& part : wide.operands) operands.push_back(part.from(begin));
+  kernel({.shape = shape, .operands = operands.data(), .scalars = &scalars});
+  if (wide.rounded.begin == nullptr) return;
+  constexpr std::size_t parameters = 1;  // of all optimizers' kernels
+  narrow(call.type, static_cast<const float*>(operands[parameters]), shape.rows, wide.rounded.from(begin));
+}
+
+}  // namespace
+
+void update_on_host(const KernelCall& call, const StepScalars& scalars) {
+  const CpuKernel kernel = cpu_kernels(chosen_cpu_instruction_set()).kernels[static_cast<int>(call.kind)];
+  const Wide wide = widened(call);
+  const std::int64_t elements = call.shape.rows;
+  const auto cores = static_cast<std::int64_t>(std::max(std::thread::hardware_concurrency(), 1u));
+  const std::int64_t threads = std::clamp(elements / least_elements, std::int64_t{1}, cores);
+  const auto begin_of = [&](std::int64_t thread) {
+    return thread == threads ? elements : elements / threads * thread / 16 * 16;
+  };
+  std::vector<std::jthread> others;
+  for (std::int64_t thread = 1; thread < threads; ++thread)
+    others.emplace_back(
+        [&, thread] { update_range(kernel, call, wide, scalars, begin_of(thread), begin_of(thread + 1)); });
+  update_range(kernel, call, wide, scalars, 0, begin_of(1));
+}
+
+}  // namespace parplan
