@@ -167,7 +167,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   });
   bool any_on_host = false;
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
-    if (!updates_on_host(bucket.homes)) return;
+    if (bucket.frozen || !updates_on_host(bucket.homes)) return;
     any_on_host = true;
     const std::int64_t shard = local(bucket, bucket.shards.optimizer);
     const auto visit_as = [&](bool is_there, BufferRole role, MemoryCategory category, std::int64_t bytes) {
