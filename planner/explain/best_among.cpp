@@ -24,7 +24,7 @@ class AmongSpecs {
         specs_(specs),
         floors_(explained.graph, cluster(), explained.plan.training, request_, maker) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      const Open open = opened(i, floors_.of_micro_batch(specs[i]).time);
+      const Open open = opened(i, floor_of_micro_batch(specs[i]));
       add(search_, {&open, 1});
     }
   }
@@ -65,6 +65,15 @@ class AmongSpecs {
     return spec.recompute == Recompute::none ? searched_recomputes() : std::span(&spec.recompute, 1);
   }
 
+  // Whatever the schedule and the stages are.
+  Seconds floor_of_micro_batch(ParallelSpec spec) {
+    const ParallelSpec plain;
+    spec.schedule = plain.schedule;
+    spec.virtual_stages = plain.virtual_stages;
+    spec.micro_batch_group = plain.micro_batch_group;
+    return floors_.of_micro_batch(spec).time;
+  }
+
   // Layouts are numbered, and once more where the best floor is known.
   Open opened(std::size_t number, Seconds floor) const {
     const std::size_t i = number % specs_.size();
@@ -80,7 +89,7 @@ class AmongSpecs {
     const ParallelSpec& layout = specs_[number];
     if (!has_best_floor)
       return {opened(number + specs_.size(),
-                     std::max(floors_.of_micro_batch(layout).time, floors_.time_of(layout, choices_of(layout))))};
+                     std::max(floor_of_micro_batch(layout), floors_.time_of(layout, choices_of(layout))))};
     std::vector<Open> opened;
     if (!floors_.can_hold(layout, choices_of(layout))) return opened;
     for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(number, 1), true).fitting) {

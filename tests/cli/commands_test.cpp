@@ -264,7 +264,8 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
                                                         {"global_batch", "--global-batch"},
                                                         {"sequence_length", "--seq-len"},
                                                         {"precision", "--precision"},
-                                                        {"optimizer", "--optimizer"}};
+                                                        {"optimizer", "--optimizer"},
+                                                        {"offload", "--offload"}};
   std::set<std::string> seen;
   for (const Case& one : cases) {
     const auto with = [&](const std::string& option, const std::string& value, const std::string& memory) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/published_model.h"
+#include "planner/base/error.h"
 #include "planner/calibrate/fit_calibration.h"
 #include "planner/graph/engine_graph.h"
 #include "planner/suggest.h"
@@ -51,12 +52,21 @@ TEST_CASE("one measured step takes the bias from the predictions of other layout
   };
   constexpr std::size_t most_measured = 3;  // of a job
   Errors all, korthikanti;
+  int refused = 0;
   for (const std::vector<std::size_t>& job : jobs_of(runs)) {
     for (const std::size_t measured : std::span(job).first(std::min(job.size(), most_measured))) {
       const Simulated one = simulate(runs[measured].run);
       const MeasuredPlan step{
           .graph = &one.graph, .plan = &one.plan, .measured = Seconds(*runs[measured].run.step_seconds)};
-      const CalibrationFit fit = fit_calibration({&step, 1});
+      CalibrationFit fit;
+      try {
+        fit = fit_calibration({&step, 1});
+      } catch (const ConfigError& error) {
+        // No share within the bounds explains the step.
+        CHECK(std::string(error.what()).find("is not explained by") != std::string::npos);
+        ++refused;
+        continue;
+      }
       for (const std::size_t other : job) {
         if (other == measured) continue;
         Simulated rival = simulate(runs[other].run);
@@ -78,14 +88,15 @@ TEST_CASE("one measured step takes the bias from the predictions of other layout
   // In per cent, as docs/calibration.md says.
   const auto mean = [](double sum, const Errors& of) { return 100.0 * sum / of.count; };
   const auto near = [](double value, double said) { return std::abs(value - said) < 0.3; };
-  CHECK(all.count == 112);
-  CHECK_MESSAGE(near(mean(all.bias_before, all), -6.0), mean(all.bias_before, all));
-  CHECK_MESSAGE(near(mean(all.bias_after, all), 2.5), mean(all.bias_after, all));
-  CHECK_MESSAGE(near(mean(all.before, all), 8.5), mean(all.before, all));
-  CHECK_MESSAGE(near(mean(all.after, all), 8.6), mean(all.after, all));
+  CHECK(refused == 1);
+  CHECK(all.count == 110);
+  CHECK_MESSAGE(near(mean(all.bias_before, all), -5.5), mean(all.bias_before, all));
+  CHECK_MESSAGE(near(mean(all.bias_after, all), 2.4), mean(all.bias_after, all));
+  CHECK_MESSAGE(near(mean(all.before, all), 8.0), mean(all.before, all));
+  CHECK_MESSAGE(near(mean(all.after, all), 8.2), mean(all.after, all));
   CHECK(korthikanti.count == 8);
-  CHECK_MESSAGE(near(mean(korthikanti.before, korthikanti), 3.8), mean(korthikanti.before, korthikanti));
-  CHECK_MESSAGE(near(mean(korthikanti.after, korthikanti), 1.1), mean(korthikanti.after, korthikanti));
+  CHECK_MESSAGE(near(mean(korthikanti.before, korthikanti), 4.3), mean(korthikanti.before, korthikanti));
+  CHECK_MESSAGE(near(mean(korthikanti.after, korthikanti), 2.0), mean(korthikanti.after, korthikanti));
 }
 
 }  // namespace parplan
