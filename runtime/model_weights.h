@@ -42,9 +42,9 @@ void make_export_folder(const std::string& folder);
 // Where the ranks write their parts first.
 std::string folder_of_parts(const std::string& folder);
 // Writes the parameters of a checkpoint as files of at most 5 GB (`model.safetensors`, or several
-// and an index), and config.json. Adapters are merged: W becomes W + factor B A. The processes share
-// the files. They are written under a temporary name; the folder has its own once all is on the
-// device. RunError says what could not be written.
+// and an index), and config.json. Adapters are merged: W becomes W + factor B A. The processes
+// share the files. They are written under a temporary name; the folder has its own once all is on
+// the device. RunError says what could not be written.
 void export_weights(const ExportOptions& options, const CheckpointReader& from, Rendezvous& rendezvous);
 
 }  // namespace parplan

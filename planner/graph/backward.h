@@ -14,8 +14,8 @@ struct TrainingOperand {
   // The forward tensor meant (its value, or its gradient); workspace and loss scale have none.
   std::optional<TensorId> tensor = {};
   Access access{};
-  // Which of the contributions of one op to the tensor a contribution is; below 0 where nobody needs
-  // it.
+  // Which of the contributions of one op to the tensor a contribution is; below 0 where nobody
+  // needs it.
   int part = 0;
   bool operator==(const TrainingOperand&) const = default;
 };

@@ -624,8 +624,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       if (farthest > farthest_before) farthest_turn = turn;
     }
     std::swap(turns.front(), turns[farthest_turn]);
-    // Where layers are alike, a rank that cannot hold the next one cannot hold any; else it may hold
-    // one that the ranks before it could.
+    // Where layers are alike, a rank that cannot hold the next one cannot hold any; else it may
+    // hold one that the ranks before it could.
     const std::size_t before = alike_inside_ ? held : static_cast<std::size_t>(s * stages);
     if (farthest < before + static_cast<std::size_t>(stages)) return false;
     held = farthest;

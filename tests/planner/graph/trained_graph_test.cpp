@@ -167,7 +167,7 @@ TEST_CASE("of a product with a bias, either may be frozen, and so may a norm's w
 
 TEST_CASE("model FLOPs leave out what frozen parameters make unnecessary") {
   const OpGraph plain = graph_of("tiny-llama");
-  // For 16 tokens: the products of a layer (8 heads of 8, 48 features), its attention, and the head.
+  // For 16 tokens: the products of a layer (8 heads of 8, 48 features), its attention, the head.
   const auto product = [](int in, int out) { return 2.0 * 16 * in * out; };
   const double layer = product(32, 64) + product(32, 32) + 3 * product(32, 48), attention = 4.0 * 16 * 16 * 32;
   const double head = product(32, 64), forward = 4 * (layer + attention) + head;
