@@ -201,7 +201,7 @@ std::optional<AdapterNames> adapter_of(const std::string& weight) {
   constexpr std::string_view ending = ".weight";
   if (!weight.ends_with(ending)) return std::nullopt;
   const std::string product = weight.substr(0, weight.size() - ending.size());
-  return AdapterNames{.in = product + std::string(adapter_in), .out = product + std::string(adapter_out)};
+  return AdapterNames{.in = fmt::format("{}{}", product, adapter_in), .out = fmt::format("{}{}", product, adapter_out)};
 }
 
 std::optional<TrainedProblem> find_problem(const TrainingSpec& training, const OpGraph& graph) {
