@@ -83,8 +83,8 @@ std::string describe(const CalibrationFit& fit) {
   std::string text =
       fmt::format("calibration of {} on {}, by {} of {}\n", calibration.cluster, join(calibration.devices, " and "),
                   pluralized(static_cast<int>(calibration.steps.size()), "measured step"), calibration.engine);
-  text += table_of_shares(fit) + "\n" + table_of_steps(fit);
-  if (fit.plans.size() == 1) text += "\n" + table_of_parts(fit.plans.front());
+  text += fmt::format("{}\n{}", table_of_shares(fit), table_of_steps(fit));
+  if (fit.plans.size() == 1) text += fmt::format("\n{}", table_of_parts(fit.plans.front()));
   const std::size_t told = calibration.shares.size();
   if (told < constant_count)
     text += fmt::format("{} tell{} {} of {} constants, the one{} that the step follows most; the others stay\n",
