@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <span>
 
 namespace parplan {
@@ -66,25 +67,24 @@ void order_calls(Program& program) {
   }
 
   struct History {
-    // One past the last writer and, per stream, the last reader since; 0: none.
-    int writer = 0;
-    std::array<int, stream_count> readers{};
-    bool is_read = false;  // since
+    int writer = 0;     // one past the last; 0: none
+    unsigned read = 0;  // the streams that have read since, a bit each
+    std::array<int, stream_count> readers;  // of these: one past the last
   };
   std::vector<History> histories(program.buffers.size());
   std::array<Clock, stream_count> streams{};
   std::vector<Clock> completed(program.calls.size());
-  const auto stream_of = [&](int call) {
-    return program.segments[program.calls[call].segment].stream;
-  };
+  std::vector<Stream> stream_of;  // by call
+  stream_of.reserve(program.calls.size());
+  for (const Call& call : program.calls) stream_of.push_back(program.segments[call.segment].stream);
 
   for (int i = 0; i < static_cast<int>(program.calls.size()); ++i) {
     Call& call = program.calls[i];
-    const Stream stream = stream_of(i);
+    const Stream stream = stream_of[i];
     Clock& clock = streams[index_of(stream)];
     const auto wait_for = [&](int end) {
       const int earlier = end - 1;
-      if (end == 0 || stream_of(earlier) == stream || clock[index_of(stream_of(earlier))] >= end) return;
+      if (end == 0 || stream_of[earlier] == stream || clock[index_of(stream_of[earlier])] >= end) return;
       Call& other = program.calls[earlier];
       if (!other.records) other.records = program.events++;
       call.waits.push_back(*other.records);
@@ -94,11 +94,11 @@ void order_calls(Program& program) {
     // Later items first: their clocks may cover earlier ones.
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       const History& history = histories[call.buffers[b]];
-      if (of_segment[b].writes && history.is_read) {
+      if (of_segment[b].writes && history.read != 0) {
         std::array<int, stream_count> readers{};
         std::size_t count = 0;
-        for (const int reader : history.readers) {
-          if (reader == 0) continue;
+        for (unsigned read = history.read; read != 0; read &= read - 1) {
+          const int reader = history.readers[static_cast<std::size_t>(std::countr_zero(read))];
           std::size_t at = count++;
           for (; at > 0 && readers[at - 1] < reader; --at) readers[at] = readers[at - 1];
           readers[at] = reader;
@@ -112,10 +112,11 @@ void order_calls(Program& program) {
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       History& history = histories[call.buffers[b]];
       if (of_segment[b].writes) {
-        history = {.writer = i + 1};
+        history.writer = i + 1;
+        history.read = 0;
       } else if (of_segment[b].reads) {
         history.readers[index_of(stream)] = i + 1;
-        history.is_read = true;
+        history.read |= 1u << index_of(stream);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -14,6 +15,7 @@
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/plan/plan.h"
+#include "planner/plan/spec_hash.h"
 #include "planner/search/space.h"
 #include "planner/simulator/estimate.h"
 
@@ -124,7 +126,7 @@ class CandidateMaker {
   TrainingSpec training_;
   Objective objective_;
   Estimator estimator_;
-  std::map<ParallelSpec, Placements> placements_;  // by placement_key
+  std::unordered_map<ParallelSpec, Placements, SpecHash> placements_;  // by placement_key
   using Paces = std::vector<std::pair<int, int>>;  // of stages
   std::map<std::pair<ParallelSpec, Paces>, FastestCut> cuts_;  // by cut_key
   // By fitting_cut_key, and by whether stages choose what they recompute.

@@ -122,7 +122,7 @@ LayoutFloors::LeastWork LayoutFloors::work_of(std::span<const int> blocks, std::
 Seconds LayoutFloors::least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer,
                                        const PipelineShape& shape) {
   if (all <= Seconds(0.0)) return row.least(all, transfer, shape);
-  constexpr double digits = 128.0;
+  constexpr double digits = 16.0;
   int exponent = 0;
   const double mantissa = std::floor(std::frexp(transfer / all, &exponent) * digits) / digits;
   const double rounded = std::ldexp(mantissa, exponent);
@@ -175,11 +175,11 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
       fastest = std::max(fastest, fastest_product(training_.precision, cluster_.groups[g].device));
   if (floor.time <= Seconds(0.0) || fastest.value <= 0.0) return floor;
   const int ranks_a_replica = spec.mesh.size() / spec.mesh.batch_ranks() / spec.pp();
-  std::vector<Seconds> by_kind;
+  of_micro_batch_.clear();
   for (std::size_t kind = 0; kind < flops_.size(); ++kind)
-    by_kind.push_back(static_cast<double>(spec.micro_batch) *
-                      std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels[kind]));
-  floor.time = std::max(floor.time, least_time(by_kind, shape_of(spec, training_), below) * (1 - 1e-9));
+    of_micro_batch_.push_back(static_cast<double>(spec.micro_batch) *
+                              std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels[kind]));
+  floor.time = std::max(floor.time, least_time(of_micro_batch_, shape_of(spec, training_), below) * (1 - 1e-9));
   return floor;
 }
 

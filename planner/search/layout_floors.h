@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -165,11 +166,13 @@ class LayoutFloors {
   std::map<std::pair<int, int>, std::vector<Seconds>> seconds_by_pace_;
   // The least time of a pipeline whose blocks take a second together, by schedule, ranks, stages,
   // micro-batches, groups of these and seconds of a transfer.
-  std::map<std::tuple<const ScheduleRow*, int, int, int, int, double>, Seconds> fills_;
+  using FillKey = std::tuple<const ScheduleRow*, int, int, int, int, double>;
+  std::unordered_map<FillKey, Seconds, boost::hash<FillKey>> fills_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold depends neither on the schedule nor on the order of the axes.
   std::map<std::pair<ParallelSpec, bool>, Holdings> holdings_;
   std::map<std::pair<ParallelSpec, std::size_t>, Bytes> memories_;
+  std::vector<Seconds> of_micro_batch_;  // by Block::kind: a buffer of of_samples
 };
 
 }  // namespace parplan

@@ -60,7 +60,7 @@ class LayoutStep {
   // In which a rank's middle shows that it repeats itself.
   int least_micro_batches(int rank) const {
     const auto in_flight = ceil_div(row_.in_flight(rank, shape(all_)), stages() / pipeline_ranks());
-    return static_cast<int>(in_flight) + std::max(16, 4 * period() + 4);
+    return static_cast<int>(in_flight) + std::max(16, 2 * period() + 4);
   }
   void set_micro_batches(int count) {
     job_.training.global_batch = job_.training.global_batch / now_ * count;

@@ -8,6 +8,8 @@
 #include <utility>
 #include <variant>
 
+#include <boost/container_hash/hash.hpp>
+
 #include "planner/base/enum_index.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/space_rows.h"
@@ -21,18 +23,12 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 
 namespace {
 
-// Mixes another hash into one.
-void add_hash(std::size_t& seed, std::size_t hash) {
-  seed = (seed ^ hash) * std::size_t{0x9e3779b97f4a7c15};  // 2^64 over the golden ratio
-  seed ^= seed >> 32;
-}
-
 std::size_t hash_of(const ChoiceValue& value) {
   return std::visit(
       []<class Value>(const Value& one) {
         if constexpr (std::ranges::range<Value>) {
           std::size_t seed = 0;
-          for (const auto& each : one) add_hash(seed, static_cast<std::size_t>(each));
+          for (const auto& each : one) boost::hash_combine(seed, static_cast<std::size_t>(each));
           return seed;
         } else {
           return static_cast<std::size_t>(one);
@@ -53,7 +49,7 @@ struct KnownLayouts {
   struct Hash {
     std::size_t operator()(const Key& key) const {
       std::size_t seed = key.row;
-      for (const ChoiceValue& value : key.choices) add_hash(seed, hash_of(value));
+      for (const ChoiceValue& value : key.choices) boost::hash_combine(seed, hash_of(value));
       return seed;
     }
   };
@@ -273,12 +269,16 @@ class SpaceWalk {
     Step& step = steps_[row];
     if (step.layouts) return *step.layouts;
     if (!step.is_kept) return *(step.layouts = count_values_of(row));
-    KnownLayouts::Key key{.row = row, .choices = {}};
+    key_.row = row;
+    key_.choices.clear();
     for (std::size_t earlier = 0; earlier < row; ++earlier)
-      if ((step.decisive >> earlier & 1u) != 0) key.choices.push_back(steps_[earlier].choice->get(spec_));
-    auto known = known_.layouts.find(key);
-    if (known == known_.layouts.end()) known = known_.layouts.emplace(std::move(key), count_values_of(row)).first;
-    return *(step.layouts = known->second);
+      if ((step.decisive >> earlier & 1u) != 0) key_.choices.push_back(steps_[earlier].choice->get(spec_));
+    if (const auto known = known_.layouts.find(key_); known != known_.layouts.end())
+      return *(step.layouts = known->second);
+    KnownLayouts::Key key = key_;
+    const std::int64_t layouts = count_values_of(row);
+    known_.layouts.emplace(std::move(key), layouts);
+    return *(step.layouts = layouts);
   }
 
   std::int64_t count_values_of(std::size_t row) {
@@ -297,6 +297,7 @@ class SpaceWalk {
   std::size_t count_ = 0;
   std::size_t deciding_ = 0;  // number of rows that decide legality
   ParallelSpec spec_;
+  KnownLayouts::Key key_;  // of the layouts asked for last
 };
 
 }  // namespace

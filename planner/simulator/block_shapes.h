@@ -1,15 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/spec_hash.h"
 #include "planner/program/lower_block.h"
 
 namespace parplan {
@@ -34,7 +35,7 @@ class KnownBlockShapes {
   struct Known {
     TrainingSpec training;
     BackendKind backend;
-    std::map<ParallelSpec, std::shared_ptr<const BlockShapes>> shapes;  // by block_key
+    std::unordered_map<ParallelSpec, std::shared_ptr<const BlockShapes>, SpecHash> shapes;  // by block_key
   };
   std::mutex mutex_;
   std::vector<Known> known_;

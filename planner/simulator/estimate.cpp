@@ -397,19 +397,20 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                    .saved = {},
                    .least_fixed = least_memory_.count + overhead,
                    .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead + inputs};
-  table.seconds.reserve(graph_.blocks.size() + 1);
-  table.state.reserve(graph_.blocks.size() + 1);
-  table.saved.reserve(graph_.blocks.size() + 1);
-  table.seconds.emplace_back();
-  table.state.push_back(0);
-  table.saved.push_back(0);
-  std::vector<std::int64_t> saved;  // by Block::kind
-  for (const LoweredBlock& block : shapes.kinds) saved.push_back(saved_with_reserve(block.saved_bytes, training_));
-  for (const Block& block : graph_.blocks) {
-    const std::size_t kind = static_cast<std::size_t>(block.kind);
-    table.seconds.push_back(table.seconds.back() + (costs.forward_seconds[kind] + costs.backward_seconds[kind]));
-    table.state.push_back(table.state.back() + data.own_state[kind]);
-    table.saved.push_back(table.saved.back() + saved[kind]);
+  const std::size_t blocks = graph_.blocks.size();
+  table.seconds.resize(blocks + 1);
+  table.state.resize(blocks + 1);
+  table.saved.resize(blocks + 1);
+  for (std::size_t run = 0; run < blocks; run = static_cast<std::size_t>(run_ends_[run])) {
+    const auto kind = static_cast<std::size_t>(graph_.blocks[run].kind);
+    const Seconds seconds = costs.forward_seconds[kind] + costs.backward_seconds[kind];
+    const std::int64_t saved = saved_with_reserve(shapes.kinds[kind].saved_bytes, training_);
+    const auto length = static_cast<std::size_t>(run_ends_[run]) - run;
+    for (std::size_t n = 1; n <= length; ++n) {
+      table.seconds[run + n] = table.seconds[run] + static_cast<double>(n) * seconds;
+      table.state[run + n] = table.state[run] + static_cast<std::int64_t>(n) * data.own_state[kind];
+      table.saved[run + n] = table.saved[run] + static_cast<std::int64_t>(n) * saved;
+    }
   }
   return table;
 }

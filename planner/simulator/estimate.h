@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "planner/cost/cost_model.h"
@@ -16,6 +17,7 @@
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/pipeline_time.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/spec_hash.h"
 #include "planner/plan/step_result.h"
 #include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
@@ -287,11 +289,11 @@ class Estimator {
   std::vector<int> run_ends_;
   std::vector<bool> is_layer_kind_;
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
-  std::map<ParallelSpec, int> shapes_index_;  // by block_key
+  std::unordered_map<ParallelSpec, int, SpecHash> shapes_index_;  // by block_key
   std::vector<std::shared_ptr<const BlockShapes>> shapes_;
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
-  std::map<DeviceMesh, MeshView> views_;
+  std::unordered_map<DeviceMesh, MeshView, MeshHash> views_;
   Bytes overhead_of(const DeviceMesh& mesh);  // memory_overhead, the last one kept
   std::optional<std::pair<DeviceMesh, Bytes>> last_overhead_;
   // The buffers for arriving activations, by rank of a pipeline whose ranks hold several stages:
@@ -303,8 +305,21 @@ class Estimator {
     std::vector<int> of_rank;
   };
   std::optional<Inputs> last_inputs_;
-  // By bucket_key, network and environment.
-  std::map<std::tuple<ParallelSpec, const GroupNetwork*, int>, DataCosts> data_costs_;
+  struct DataCostsKey {
+    ParallelSpec spec;  // its bucket_key
+    const GroupNetwork* network = nullptr;
+    int environment = 0;
+    bool operator==(const DataCostsKey&) const = default;
+  };
+  struct DataCostsHash {
+    std::size_t operator()(const DataCostsKey& key) const {
+      std::size_t seed = SpecHash()(key.spec);
+      boost::hash_combine(seed, key.network);
+      boost::hash_combine(seed, key.environment);
+      return seed;
+    }
+  };
+  std::unordered_map<DataCostsKey, DataCosts, DataCostsHash> data_costs_;
   // Buffers that estimates reuse.
   std::vector<BucketSizes> buckets_, frozen_;
   std::vector<SavedSizes> saved_, for_weights_, left_;

@@ -80,8 +80,9 @@ std::optional<Repeat> find_repeat(const PlayList& list, int period) {
     if (t - begin > end - first) first = begin, end = t;
     begin = t + 1;
   }
-  constexpr int repetitions = 4;
-  if (end - first < (repetitions - 1) * length) return std::nullopt;
+  // Two repetitions of long periods show as much as four of short ones.
+  constexpr int least = 48;  // tasks
+  if (end - first < std::clamp(least, length, 3 * length)) return std::nullopt;
   const Repeat repeat{.period = period, .begin_task = first, .first_task = end, .end_task = end + length};
   const int reach = list.tasks[first].first_call;
   for (int c = list.tasks[repeat.first_task].first_call; c < static_cast<int>(list.calls.size()); ++c)
