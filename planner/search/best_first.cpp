@@ -32,6 +32,7 @@ double tied_limit(const BestFirst& search) {
 // Whether nothing with this bound or a worse one can be ranked.
 bool is_out(const BestFirst& search, const Score& bound) {
   if (search.to_beat && !is_ahead(search)) return bound >= *search.to_beat;
+  if (search.best.empty() || bound < search.best.front().score) return false;
   DegreeCounts counts;
   int counted = 0;
   for (const Ranked& one : search.best)

@@ -23,15 +23,15 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 
 namespace {
 
-std::size_t hash_of(const ChoiceValue& value) {
-  return std::visit(
-      []<class Value>(const Value& one) {
+// The value as numbers, which no other value of its choice has.
+void append_numbers(const ChoiceValue& value, std::vector<std::int64_t>& numbers) {
+  std::visit(
+      [&]<class Value>(const Value& one) {
         if constexpr (std::ranges::range<Value>) {
-          std::size_t seed = 0;
-          for (const auto& each : one) boost::hash_combine(seed, static_cast<std::size_t>(each));
-          return seed;
+          numbers.push_back(std::ranges::distance(one));
+          for (const auto& each : one) numbers.push_back(static_cast<std::int64_t>(each));
         } else {
-          return static_cast<std::size_t>(one);
+          numbers.push_back(static_cast<std::int64_t>(one));
         }
       },
       value);
@@ -41,19 +41,8 @@ std::size_t hash_of(const ChoiceValue& value) {
 
 // The number of layouts from a row on, by that row and the earlier choices that it follows from.
 struct KnownLayouts {
-  struct Key {
-    std::size_t row = 0;
-    std::vector<ChoiceValue> choices;
-    bool operator==(const Key&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const {
-      std::size_t seed = key.row;
-      for (const ChoiceValue& value : key.choices) boost::hash_combine(seed, hash_of(value));
-      return seed;
-    }
-  };
-  std::unordered_map<Key, std::int64_t, Hash> layouts;
+  using Key = std::vector<std::int64_t>;
+  std::unordered_map<Key, std::int64_t, boost::hash<Key>> layouts;
 };
 
 namespace {
@@ -97,6 +86,7 @@ class SpaceWalk {
         for (std::size_t later = row; later < count_; ++later)
           if (!steps_[later].is_apart && (steps_[earlier].followers >> later & 1u) != 0) {
             steps_[row].decisive |= 1u << earlier;
+            steps_[row].nearest = earlier;
             steps_[row].is_kept = steps_[row].is_kept && steps_[earlier].space->choice != Choice::micro_batch;
           }
   }
@@ -149,11 +139,14 @@ class SpaceWalk {
     // from it.
     bool is_apart = false;
     unsigned decisive = 0;   // the earlier rows that this one, or a later one that is not apart, follows from
+    std::size_t nearest = 0;  // the last of these
     bool is_kept = true;     // whether its layouts are kept: not by micro-batch, which has too many values
     bool is_known = false;   // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
-    // From this row on, without rows apart, where known for the present choices before it.
-    std::optional<std::int64_t> layouts;
+    std::size_t at = 0;  // the present one
+    // From this row on, without rows apart, by the values of the nearest decisive row: where known
+    // for the present choices of the others.
+    std::vector<std::optional<std::int64_t>> layouts;
   };
 
   const std::vector<ChoiceValue>& values(std::size_t row) {
@@ -161,6 +154,8 @@ class SpaceWalk {
     if (step.is_known) return step.values;
     step.is_known = true;
     step.values.clear();
+    for (std::size_t later = row + 1; later < count_; ++later)
+      if (steps_[later].nearest == row) steps_[later].layouts.clear();
     const std::optional<ChoiceValue>& given = request_[step.space->choice];
     const bool applies = !step.choice->applies || step.choice->applies(spec_);
     if (!given || !applies) {
@@ -175,24 +170,22 @@ class SpaceWalk {
     return step.values;
   }
 
-  void set(std::size_t row, const ChoiceValue& value) {
-    steps_[row].choice->set(spec_, value);
-    bool is_followed = false;  // by a row from `later` on
-    for (std::size_t later = count_; later-- > row + 1;) {
-      if ((steps_[row].followers >> later & 1u) != 0) {
-        steps_[later].is_known = false;
-        is_followed = is_followed || !steps_[later].is_apart;
-      }
-      if (is_followed) steps_[later].layouts.reset();
+  // Takes the value at this place.
+  void set(std::size_t row, std::size_t at) {
+    Step& step = steps_[row];
+    step.at = at;
+    step.choice->set(spec_, step.values[at]);
+    for (std::size_t later = row + 1; later < count_; ++later) {
+      if ((step.followers >> later & 1u) != 0) steps_[later].is_known = false;
+      if ((steps_[later].decisive >> row & 1u) != 0 && steps_[later].nearest != row) steps_[later].layouts.clear();
     }
   }
 
   // What a technique rejects with one value of the other choices, it rejects with every value.
   bool is_legal() {
     for (std::size_t row = deciding_; row < count_; ++row) {
-      const std::vector<ChoiceValue>& any = values(row);
-      if (any.empty()) return false;
-      set(row, any.front());
+      if (values(row).empty()) return false;
+      set(row, 0);
     }
     return !illegal(context_.graph, context_.training, spec_);
   }
@@ -203,8 +196,8 @@ class SpaceWalk {
       if (is_legal()) visit();
       return;
     }
-    for (const ChoiceValue& value : values(row)) {
-      set(row, value);
+    for (std::size_t at = 0; at < values(row).size(); ++at) {
+      set(row, at);
       decide(row + 1, visit);
     }
   }
@@ -215,8 +208,8 @@ class SpaceWalk {
       visit(spec_);
       return;
     }
-    for (const ChoiceValue& value : values(row)) {
-      set(row, value);
+    for (std::size_t at = 0; at < values(row).size(); ++at) {
+      set(row, at);
       choose(row + 1, end, visit);
     }
   }
@@ -224,8 +217,8 @@ class SpaceWalk {
   // Rows before that of the micro-batch have no part in it.
   template <class Visit>
   void count_each_micro_batch(std::size_t row, const Visit& visit) {
-    for (const ChoiceValue& value : values(row)) {
-      set(row, value);
+    for (std::size_t at = 0; at < values(row).size(); ++at) {
+      set(row, at);
       if (steps_[row].space->choice == Choice::micro_batch)
         visit(spec_, count_from(row + 1));
       else
@@ -236,8 +229,8 @@ class SpaceWalk {
   // `place`: of the first layout; afterwards of the next one.
   template <class Visit>
   void enumerate_micro_batch(std::size_t row, std::int64_t wanted, std::int64_t& place, const Visit& visit) {
-    for (const ChoiceValue& value : values(row)) {
-      set(row, value);
+    for (std::size_t at = 0; at < values(row).size(); ++at) {
+      set(row, at);
       if (steps_[row].space->choice != Choice::micro_batch)
         enumerate_micro_batch(row + 1, wanted, place, visit);
       else if (spec_.micro_batch != wanted)
@@ -246,7 +239,7 @@ class SpaceWalk {
         choose(row + 1, count_ - 1, [&](const ParallelSpec& spec) {
           const std::vector<ChoiceValue>& orders = values(count_ - 1);
           if (orders.empty()) return;
-          set(count_ - 1, orders.front());
+          set(count_ - 1, 0);
           visit(spec, place, static_cast<std::int64_t>(orders.size()));
           place += static_cast<std::int64_t>(orders.size());
         });
@@ -267,24 +260,25 @@ class SpaceWalk {
     while (row < count_ && steps_[row].is_apart) ++row;
     if (row == count_) return 1;
     Step& step = steps_[row];
-    if (step.layouts) return *step.layouts;
-    if (!step.is_kept) return *(step.layouts = count_values_of(row));
-    key_.row = row;
-    key_.choices.clear();
+    step.layouts.resize(steps_[step.nearest].values.size());
+    const std::size_t at = steps_[step.nearest].at;
+    if (step.layouts[at]) return *step.layouts[at];
+    if (!step.is_kept) return *(step.layouts[at] = count_values_of(row));
+    key_.assign(1, static_cast<std::int64_t>(row));
     for (std::size_t earlier = 0; earlier < row; ++earlier)
-      if ((step.decisive >> earlier & 1u) != 0) key_.choices.push_back(steps_[earlier].choice->get(spec_));
+      if ((step.decisive >> earlier & 1u) != 0) append_numbers(steps_[earlier].choice->get(spec_), key_);
     if (const auto known = known_.layouts.find(key_); known != known_.layouts.end())
-      return *(step.layouts = known->second);
+      return *(step.layouts[at] = known->second);
     KnownLayouts::Key key = key_;
     const std::int64_t layouts = count_values_of(row);
     known_.layouts.emplace(std::move(key), layouts);
-    return *(step.layouts = layouts);
+    return *(step.layouts[at] = layouts);
   }
 
   std::int64_t count_values_of(std::size_t row) {
     std::int64_t layouts = 0;
-    for (const ChoiceValue& value : values(row)) {
-      set(row, value);
+    for (std::size_t at = 0; at < values(row).size(); ++at) {
+      set(row, at);
       layouts += count_dependent_from(row + 1);
     }
     return layouts;

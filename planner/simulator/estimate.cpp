@@ -155,7 +155,9 @@ bool Estimator::is_sequential(int environment) const {
 }
 
 Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
+  if (last_view_ != nullptr && last_view_->first == mesh) return last_view_->second;
   const auto [entry, inserted] = views_.try_emplace(mesh);
+  last_view_ = &*entry;
   MeshView& view = entry->second;
   if (!inserted) return view;
   const int stages = mesh.degree_of(Axis::pp);

@@ -294,6 +294,7 @@ class Estimator {
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::unordered_map<DeviceMesh, MeshView, MeshHash> views_;
+  std::pair<const DeviceMesh, MeshView>* last_view_ = nullptr;  // that was asked for
   Bytes overhead_of(const DeviceMesh& mesh);  // memory_overhead, the last one kept
   std::optional<std::pair<DeviceMesh, Bytes>> last_overhead_;
   // The buffers for arriving activations, by rank of a pipeline whose ranks hold several stages:
