@@ -1,6 +1,7 @@
 #include "planner/schedule/interleaved.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -162,13 +163,9 @@ Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShap
     return std::max(work + (ranks - 1) * transfer, pass) * (1 - 1e-9);
   const Seconds ways = (shape.stages - 1) * transfer;
   const auto least_wait = [&](Seconds most_of_rank) {
-    Seconds left = all, wait;
-    for (int behind = 0; behind < ranks && left > Seconds(0.0); ++behind) {
-      const Seconds held = std::min(left, most_of_rank);
-      wait += behind * held;
-      left -= held;
-    }
-    return wait / shape.stages;
+    const double full = std::min(std::floor(all / most_of_rank), static_cast<double>(ranks));
+    const Seconds left = std::max(all - full * most_of_rank, Seconds(0.0));
+    return (0.5 * full * (full - 1.0) * most_of_rank + (full < ranks ? full * left : Seconds(0.0))) / shape.stages;
   };
   Seconds below = work + ways, above = below + least_wait(all / ranks * (1 + 1e-12));
   for (int halvings = 0; halvings < 12; ++halvings) {

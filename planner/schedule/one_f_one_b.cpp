@@ -130,30 +130,14 @@ Seconds one_f_one_b_least_time(Seconds total, Seconds computing, Seconds slowest
 // each takes as much as it may: the more the stages after it hold (within what the second line
 // allows), the more it and they can hold together. What is returned is a time that is not possible.
 //
-// Without transfers, what stages hold is in proportion to T - C.
-namespace {
-
-Seconds least_one_f_one_b_time_without_transfers(Seconds all, const PipelineShape& shape) {
-  const int stages = shape.stages, micro_batches = shape.micro_batches;
-  const int late = std::min(stages, micro_batches - 1);  // the stages of the second line
-  const double ahead = 1.0 / (micro_batches - 1);
-  double held = 0.0;  // by the stages so far, where T - C is 1
-  for (int n = 0; n < late; ++n) {
-    const double so_far = std::min(held, 1.0);
-    held = so_far + std::min((1.0 + so_far) * ahead, (1.0 - so_far) / (micro_batches - 1 - n));
-  }
-  held += 2 * (stages - late) * ahead;
-  return std::max(all + all / held, micro_batches * (all / stages)) * (1 - 1e-9);
-}
-
-}  // namespace
-
+// Without transfers each stage of the second line may take (T - C) / (M - 1), which is then the
+// least that both bounds allow it, and each other stage twice that.
 Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShape& shape) {
   const int stages = shape.stages, micro_batches = shape.micro_batches;
   const Seconds ways = 2 * (stages - 1) * transfer;
   if (micro_batches == 1) return all + ways;
-  if (transfer == Seconds(0.0)) return least_one_f_one_b_time_without_transfers(all, shape);
-  const int late = std::min(stages, micro_batches - 1);
+  const int late = std::min(stages, micro_batches - 1);  // the stages of the second line
+  if (transfer == Seconds(0.0)) return (all + (micro_batches - 1) * (all / (2 * stages - late))) * (1 - 1e-9);
   const double ahead = 1.0 / (micro_batches - 1);
   // The midpoints of three halvings are asked at once, as a heap: what is known of one does not
   // wait for another.

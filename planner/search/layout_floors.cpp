@@ -121,7 +121,7 @@ LayoutFloors::LeastWork LayoutFloors::work_of(std::span<const int> blocks, std::
 // a second, and transfers rounded down to seven binary digits of that.
 Seconds LayoutFloors::least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer,
                                        const PipelineShape& shape) {
-  if (all <= Seconds(0.0)) return row.least(all, transfer, shape);
+  if (all <= Seconds(0.0) || transfer <= Seconds(0.0)) return row.least(all, transfer, shape);
   constexpr double digits = 16.0;
   int exponent = 0;
   const double mantissa = std::floor(std::frexp(transfer / all, &exponent) * digits) / digits;
