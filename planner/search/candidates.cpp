@@ -327,7 +327,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
     return below;
   }
 
-  const Estimator::CutFrame frame = estimator_.cut_frame(spec, placements, recomputes);
+  Estimator::CutFrame frame = estimator_.cut_frame(spec, placements, recomputes);
   const CutWindow window = cut_window(blocks, spec.pp(),
                                       [&](int stage, int begin, int end) {
                                         return estimator_.least_through(frame, schedule, stage, {begin, end}).value;

@@ -1055,11 +1055,27 @@ Seconds Estimator::least_through(const CutFrame& frame, const ScheduleForms& sch
 // As the estimate of a whole cut, by its terms for one stage; what the other stages hold adds at
 // least their computation. The end of the step is that of the slowest stage, so at least this
 // one's.
-StageOfCut Estimator::stage_of_cut(const CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
+StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
                                    const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice) {
   const CutFrame::Way& way = frame.ways[stage][choice];
-  const StageBound bound = bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential,
-                                          *way.costs, *shapes_[way.shapes], *way.data);
+  const auto find_bound = [&] {
+    return bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential, *way.costs,
+                          *shapes_[way.shapes], *way.data);
+  };
+  StageBound bound;
+  if (const int end = run_ends_[static_cast<std::size_t>(range.first)];
+      end >= range.last && !uses_tied_[static_cast<std::size_t>(range.first)]) {
+    const CutFrame::AlikeKey key{.costs = way.costs,
+                                 .data = way.data,
+                                 .kind = graph_.blocks[static_cast<std::size_t>(range.first)].kind,
+                                 .blocks = range.size(),
+                                 .is_first = stage == 0};
+    const auto [entry, inserted] = frame.alike.try_emplace(key);
+    if (inserted) entry->second = find_bound();
+    bound = entry->second;
+  } else {
+    bound = find_bound();
+  }
   StagePath path = path_of(frame, stage, range);
   path.round_trip += bound.forward + bound.backward - (path.forward + path.backward);
   path.forward = bound.forward;

@@ -72,6 +72,7 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
 class Estimator {
   struct Costs;
   struct DataCosts;
+  struct StageBound;
 
  public:
   // `known_shapes`: of the graph, shared with others; null: its own.
@@ -138,6 +139,15 @@ class Estimator {
       bool sequential = false;
     };
     std::vector<std::vector<Way>> ways;  // by stage, then what it recomputes
+    // What stage_of_cut has found of stages whose blocks are all alike.
+    struct AlikeKey {
+      const Costs* costs = nullptr;
+      const DataCosts* data = nullptr;
+      int kind = 0, blocks = 0;
+      bool is_first = false;  // stage
+      auto operator<=>(const AlikeKey&) const = default;
+    };
+    std::map<AlikeKey, StageBound> alike = {};
   };
   // `recomputes`: what each stage may choose from.
   CutFrame cut_frame(const ParallelSpec& spec, const Placements& placements, std::span<const Recompute> recomputes);
@@ -145,7 +155,7 @@ class Estimator {
   // blocks. It never falls where the stage takes over blocks of its neighbours.
   Seconds least_through(const CutFrame& frame, const ScheduleForms& schedule, int stage, BlockRange range) const;
   // `choice`: the number of what the stage recomputes.
-  StageOfCut stage_of_cut(const CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
+  StageOfCut stage_of_cut(CutFrame& frame, const ParallelSpec& spec, const Placements& placements,
                           const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice);
 
   NetworkCache& networks() { return networks_; }
