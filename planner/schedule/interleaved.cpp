@@ -152,27 +152,25 @@ Seconds interleaved_least_time(Seconds total, Seconds computing, Seconds slowest
 // holds, in reverse, after the last micro-batch's backwards; both waits lie apart. With M W_r of
 // work on rank r, the mean over the ranks is
 //   T >= M C / p + sum_j W_j (p - 1 - j) / (p v) + (v p - 1) t,   C = sum_j W_j, W_j <= T / M.
-// The sum over j is least where the last ranks have as much as they may, T / M. What is returned is
-// a time that is not possible. Larger groups keep ranks busy for longer before they wait: then only
-// the transfers to the first stage of each rank count.
+// The sum over j is least where the last ranks have as much as they may, T / M. Larger groups keep
+// ranks busy for longer before they wait: then only the transfers to the first stage of each rank
+// count.
 Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShape& shape) {
   const int ranks = shape.ranks, micro_batches = shape.micro_batches;
   const Seconds work = micro_batches * (all / ranks);
   const Seconds pass = all + 2 * (shape.stages - 1) * transfer;
   if (shape.group != ranks || micro_batches % ranks != 0)
     return std::max(work + (ranks - 1) * transfer, pass) * (1 - 1e-9);
-  const Seconds ways = (shape.stages - 1) * transfer;
-  const auto least_wait = [&](Seconds most_of_rank) {
-    const double full = std::min(std::floor(all / most_of_rank), static_cast<double>(ranks));
-    const Seconds left = std::max(all - full * most_of_rank, Seconds(0.0));
-    return (0.5 * full * (full - 1.0) * most_of_rank + (full < ranks ? full * left : Seconds(0.0))) / shape.stages;
-  };
-  Seconds below = work + ways, above = below + least_wait(all / ranks * (1 + 1e-12));
-  for (int halvings = 0; halvings < 12; ++halvings) {
-    const Seconds middle = below + (above - below) / 2;
-    (middle >= work + ways + least_wait(middle / micro_batches) ? above : below) = middle;
-  }
-  return std::max(below, pass) * (1 - 1e-9);
+  const Seconds busy = work + (shape.stages - 1) * transfer;
+  // Of the last k ranks with T / M each, and the rest on the one before them:
+  //   T >= busy + (k C - k (k + 1) / 2 T / M) / (p v)
+  // That holds for every k, and tells the most where its derivative is 0.
+  const double each = all / shape.stages / busy, less = 0.5 / micro_batches / shape.stages;
+  const double best = (std::sqrt(less * less - each * less * (less - each)) - less) / (each * less);
+  Seconds least = pass;
+  for (const double k : {std::floor(best), std::ceil(best)})
+    if (k >= 0.0 && k <= ranks) least = std::max(least, busy * ((1.0 + k * each) / (1.0 + less * k * (k + 1.0))));
+  return least * (1 - 1e-9);
 }
 
 int interleaved_in_flight(int rank, const PipelineShape& shape) {
