@@ -137,7 +137,8 @@ Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShap
   const Seconds ways = 2 * (stages - 1) * transfer;
   if (micro_batches == 1) return all + ways;
   const int late = std::min(stages, micro_batches - 1);  // the stages of the second line
-  if (transfer == Seconds(0.0)) return (all + (micro_batches - 1) * (all / (2 * stages - late))) * (1 - 1e-9);
+  const Seconds without_transfers = all + (micro_batches - 1) * (all / (2 * stages - late));
+  if (transfer == Seconds(0.0)) return without_transfers * (1 - 1e-9);
   const double ahead = 1.0 / (micro_batches - 1);
   // The midpoints of three halvings are asked at once, as a heap: what is known of one does not
   // wait for another.
@@ -160,7 +161,7 @@ Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShap
       possible[i] = least[i] >= 0.0 && held[i] + 2 * (stages - late) * (beyond[i] / (micro_batches - 1)) >= all.value;
     return possible;
   };
-  Seconds below = std::max(all + ways, micro_batches * (all / stages));
+  Seconds below = std::max(all + ways, without_transfers);
   Seconds above = all + ways + (micro_batches - 1) * (all / stages + 2.0 * transfer);
   for (int halvings = 0; halvings < 12; halvings += levels) {
     std::array<Seconds, asked> from, to;
