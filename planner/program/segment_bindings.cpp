@@ -32,6 +32,13 @@ void pack_scratch(SegmentLowering& lowering) {
   for (const auto& [place, temporary] : used) lowering.places[place].offset = temporaries[next++].offset;
 }
 
+// The same for places that share nothing.
+void place_apart(SegmentLowering& lowering) {
+  std::int64_t& end = lowering.segment.scratch_bytes;
+  for (std::size_t place = 0; place < lowering.places.size(); ++place)
+    if (lowering.temporary[place]) lowering.places[place].offset = std::exchange(end, end + lowering.places[place].bytes);
+}
+
 // Fuses kernels, unless their results then lie in scratch for so long that it must be larger: a
 // kernel that computes again moves up to one that does, far from where its result is read.
 void fuse_where_it_fits(SegmentLowering& lowering) {
@@ -62,8 +69,13 @@ void bind(SegmentLowering& lowering) {
 }  // namespace
 
 Segment finish(SegmentLowering lowering, std::string name) {
-  pack_scratch(lowering);
-  if (lowering.of.context.fusions.any()) fuse_where_it_fits(lowering);
+  if (lowering.of.context.scratch_apart) {
+    fuse(lowering.segment.instructions, lowering.temporary, lowering.of.context.fusions);
+    place_apart(lowering);
+  } else {
+    pack_scratch(lowering);
+    if (lowering.of.context.fusions.any()) fuse_where_it_fits(lowering);
+  }
   bind(lowering);
   Segment& segment = lowering.segment;
   segment.name = std::move(name);

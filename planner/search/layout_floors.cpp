@@ -185,7 +185,9 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 
 // All times of kernels are subadditive: they grow with the micro-batch at most in proportion, since
 // launches are constant, bytes proportional, and tiles rounded up. So a sample takes the least in
-// the largest micro-batch, which is a multiple of every other.
+// the largest micro-batch, which is a multiple of every other. What else blocks wait for, and what
+// is fused, follows from how temporaries share scratch, which differs with their sizes: none of
+// that is counted.
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const auto [entry, inserted] = samples_.try_emplace(
       {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));
@@ -193,7 +195,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& 
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
   largest.micro_batch = micro_batches_.back();
-  entry->second = least_seconds(largest, maker_.estimator().networks().device(spec.mesh, 0));
+  entry->second = least_seconds_by_data(largest, maker_.estimator().networks().device(spec.mesh, 0));
   for (Seconds& one : entry->second) one *= (1 - 1e-9) / static_cast<double>(largest.micro_batch);
   return entry->second;
 }
@@ -273,35 +275,53 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
   return blocks;
 }
 
+void LayoutFloors::take_least_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
+                                      const NetworkCache::StageDevice& device, std::vector<Seconds>& least) const {
+  const Execution execution = execution_of(*device.device, training_.engine);
+  const Seconds host = host_per_op(*device.device, training_.engine);
+  const auto duration_of = [&](const Instruction& instruction) {
+    return instruction.kind == InstructionKind::kernel
+               ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
+               : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_,
+                                       switches_add_);
+  };
+  for (std::size_t kind = 0; kind < blocks.size(); ++kind) {
+    const LoweredBlock& block = blocks[kind];
+    const bool in_parts = !block.backward_inputs.instructions.empty();
+    Seconds seconds;
+    for (const Segment* segment : {&block.forward, in_parts ? &block.backward_inputs : &block.backward,
+                                   in_parts ? &block.backward_weights : nullptr})
+      if (segment != nullptr) seconds += cost_segment(*segment, execution, host, duration_of).duration;
+    least[kind] = std::min(least[kind], seconds);
+  }
+}
+
 const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec,
                                                         const NetworkCache::StageDevice& device) {
   const auto [entry, inserted] = least_blocks(spec).seconds.try_emplace(device.device.get());
   std::vector<Seconds>& seconds = entry->second;
   if (!inserted) return seconds;
   seconds.assign(blocks_.size(), infinite);
-  const Execution execution = execution_of(*device.device, training_.engine);
-  const Seconds host = host_per_op(*device.device, training_.engine);
-  const auto least = [&](const Instruction& instruction) {
-    return instruction.kind == InstructionKind::kernel
-               ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
-               : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_,
-                                       switches_add_);
-  };
   for (const Recompute recompute : recomputes_) {
-    const std::span<const LoweredBlock> lowered =
-        maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
-    for (std::size_t kind = 0; kind < lowered.size(); ++kind)
-      seconds[kind] =
-          std::min(seconds[kind], cost_segment(lowered[kind].forward, execution, host, least).duration +
-                                      cost_segment(lowered[kind].backward, execution, host, least).duration);
-    if (!may_divide()) continue;
-    const std::span<const LoweredBlock> divided = divided_blocks(spec, recompute);
-    for (std::size_t kind = 0; kind < divided.size(); ++kind)
-      seconds[kind] =
-          std::min(seconds[kind], cost_segment(divided[kind].forward, execution, host, least).duration +
-                                      cost_segment(divided[kind].backward_inputs, execution, host, least).duration +
-                                      cost_segment(divided[kind].backward_weights, execution, host, least).duration);
+    const Placements& placements = maker_.placements_of(spec);
+    take_least_seconds(maker_.estimator().lowered_blocks(spec, placements, recompute), spec, device, seconds);
+    if (may_divide()) take_least_seconds(divided_blocks(spec, recompute), spec, device, seconds);
   }
+  return seconds;
+}
+
+std::vector<Seconds> LayoutFloors::least_seconds_by_data(const ParallelSpec& spec,
+                                                         const NetworkCache::StageDevice& device) {
+  std::vector<Seconds> seconds(blocks_.size(), infinite);
+  std::vector<ParallelSpec> specs{spec};
+  if (may_divide()) {
+    specs.push_back(spec);
+    specs.back().schedule = ScheduleKind::zero_bubble_h1;
+  }
+  for (const Recompute recompute : recomputes_)
+    for (const ParallelSpec& one : specs)
+      take_least_seconds(maker_.estimator().blocks_by_data(one, maker_.placements_of(one), recompute)->kinds, one,
+                         device, seconds);
   return seconds;
 }
 

@@ -135,7 +135,13 @@ class LayoutFloors {
   const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec);
   const std::vector<Seconds>& seconds_of_any_sample(const ParallelSpec& spec);
   Floor of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below);
+  // What the blocks of each kind take at least for a micro-batch, as they are lowered; and where no
+  // instruction waits for another but for its data.
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
+  std::vector<Seconds> least_seconds_by_data(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
+  // Takes the least of these seconds and those of lowered blocks.
+  void take_least_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
+                          const NetworkCache::StageDevice& device, std::vector<Seconds>& least) const;
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
   Seconds least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape, Seconds below);
   Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape);

@@ -29,12 +29,14 @@ struct BlockShapes {
 class KnownBlockShapes {
  public:
   std::shared_ptr<const BlockShapes> of(const OpGraph& graph, const TrainingSpec& training, BackendKind backend,
-                                        const ParallelSpec& spec, const Placements& placements, Recompute recompute);
+                                        const ParallelSpec& spec, const Placements& placements, Recompute recompute,
+                                        bool scratch_apart = false);
 
  private:
   struct Known {
     TrainingSpec training;
     BackendKind backend;
+    bool scratch_apart = false;
     std::unordered_map<ParallelSpec, std::shared_ptr<const BlockShapes>, SpecHash> shapes;  // by block_key
   };
   std::mutex mutex_;
