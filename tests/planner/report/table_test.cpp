@@ -18,10 +18,10 @@ TEST_CASE("the table ranks the plan and its alternatives") {
         "     15.0 %\n"
         "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  43.5 %        720 B       72.0 %  34.8 %   "
         "      8.7 %\n"
-        "memory peak counts 20 B a device for libraries\n");
+        "memory peak counts 20 B a device for libraries; fragmentation is not modelled\n");
   Plan without = small_plan();
   without.prediction.memory.overhead = Bytes(0);
-  CHECK(write_table(without).ends_with("counts nothing for libraries\n"));
+  CHECK(write_table(without).ends_with("counts nothing for libraries; fragmentation is not modelled\n"));
 }
 
 TEST_CASE("long lines go on in the next, between words") {
