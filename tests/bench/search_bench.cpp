@@ -15,14 +15,17 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/find_cluster.h"
+#include "planner/explain/find_reasons.h"
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
+#include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/node_group_arrangements.h"
 #include "planner/simulator/estimate.h"
 #include "planner/simulator/simulate.h"
+#include "planner/suggest.h"
 
 namespace parplan {
 namespace {
@@ -71,6 +74,7 @@ Setting setting_of(const Work& work) {
   setting.cluster = find_cluster(
       work.cluster, {.devices_folder = source + "/configs/devices", .clusters_folder = source + "/configs/clusters"},
       {.device = {}, .network = {}, .devices = work.devices, .nodes = {}});
+  setting.cluster.memory_headroom = memory_headroom(setting.training.engine, setting.cluster);
   return setting;
 }
 
@@ -89,7 +93,7 @@ void bench_estimates(const Work& work) {
   std::vector<Placed> space;
   for (ParallelSpec& spec : enumerate_specs(setting.graph, setting.training, work.devices, {})) {
     Placed placed{spec, place(setting.graph, spec)};
-    placed.spec.stage_blocks = even_stages(setting.graph, spec.pp());
+    placed.spec.stage_blocks = even_stages(setting.graph, spec.stages());
     space.push_back(std::move(placed));
   }
   Estimator estimator(setting.graph, setting.cluster, setting.training);
@@ -123,8 +127,7 @@ void bench_estimates(const Work& work) {
         .graph = &setting.graph,
         .training = setting.training,
         .layout = lay_out(placed.spec, placed.placements),
-        .schedule = row_of(placed.spec.schedule)
-                        .actions({placed.spec.pp(), static_cast<int>(micro_batches(placed.spec, setting.training))}),
+        .schedule = schedule_of(placed.spec, setting.training),
         .backend = setting.cluster.groups.front().device.backend,
         .overhead = setting.cluster.groups.front().device.memory_overhead};
     std::vector<Program> lowered;
@@ -150,10 +153,12 @@ void bench_search(const std::string& title, const Setting& setting, const Layout
   forget_peak();
   SearchOptions options;
   options.objective = objective;
+  options.top = 5;
+  options.top_each = 1;
   options.threads = 1;
   SearchResult result;
   const auto searched = [&] {
-    return search_arrangements(setting.graph, setting.cluster, setting.training, request, options).found;
+    return search_with_headroom(setting.graph, setting.cluster, setting.training, request, options).found;
   };
   const double one = seconds_of(searched);
   options.threads = 0;
@@ -224,6 +229,32 @@ void bench_searches() {
   }
 }
 
+// The reasons of the plan that `parplan suggest` writes, with all searches of `parplan explain`, on one core.
+void bench_reasons() {
+  std::printf("\n| explain | processor s | peak MiB | plan |\n|---|---|---|---|\n");
+  for (const Work& work :
+       {Work{"gpt3-175b", "dgx-a100", 64, 512}, Work{"llama3-405b", "dgx-h100", 1024, 16384, 8192}}) {
+    const Setting setting = setting_of(work);
+    SuggestRequest request;
+    request.graph = &setting.graph;
+    request.model_name = work.model;
+    request.cluster = setting.cluster;
+    request.training = setting.training;
+    request.options.top = 5;
+    request.options.top_each = 1;
+    request.options.threads = 1;
+    const SuggestResult suggested = suggest(request);
+    if (!suggested.plan) continue;
+    forget_peak();
+    const double before = processor_seconds();
+    find_reasons(setting.graph, *suggested.plan, {});
+    std::printf("| %s, %d of %s, batch %lld | %.3f | %.0f | %s |\n", work.model.c_str(), work.devices,
+                work.cluster.c_str(), static_cast<long long>(work.global_batch), processor_seconds() - before,
+                peak_mebibytes(), layout_text(suggested.plan->spec).c_str());
+    std::fflush(stdout);
+  }
+}
+
 // How time grows with devices, layers and techniques.
 void bench_growth() {
   search_heading("devices: llama3-70b on dgx-h100, batch 4096, 8192 tokens");
@@ -272,6 +303,7 @@ int main() {
     std::fflush(stdout);
   }
   parplan::bench_searches();
+  parplan::bench_reasons();
   parplan::bench_growth();
   // Measured on another machine of 2 cores: Calculon's exhaustive search without offload and
   // overlap of communication.
