@@ -28,7 +28,7 @@ struct BlockContext {
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool splits_backward = false;  // its stage runs backwards in two parts (Phase)
   // Temporaries do not share scratch, and kernels are fused however much of it that takes: no
-  // instruction waits for another but for its data. For floors that hold for every micro-batch.
+  // instruction waits for another but for its data. For floors (LoweredFor).
   bool scratch_apart = false;
   bool operator==(const BlockContext&) const = default;
 };

@@ -185,9 +185,8 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 
 // All times of kernels are subadditive: they grow with the micro-batch at most in proportion, since
 // launches are constant, bytes proportional, and tiles rounded up. So a sample takes the least in
-// the largest micro-batch, which is a multiple of every other. What else blocks wait for, and what
-// is fused, follows from how temporaries share scratch, which differs with their sizes: none of
-// that is counted.
+// the largest micro-batch, which is a multiple of every other, as far as it waits for its data alone
+// and each Segment is fused or not, whichever takes less (LoweredFor).
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const auto [entry, inserted] = samples_.try_emplace(
       {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));
@@ -275,8 +274,8 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
   return blocks;
 }
 
-void LayoutFloors::take_least_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
-                                      const NetworkCache::StageDevice& device, std::vector<Seconds>& least) const {
+std::vector<LayoutFloors::SegmentSeconds> LayoutFloors::segment_seconds(
+    std::span<const LoweredBlock> blocks, const ParallelSpec& spec, const NetworkCache::StageDevice& device) const {
   const Execution execution = execution_of(*device.device, training_.engine);
   const Seconds host = host_per_op(*device.device, training_.engine);
   const auto duration_of = [&](const Instruction& instruction) {
@@ -285,44 +284,61 @@ void LayoutFloors::take_least_seconds(std::span<const LoweredBlock> blocks, cons
                : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_,
                                        switches_add_);
   };
-  for (std::size_t kind = 0; kind < blocks.size(); ++kind) {
-    const LoweredBlock& block = blocks[kind];
+  const auto seconds_of = [&](const Segment& segment) {
+    return cost_segment(segment, execution, host, duration_of).duration;
+  };
+  std::vector<SegmentSeconds> seconds;
+  for (const LoweredBlock& block : blocks) {
     const bool in_parts = !block.backward_inputs.instructions.empty();
-    Seconds seconds;
-    for (const Segment* segment : {&block.forward, in_parts ? &block.backward_inputs : &block.backward,
-                                   in_parts ? &block.backward_weights : nullptr})
-      if (segment != nullptr) seconds += cost_segment(*segment, execution, host, duration_of).duration;
-    least[kind] = std::min(least[kind], seconds);
+    seconds.push_back({.forward = seconds_of(block.forward),
+                       .backward = seconds_of(in_parts ? block.backward_inputs : block.backward),
+                       .weights = in_parts ? seconds_of(block.backward_weights) : Seconds(0.0)});
   }
+  return seconds;
 }
 
 const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec,
                                                         const NetworkCache::StageDevice& device) {
   const auto [entry, inserted] = least_blocks(spec).seconds.try_emplace(device.device.get());
-  std::vector<Seconds>& seconds = entry->second;
-  if (!inserted) return seconds;
-  seconds.assign(blocks_.size(), infinite);
+  std::vector<Seconds>& least = entry->second;
+  if (!inserted) return least;
+  least.assign(blocks_.size(), infinite);
+  const auto take = [&](std::span<const LoweredBlock> blocks) {
+    const std::vector<SegmentSeconds> seconds = segment_seconds(blocks, spec, device);
+    for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind].all());
+  };
   for (const Recompute recompute : recomputes_) {
-    const Placements& placements = maker_.placements_of(spec);
-    take_least_seconds(maker_.estimator().lowered_blocks(spec, placements, recompute), spec, device, seconds);
-    if (may_divide()) take_least_seconds(divided_blocks(spec, recompute), spec, device, seconds);
+    take(maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute));
+    if (may_divide()) take(divided_blocks(spec, recompute));
   }
-  return seconds;
+  return least;
 }
 
 std::vector<Seconds> LayoutFloors::least_seconds_by_data(const ParallelSpec& spec,
                                                          const NetworkCache::StageDevice& device) {
-  std::vector<Seconds> seconds(blocks_.size(), infinite);
+  std::vector<Seconds> least(blocks_.size(), infinite);
   std::vector<ParallelSpec> specs{spec};
   if (may_divide()) {
     specs.push_back(spec);
     specs.back().schedule = ScheduleKind::zero_bubble_h1;
   }
   for (const Recompute recompute : recomputes_)
-    for (const ParallelSpec& one : specs)
-      take_least_seconds(maker_.estimator().blocks_by_data(one, maker_.placements_of(one), recompute)->kinds, one,
-                         device, seconds);
-  return seconds;
+    for (const ParallelSpec& one : specs) {
+      const auto seconds_for = [&](LoweredFor purpose) {
+        return segment_seconds(maker_.estimator().blocks_for(purpose, one, maker_.placements_of(one), recompute)->kinds,
+                               one, device);
+      };
+      const std::vector<SegmentSeconds> fused = seconds_for(LoweredFor::floors_fused),
+                                        unfused = seconds_for(LoweredFor::floors_unfused);
+      for (std::size_t kind = 0; kind < least.size(); ++kind) {
+        const SegmentSeconds &a = fused[kind], &b = unfused[kind];
+        const SegmentSeconds both{.forward = std::min(a.forward, b.forward),
+                                  .backward = std::min(a.backward, b.backward),
+                                  .weights = std::min(a.weights, b.weights)};
+        least[kind] = std::min(least[kind], both.all());
+      }
+    }
+  return least;
 }
 
 Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {

@@ -84,6 +84,13 @@ class LayoutFloors {
     // What a micro-batch's forward and backward take, by device.
     std::map<const DeviceKind*, std::vector<Seconds>> seconds;
   };
+  // What the Segments of a block take at least.
+  struct SegmentSeconds {
+    Seconds forward;
+    Seconds backward;  // or its first part
+    Seconds weights;   // its second part, where it runs in two
+    Seconds all() const { return forward + backward + weights; }
+  };
   // What all blocks take at least: together, and those of the slowest rank.
   struct LeastWork {
     Seconds all = {};
@@ -135,13 +142,13 @@ class LayoutFloors {
   const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec);
   const std::vector<Seconds>& seconds_of_any_sample(const ParallelSpec& spec);
   Floor of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below);
-  // What the blocks of each kind take at least for a micro-batch, as they are lowered; and where no
-  // instruction waits for another but for its data.
+  // What the blocks of each kind take at least for a micro-batch, as they are run; and for floors
+  // that hold for others, too.
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   std::vector<Seconds> least_seconds_by_data(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
-  // Takes the least of these seconds and those of lowered blocks.
-  void take_least_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
-                          const NetworkCache::StageDevice& device, std::vector<Seconds>& least) const;
+  // Of the Segments of lowered blocks, by kind.
+  std::vector<SegmentSeconds> segment_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
+                                              const NetworkCache::StageDevice& device) const;
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
   Seconds least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape, Seconds below);
   Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape);

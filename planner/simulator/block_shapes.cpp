@@ -29,14 +29,14 @@ BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
 std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, const TrainingSpec& training,
                                                         BackendKind backend, const ParallelSpec& spec,
                                                         const Placements& placements, Recompute recompute,
-                                                        bool scratch_apart) {
+                                                        LoweredFor purpose) {
   const ParallelSpec key = block_key(spec, recompute);
   const auto place_of = [&]() -> std::shared_ptr<const BlockShapes>& {
     auto of_training = std::ranges::find_if(known_, [&](const Known& one) {
-      return one.backend == backend && one.scratch_apart == scratch_apart && one.training == training;
+      return one.backend == backend && one.purpose == purpose && one.training == training;
     });
     if (of_training == known_.end()) {
-      known_.push_back({.training = training, .backend = backend, .scratch_apart = scratch_apart, .shapes = {}});
+      known_.push_back({.training = training, .backend = backend, .purpose = purpose, .shapes = {}});
       of_training = known_.end() - 1;
     }
     return of_training->shapes[key];
@@ -49,7 +49,8 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
   BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual, Coordinates{},
                                        training, backend, true);
   context.splits_backward = runs_backward_in_parts(spec.schedule);
-  context.scratch_apart = scratch_apart;
+  context.scratch_apart = purpose != LoweredFor::runs;
+  if (purpose == LoweredFor::floors_unfused) context.fusions = {.norms = false, .activations = false};
   auto made = std::make_shared<const BlockShapes>(shapes_of(graph, context));
   const std::scoped_lock lock(mutex_);
   return place_of() = std::move(made);

@@ -24,19 +24,24 @@ struct BlockShapes {
   bool tied_is_frozen = false;
 };
 
+// What blocks are lowered for: to be run; or for floors that hold for every micro-batch. How
+// temporaries share scratch, and with it what waits for what and what is fused, differs with their
+// sizes; by its data alone an instruction waits no longer than in any of these ways.
+enum class LoweredFor { runs, floors_fused, floors_unfused };
+
 // The shapes of one model, each made once for several estimators: those of threads, and those of
 // searches over other clusters. Threads may share it.
 class KnownBlockShapes {
  public:
   std::shared_ptr<const BlockShapes> of(const OpGraph& graph, const TrainingSpec& training, BackendKind backend,
                                         const ParallelSpec& spec, const Placements& placements, Recompute recompute,
-                                        bool scratch_apart = false);
+                                        LoweredFor purpose = LoweredFor::runs);
 
  private:
   struct Known {
     TrainingSpec training;
     BackendKind backend;
-    bool scratch_apart = false;
+    LoweredFor purpose{};
     std::unordered_map<ParallelSpec, std::shared_ptr<const BlockShapes>, SpecHash> shapes;  // by block_key
   };
   std::mutex mutex_;

@@ -312,9 +312,9 @@ std::span<const LoweredBlock> Estimator::lowered_blocks(const ParallelSpec& spec
   return shapes_[shapes_of(spec, placements, recompute, stage)]->kinds;
 }
 
-std::shared_ptr<const BlockShapes> Estimator::blocks_by_data(const ParallelSpec& spec, const Placements& placements,
-                                                             Recompute recompute) {
-  return known_shapes_->of(graph_, training_, cluster_.backend(), spec, placements, recompute, true);
+std::shared_ptr<const BlockShapes> Estimator::blocks_for(LoweredFor purpose, const ParallelSpec& spec,
+                                                         const Placements& placements, Recompute recompute) {
+  return known_shapes_->of(graph_, training_, cluster_.backend(), spec, placements, recompute, purpose);
 }
 
 std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,

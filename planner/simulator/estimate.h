@@ -85,9 +85,9 @@ class Estimator {
   // The lowered blocks of a stage, by Block::kind.
   std::span<const LoweredBlock> lowered_blocks(const ParallelSpec& spec, const Placements& placements,
                                                Recompute recompute, int stage = 0);
-  // The same where no instruction waits for another but for its data (BlockContext::scratch_apart).
-  std::shared_ptr<const BlockShapes> blocks_by_data(const ParallelSpec& spec, const Placements& placements,
-                                                    Recompute recompute);
+  // The same for floors.
+  std::shared_ptr<const BlockShapes> blocks_for(LoweredFor purpose, const ParallelSpec& spec,
+                                                const Placements& placements, Recompute recompute);
   // The time of a forward and backward of a block of each kind on `stage` with this recompute.
   std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
                                     Recompute recompute);
