@@ -1,5 +1,5 @@
 // The meaning of transformers' config classes, one function per model_type: which keys, which
-// defaults (v5.23.0, transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py
+// defaults (v5.23.0, GLM v5.24.0, transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py
 // builds from them.
 #include <algorithm>
 #include <cmath>
@@ -172,7 +172,7 @@ struct GatedDefaults {
   bool tied_embeddings = false;
 };
 
-void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults) {
+void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults, const RotaryKeys& rotary = {}) {
   spec.layers = config.size("layers", {"num_hidden_layers"}, largest_layers, defaults.layers);
   spec.hidden = config.size("hidden", {"hidden_size"}, largest_width, defaults.hidden);
   spec.heads = config.size("heads", {"num_attention_heads"}, largest_width, defaults.heads);
@@ -182,7 +182,7 @@ void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults) 
   spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, defaults.vocabulary);
   spec.context = config.size("context", {"max_position_embeddings"}, largest_vocabulary, defaults.context);
   config.note_dropout({"attention_dropout"});
-  read_rotary(config, spec);
+  read_rotary(config, spec, rotary);
   spec.norm = NormKind::rms_norm;
   spec.norm_epsilon = config.number("rms_norm_eps", defaults.norm_epsilon);
   spec.tied_embeddings = config.flag("tie_word_embeddings", defaults.tied_embeddings);
@@ -340,6 +340,29 @@ void read_gemma2(Config& config, ModelSpec& spec) {
   std::vector<AttentionSpan> alternating(static_cast<std::size_t>(spec.layers), AttentionSpan::full);
   for (std::size_t i = 0; i < alternating.size(); i += 2) alternating[i] = AttentionSpan::sliding;
   read_layer_types(config, spec, alternating);
+}
+
+// GLM-4: half of each head turns, in pairs of neighbours, and only queries, keys and values have
+// biases (modeling_glm.py).
+void read_glm(Config& config, ModelSpec& spec) {
+  read_gated(config, spec,
+             {.layers = 40,
+              .kv_heads = 2,
+              .head_dim = 128,
+              .feature = 13696,
+              .vocabulary = 151552,
+              .context = 131072,
+              .norm_epsilon = 1.5625e-7},
+             {.absent_fraction = 0.5});
+  read_gated_silu(config, spec);
+  spec.rotary_interleaved = true;
+  spec.qkv_bias = config.flag("attention_bias", true);
+}
+
+// GLM-4-0414 and GLM-Z1: norms around branches (modeling_glm4.py).
+void read_glm4(Config& config, ModelSpec& spec) {
+  read_glm(config, spec);
+  spec.norm_placement = NormPlacement::around_branch;
 }
 
 void read_gpt2(Config& config, ModelSpec& spec) {
@@ -508,10 +531,11 @@ void read_starcoder2(Config& config, ModelSpec& spec) {
 }
 
 constexpr HuggingFaceType types[] = {
-    {"bloom", read_bloom}, {"falcon", read_falcon},     {"gemma", read_gemma}, {"gemma2", read_gemma2},
-    {"gpt2", read_gpt2},   {"gpt_neox", read_gpt_neox}, {"gptj", read_gptj},   {"granite", read_granite},
-    {"llama", read_llama}, {"mistral", read_mistral},   {"olmo2", read_olmo2}, {"opt", read_opt},
-    {"phi3", read_phi3},   {"qwen2", read_qwen2},       {"qwen3", read_qwen3}, {"starcoder2", read_starcoder2},
+    {"bloom", read_bloom}, {"falcon", read_falcon},   {"gemma", read_gemma}, {"gemma2", read_gemma2},
+    {"glm", read_glm},     {"glm4", read_glm4},       {"gpt2", read_gpt2},   {"gpt_neox", read_gpt_neox},
+    {"gptj", read_gptj},   {"granite", read_granite}, {"llama", read_llama}, {"mistral", read_mistral},
+    {"olmo2", read_olmo2}, {"opt", read_opt},         {"phi3", read_phi3},   {"qwen2", read_qwen2},
+    {"qwen3", read_qwen3}, {"starcoder2", read_starcoder2},
 };
 
 }  // namespace

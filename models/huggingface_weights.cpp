@@ -70,6 +70,16 @@ constexpr NameRow phi3_names[] = {
     {"feed_forward.gate", "mlp.gate_up_proj", How::first_half},
     {"feed_forward.up", "mlp.gate_up_proj", How::second_half},
 };
+constexpr NameRow glm_names[] = {
+    {"feed_forward.gate", "mlp.gate_up_proj", How::first_half},
+    {"feed_forward.up", "mlp.gate_up_proj", How::second_half},
+};
+constexpr NameRow glm4_names[] = {
+    {"attention_output_norm", "post_self_attn_layernorm"},
+    {"feed_forward_output_norm", "post_mlp_layernorm"},
+    {"feed_forward.gate", "mlp.gate_up_proj", How::first_half},
+    {"feed_forward.up", "mlp.gate_up_proj", How::second_half},
+};
 constexpr NameRow starcoder2_names[] = {{"feed_forward.up", "mlp.c_fc"}, {"feed_forward.down", "mlp.c_proj"}};
 
 constexpr NameRow bloom_names[] = {
@@ -145,6 +155,8 @@ constexpr TypeRow type_rows[] = {
     {"falcon", "FalconForCausalLM", "transformer.", "h.", falcon_names, bloom_names},
     {"gemma", "GemmaForCausalLM", "model.", "layers.", {}, llama_names, 1.0f},
     {"gemma2", "Gemma2ForCausalLM", "model.", "layers.", gemma2_names, llama_names, 1.0f},
+    {"glm", "GlmForCausalLM", "model.", "layers.", glm_names, llama_names, 0.0f, "lm_head", "", true},
+    {"glm4", "Glm4ForCausalLM", "model.", "layers.", glm4_names, llama_names, 0.0f, "lm_head", "", true},
     {"gpt_neox", "GPTNeoXForCausalLM", "gpt_neox.", "layers.", gpt_neox_names, bloom_names, 0.0f, "embed_out",
      "lm_head", true},
     {"gptj", "GPTJForCausalLM", "transformer.", "h.", gptj_names, gpt2_names, 0.0f, "lm_head", "", true},
@@ -316,7 +328,7 @@ Json every_key(const ModelSpec& spec) {
       json[key] = static_cast<double>(rotary) / static_cast<double>(spec.head_dim);
   }
   json["alibi"] = spec.position == PositionKind::alibi;
-  json["attention_bias"] = spec.attention_output_bias;
+  json["attention_bias"] = spec.qkv_bias;  // of the output, too, in some classes
   json["mlp_bias"] = spec.mlp_bias;
   for (const char* key : {"bias", "use_bias", "enable_bias"}) json[key] = spec.mlp_bias;
   json["use_parallel_residual"] = json["parallel_attn"] = spec.parallel_residual;

@@ -4,7 +4,7 @@ parplan reads, in the variants that change its graph, with the logits, loss and 
 transformers builds from it. A case is named after its model_type and, after a hyphen, its variant.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the files in the
-repository are of 5.23 and 2.15) and runs in a minute:  python3 tests/golden/make_golden_families.py
+repository are of 5.23, those of GLM of 5.24, and 2.15) and runs in a minute:  python3 tests/golden/make_golden_families.py
 
 Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout. Here
 they are put where transformers has them (RULES), and autograd brings the gradients back through that. Gemma's
@@ -47,6 +47,8 @@ CASES = {
     "gemma": LLAMA | dict(head_dim=6, num_key_value_heads=1),
     "gemma2": LLAMA | dict(num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=5, sliding_window=5,
                            attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
+    "glm": LLAMA | dict(head_dim=8),
+    "glm4": LLAMA | dict(head_dim=8, partial_rotary_factor=0.25, attention_bias=False, tie_word_embeddings=True),
     "gpt2": OPENAI,
     "gpt2-unscaled": OPENAI | dict(scale_attn_weights=False, activation_function="relu"),
     "gpt_neox": NEOX,
@@ -151,6 +153,8 @@ RULES = {
     "input_layernorm|ln_attn|self_attn_layer_norm|ln_1": direct("attention_norm"),
     "post_attention_layernorm|ln_mlp|ln_2": direct("feed_forward_norm"),
     "pre_feedforward_layernorm": direct("feed_forward_norm"),
+    "post_self_attn_layernorm": direct("attention_output_norm"),
+    "post_mlp_layernorm": direct("feed_forward_output_norm"),
     "post_feedforward_layernorm": direct("feed_forward_output_norm"),
 }
 IN_LAYERS = {"final_layer_norm": direct("feed_forward_norm")}  # OPT has this name in layers and behind them

@@ -159,6 +159,26 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
   CHECK(configs == published_counts.size());
 }
 
+// Counted as above, of the classes' own defaults: those of glm-4-9b-chat-hf and GLM-4-9B-0414.
+TEST_CASE("GLM-4 rotates half of each head in pairs of neighbours, and has biases of query, key and value alone") {
+  for (const auto& [type, count] : {std::pair("glm", 9'399'951'360), std::pair("glm4", 9'400'279'040)}) {
+    CAPTURE(type);
+    const ModelSpec spec = read_huggingface(fmt::format(R"({{"model_type": "{}", "num_hidden_layers": 40,
+        "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 13696, "vocab_size": 151552}})",
+                                                        type),
+                                            "c.json")
+                               .spec;
+    CHECK(spec.rotary_dim == 64);
+    CHECK(spec.rotary_interleaved);
+    CHECK(spec.kv_heads == 2);
+    CHECK(spec.qkv_bias);
+    CHECK_FALSE(spec.attention_output_bias);
+    CHECK((spec.norm_placement == NormPlacement::around_branch) == (type == std::string("glm4")));
+    CHECK(parameter_count(build_graph(spec, 64)) == count);
+    CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
+  }
+}
+
 TEST_CASE("What a config says and parplan ignores is noted") {
   CHECK(published("gpt2").notes ==
         std::vector<std::string>{"attn_pdrop 0.1 is ignored: parplan trains without dropout",
@@ -393,8 +413,8 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
 
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
   const std::string types =
-      "bloom, falcon, gemma, gemma2, gpt2, gpt_neox, gptj, granite, llama, mistral, olmo2, opt, phi3, qwen2, qwen3, "
-      "starcoder2";
+      "bloom, falcon, gemma, gemma2, glm, glm4, gpt2, gpt_neox, gptj, granite, llama, mistral, olmo2, opt, phi3, "
+      "qwen2, qwen3, starcoder2";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
   CHECK(
       error(
