@@ -1,6 +1,6 @@
 // The meaning of transformers' config classes, one function per model_type: which keys, which
-// defaults (v5.23.0, GLM v5.24.0, transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py
-// builds from them.
+// defaults (v5.23.0, GLM's v5.24.0, transformers/models/TYPE/configuration_TYPE.py) and what
+// modeling_TYPE.py builds from them.
 #include <algorithm>
 #include <cmath>
 

@@ -2,8 +2,7 @@
 
 #include <cstddef>
 
-#include <boost/container_hash/hash.hpp>
-
+#include "planner/base/hash.h"
 #include "planner/plan/parallel_spec.h"
 
 namespace parplan {
@@ -15,7 +14,7 @@ struct MeshHash {
     std::size_t numbers = static_cast<std::size_t>(mesh.dp_shard), order = 0;
     for (const Axis axis : all_axes) numbers = 8191 * numbers + static_cast<std::size_t>(mesh.degree_of(axis));
     for (const Axis axis : mesh.order) order = 8 * order + static_cast<std::size_t>(axis);
-    boost::hash_combine(numbers, order);
+    add_hash(numbers, order);
     return numbers;
   }
 };
@@ -25,8 +24,8 @@ struct SpecHash {
     for (const int choice : {static_cast<int>(spec.sequence_parallel), spec.zero_stage, static_cast<int>(spec.schedule),
                              static_cast<int>(spec.recompute), spec.virtual_stages, static_cast<int>(spec.cp_method)})
       choices = 31 * choices + static_cast<std::size_t>(choice);
-    boost::hash_combine(seed, choices);
-    if (!spec.stage_blocks.empty()) boost::hash_combine(seed, spec.stage_blocks);
+    add_hash(seed, choices);
+    for (const int blocks : spec.stage_blocks) add_hash(seed, static_cast<std::size_t>(blocks));
     return seed;
   }
 };

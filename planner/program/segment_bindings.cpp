@@ -35,8 +35,10 @@ void pack_scratch(SegmentLowering& lowering) {
 // The same for places that share nothing.
 void place_apart(SegmentLowering& lowering) {
   std::int64_t& end = lowering.segment.scratch_bytes;
-  for (std::size_t place = 0; place < lowering.places.size(); ++place)
-    if (lowering.temporary[place]) lowering.places[place].offset = std::exchange(end, end + lowering.places[place].bytes);
+  for (std::size_t i = 0; i < lowering.places.size(); ++i) {
+    Storage& place = lowering.places[i];
+    if (lowering.temporary[i]) place.offset = std::exchange(end, end + place.bytes);
+  }
 }
 
 // Fuses kernels, unless their results then lie in scratch for so long that it must be larger: a

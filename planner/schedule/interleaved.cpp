@@ -162,7 +162,7 @@ Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShap
   if (shape.group != ranks || micro_batches % ranks != 0)
     return std::max(work + (ranks - 1) * transfer, pass) * (1 - 1e-9);
   const Seconds busy = work + (shape.stages - 1) * transfer;
-  // Of the last k ranks with T / M each, and the rest on the one before them:
+  // The last k ranks have T / M each, the one before them the rest:
   //   T >= busy + (k C - k (k + 1) / 2 T / M) / (p v)
   // That holds for every k, and tells the most where its derivative is 0.
   const double each = all / shape.stages / busy, less = 0.5 / micro_batches / shape.stages;

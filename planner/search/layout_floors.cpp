@@ -185,8 +185,8 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 
 // All times of kernels are subadditive: they grow with the micro-batch at most in proportion, since
 // launches are constant, bytes proportional, and tiles rounded up. So a sample takes the least in
-// the largest micro-batch, which is a multiple of every other, as far as it waits for its data alone
-// and each Segment is fused or not, whichever takes less (LoweredFor).
+// the largest micro-batch, which is a multiple of every other, if it waits for its data alone, and
+// each Segment is fused or not, whichever takes less (LoweredFor).
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const auto [entry, inserted] = samples_.try_emplace(
       {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));

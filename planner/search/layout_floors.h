@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/base/hash.h"
 #include "planner/base/units.h"
 #include "planner/cluster/cluster.h"
 #include "planner/graph/op_graph.h"
@@ -146,7 +147,7 @@ class LayoutFloors {
   // that hold for others, too.
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   std::vector<Seconds> least_seconds_by_data(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
-  // Of the Segments of lowered blocks, by kind.
+  // What the Segments of lowered blocks take, by kind.
   std::vector<SegmentSeconds> segment_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
                                               const NetworkCache::StageDevice& device) const;
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
@@ -180,7 +181,7 @@ class LayoutFloors {
   // The least time of a pipeline whose blocks take a second together, by schedule, ranks, stages,
   // micro-batches, groups of these and seconds of a transfer.
   using FillKey = std::tuple<const ScheduleRow*, int, int, int, int, double>;
-  std::unordered_map<FillKey, Seconds, boost::hash<FillKey>> fills_;
+  std::unordered_map<FillKey, Seconds, TupleHash> fills_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold depends neither on the schedule nor on the order of the axes.
   std::map<std::pair<ParallelSpec, bool>, Holdings> holdings_;

@@ -8,9 +8,8 @@
 #include <utility>
 #include <variant>
 
-#include <boost/container_hash/hash.hpp>
-
 #include "planner/base/enum_index.h"
+#include "planner/base/hash.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/space_rows.h"
 
@@ -42,7 +41,7 @@ void append_numbers(const ChoiceValue& value, std::vector<std::int64_t>& numbers
 // The number of layouts from a row on, by that row and the earlier choices that it follows from.
 struct KnownLayouts {
   using Key = std::vector<std::int64_t>;
-  std::unordered_map<Key, std::int64_t, boost::hash<Key>> layouts;
+  std::unordered_map<Key, std::int64_t, NumbersHash> layouts;
 };
 
 namespace {

@@ -328,8 +328,8 @@ class Estimator {
   struct DataCostsHash {
     std::size_t operator()(const DataCostsKey& key) const {
       std::size_t seed = SpecHash()(key.spec);
-      boost::hash_combine(seed, key.network);
-      boost::hash_combine(seed, key.environment);
+      add_hash(seed, std::hash<const GroupNetwork*>()(key.network));
+      add_hash(seed, static_cast<std::size_t>(key.environment));
       return seed;
     }
   };

@@ -4,7 +4,8 @@ parplan reads, in the variants that change its graph, with the logits, loss and 
 transformers builds from it. A case is named after its model_type and, after a hyphen, its variant.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the files in the
-repository are of 5.23, those of GLM of 5.24, and 2.15) and runs in a minute:  python3 tests/golden/make_golden_families.py
+repository are of 5.23, those of GLM of 5.24, and 2.15) and runs in a minute:
+python3 tests/golden/make_golden_families.py
 
 Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout. Here
 they are put where transformers has them (RULES), and autograd brings the gradients back through that. Gemma's
