@@ -39,7 +39,8 @@ std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained) {
   const Plan& plan = explained.plan;
   const std::vector<std::pair<std::string, ParallelSpec>> specs = specs_one_choice_away(explained.graph, plan);
   std::deque<NetworkCache> networks;  // by thread
-  for (int thread = 0; thread < explained.threads(); ++thread) networks.emplace_back(plan.cluster);
+  for (int thread = 0; thread < explained.threads(); ++thread)
+    networks.emplace_back(plan.cluster, plan.training.engine);
   std::vector<Neighbour> neighbours(specs.size());
   parallel_for(explained.threads(), specs.size(), [&](int thread, std::size_t i) {
     const auto& [change, spec] = specs[i];

@@ -161,15 +161,16 @@ Seconds least_interleaved_time(Seconds all, Seconds transfer, const PipelineShap
   const Seconds pass = all + 2 * (shape.stages - 1) * transfer;
   if (shape.group != ranks || micro_batches % ranks != 0)
     return std::max(work + (ranks - 1) * transfer, pass) * (1 - 1e-9);
-  const Seconds busy = work + (shape.stages - 1) * transfer;
-  // The last k ranks have T / M each, the one before them the rest:
-  //   T >= busy + (k C - k (k + 1) / 2 T / M) / (p v)
+  const Seconds without_waits = work + (shape.stages - 1) * transfer;
+  // Where the last k ranks have T / M each, and the one before them the rest, the mean is
+  //   T >= without_waits + (k C - k (k + 1) / 2 T / M) / (p v)
   // That holds for every k, and tells the most where its derivative is 0.
-  const double each = all / shape.stages / busy, less = 0.5 / micro_batches / shape.stages;
-  const double best = (std::sqrt(less * less - each * less * (less - each)) - less) / (each * less);
+  const double gain = all / shape.stages / without_waits, loss = 0.5 / micro_batches / shape.stages;
+  const double best_k = (std::sqrt(loss * loss - gain * loss * (loss - gain)) - loss) / (gain * loss);
   Seconds least = pass;
-  for (const double k : {std::floor(best), std::ceil(best)})
-    if (k >= 0.0 && k <= ranks) least = std::max(least, busy * ((1.0 + k * each) / (1.0 + less * k * (k + 1.0))));
+  for (const double k : {std::floor(best_k), std::ceil(best_k)})
+    if (k >= 0.0 && k <= ranks)
+      least = std::max(least, without_waits * ((1.0 + k * gain) / (1.0 + loss * k * (k + 1.0))));
   return least * (1 - 1e-9);
 }
 

@@ -130,8 +130,8 @@ Seconds one_f_one_b_least_time(Seconds total, Seconds computing, Seconds slowest
 // each takes as much as it may: the more the stages after it hold (within what the second line
 // allows), the more it and they can hold together. What is returned is a time that is not possible.
 //
-// Without transfers each stage of the second line may take (T - C) / (M - 1), which is then the
-// least that both bounds allow it, and each other stage twice that.
+// Without transfers the second line then allows each of its stages exactly (T - C) / (M - 1), and
+// the first line no less; every other stage may take twice that.
 Seconds least_one_f_one_b_time(Seconds all, Seconds transfer, const PipelineShape& shape) {
   const int stages = shape.stages, micro_batches = shape.micro_batches;
   const Seconds ways = 2 * (stages - 1) * transfer;

@@ -118,7 +118,7 @@ LayoutFloors::LeastWork LayoutFloors::work_of(std::span<const int> blocks, std::
 }
 
 // The row's least time grows with transfers, and in proportion to all times: it is kept for work of
-// a second, and transfers rounded down to seven binary digits of that.
+// a second, and transfers rounded down to four binary digits of that.
 Seconds LayoutFloors::least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer,
                                        const PipelineShape& shape) {
   if (all <= Seconds(0.0) || transfer <= Seconds(0.0)) return row.least(all, transfer, shape);

@@ -143,8 +143,8 @@ class LayoutFloors {
   const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec);
   const std::vector<Seconds>& seconds_of_any_sample(const ParallelSpec& spec);
   Floor of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below);
-  // What the blocks of each kind take at least for a micro-batch, as they are run; and for floors
-  // that hold for others, too.
+  // What the blocks of each kind take at least for a micro-batch, as they are run; and a share of
+  // which holds for every smaller one, too.
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   std::vector<Seconds> least_seconds_by_data(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
   // What the Segments of lowered blocks take, by kind.

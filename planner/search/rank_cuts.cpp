@@ -25,19 +25,23 @@ class RankCuts {
       : blocks_(static_cast<int>(graph.blocks.size())), ranks_(shape.ranks), stages_(shape.stages / shape.ranks) {
     const ScheduleForms schedule = forms_of(row_of(spec.schedule));
     const auto first = static_cast<std::size_t>(graph.blocks.front().kind),
-               inner = static_cast<std::size_t>(graph.blocks[1].kind),
                last = static_cast<std::size_t>(graph.blocks.back().kind);
+    const int begins = begins_of_runs(graph);
     for (int rank = 0; rank < ranks_; ++rank) {
       std::vector<RankChoice>& choices = choices_.emplace_back();
       const Bytes capacity = estimator.capacity(spec.mesh, rank);
       for (const Recompute recompute : recomputes) {
         const std::vector<Seconds> by_kind = estimator.kind_seconds(spec, placements, rank, recompute);
         RankChoice choice;
-        choice.of_block = by_kind[inner];
+        for (int b = 1; b + 1 < blocks_; ++b)
+          choice.of_block = std::max(choice.of_block, by_kind[static_cast<std::size_t>(graph.blocks[b].kind)]);
         if (rank == 0) choice.of_ends += by_kind[first], ++choice.ends;
         if (rank + 1 == ranks_) choice.of_ends += by_kind[last], ++choice.ends;
         const auto fits = [&](int count) {
-          return estimator.peak(spec, placements, schedule, rank, ranges(rank, count), recompute) <= capacity;
+          for (int begin = 1; begin <= begins && begin + count < blocks_; ++begin)
+            if (estimator.peak(spec, placements, schedule, rank, ranges(rank, count, begin), recompute) > capacity)
+              return false;
+          return true;
         };
         // More blocks take more.
         int fitting = stages_ - 1, too_many = blocks_ - stages_ * (ranks_ - 1) + 1;
@@ -84,12 +88,26 @@ class RankCuts {
       std::for_each(sizes.begin(), sizes.begin() + more, [](int& size) { ++size; });
     return sizes;
   }
-  // Ranges that hold blocks of these kinds.
-  std::vector<BlockRange> ranges(int rank, int count) const {
+  // So many inner blocks follow one another before their kinds come round: 1 where all are alike.
+  static int begins_of_runs(const OpGraph& graph) {
+    const auto inner = std::span(graph.blocks).subspan(1, graph.blocks.size() - 2);
+    constexpr int most = 8;
+    for (int period = 1; period < most; ++period) {
+      bool repeats = true;
+      for (std::size_t b = static_cast<std::size_t>(period); b < inner.size(); ++b)
+        repeats = repeats && inner[b].kind == inner[b - static_cast<std::size_t>(period)].kind;
+      if (repeats) return period;
+    }
+    return most;
+  }
+
+  // Ranges that hold blocks of the kinds of its stages, where inner ones begin with this block.
+  std::vector<BlockRange> ranges(int rank, int count, int begin) const {
+    const std::vector<int> sizes = share(rank, count);
     std::vector<BlockRange> of_stages;
-    for (const int size : share(rank, count)) of_stages.push_back({1, 1 + size});
-    if (rank == 0) of_stages.front() = {0, of_stages.front().last - 1};
-    if (rank + 1 == ranks_) of_stages.back() = {blocks_ + 1 - of_stages.back().last, blocks_};
+    for (const int size : sizes) of_stages.push_back({begin, begin + size});
+    if (rank == 0) of_stages.front() = {0, sizes.front()};
+    if (rank + 1 == ranks_) of_stages.back() = {blocks_ - sizes.back(), blocks_};
     return of_stages;
   }
 
@@ -166,8 +184,6 @@ std::optional<StageCut> fastest_cut_of_ranks(Estimator& estimator, const OpGraph
                                              std::span<const Recompute> recomputes) {
   const std::vector<Block>& blocks = graph.blocks;
   if (shape.ranks == 1 || blocks.size() < 3 || shape.stages > static_cast<int>(blocks.size())) return std::nullopt;
-  for (std::size_t b = 2; b + 1 < blocks.size(); ++b)
-    if (blocks[b].kind != blocks[1].kind) return std::nullopt;
   return RankCuts(estimator, graph, spec, placements, shape, recomputes).fastest();
 }
 

@@ -96,11 +96,11 @@ class SpaceSearch {
     counts_.candidates += made.count - part.count;
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for;
-    // zero-bubble ones have no others in any case.
+    // zero-bubble ones have no others in any case. How much faster these may be is said.
     if (runs_backward_in_parts(part.spec.schedule) || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
+      for (const OpenLayout& other : made.others)
+        leave(score_of_second(other.spec) * std::max(other.time, part.floor.time).value);
       made.others.clear();
-      made.others_from = Seconds(std::numeric_limits<double>::infinity());
-      made.least_memory_left.reset();
     }
     // The floor of the part holds for every cut of the layout, too.
     for (OpenLayout& other : made.others) {

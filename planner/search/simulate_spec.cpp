@@ -57,7 +57,9 @@ class LayoutStep {
     return true;
   }
   int period() const { return row_.period(shape(all_)); }
-  // In which a rank's middle shows that it repeats itself.
+  // In which a rank's middle surely shows that it repeats itself: beside those in flight two
+  // periods, and some more for how the pipeline fills and drains. Where these do not suffice, more
+  // are lowered.
   int least_micro_batches(int rank) const {
     const auto in_flight = ceil_div(row_.in_flight(rank, shape(all_)), stages() / pipeline_ranks());
     return static_cast<int>(in_flight) + std::max(16, 2 * period() + 4);

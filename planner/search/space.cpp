@@ -137,10 +137,10 @@ class SpaceWalk {
     // Whether neither its values follow from choices that do not decide legality, nor other values
     // from it.
     bool is_apart = false;
-    unsigned decisive = 0;   // the earlier rows that this one, or a later one that is not apart, follows from
-    std::size_t nearest = 0;  // the last of these
-    bool is_kept = true;     // whether its layouts are kept: not by micro-batch, which has too many values
-    bool is_known = false;   // whether `values` holds for the present layout
+    unsigned decisive = 0;  // the earlier rows that this one, or a later one that is not apart, follows from
+    std::size_t nearest = 0;  // the last of these; where there are none, the first row, which tells nothing
+    bool is_kept = true;  // whether its layouts are kept: not by micro-batch, which has too many values
+    bool is_known = false;  // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
     std::size_t at = 0;  // the present one
     // From this row on, without rows apart, by the values of the nearest decisive row: where known

@@ -72,12 +72,30 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
 class Estimator {
   struct Costs;
   struct DataCosts;
-  struct StageBound;
+  // The least times of a stage.
+  struct StageBound {
+    Seconds forward, backward;              // of a micro-batch
+    Seconds weights;                        // the second part of the backward, where it has two
+    Seconds plain_forward, plain_backward;  // without the data axis
+    Seconds occupied;                       // both, with work that may overlap with waiting
+    Seconds begin;                          // before the first forward
+    Seconds behind;                         // reductions after the last backward
+    Seconds reduces;                        // those that wait for the last micro-batch and may overlap
+    Seconds updates, regathers;             // of the optimizer, without the tied bucket
+    Seconds returns;                        // likewise copies of parameters that the host has updated
+    Seconds copied;                         // after the last backward until all gradients are on the host
+    Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
+    Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
+    Seconds data;                           // of a step on the data stream
+    StepTime parts;                         // of a micro-batch; on the first rank only
+  };
 
  public:
   // `known_shapes`: of the graph, shared with others; null: its own.
   Estimator(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
             std::shared_ptr<KnownBlockShapes> known_shapes = nullptr);
+  Estimator(const Estimator&) = delete;
+  Estimator& operator=(const Estimator&) = delete;
 
   // The time of the forward and backward of each of the graph's blocks on `stage`, which stage
   // cuts balance.
@@ -218,23 +236,6 @@ class Estimator {
     Seconds own_reduce;         // of its own bucket
     Seconds across;             // after the reductions of the last micro-batch
     Seconds to_host;            // copy of its gradients
-  };
-  // The least times of a stage.
-  struct StageBound {
-    Seconds forward, backward;              // of a micro-batch
-    Seconds weights;                        // the second part of the backward, where it has two
-    Seconds plain_forward, plain_backward;  // without the data axis
-    Seconds occupied;                       // both, with work that may overlap with waiting
-    Seconds begin;                          // before the first forward
-    Seconds behind;                         // reductions after the last backward
-    Seconds reduces;                        // those that wait for the last micro-batch and may overlap
-    Seconds updates, regathers;             // of the optimizer, without the tied bucket
-    Seconds returns;                        // likewise copies of parameters that the host has updated
-    Seconds copied;                         // after the last backward until all gradients are on the host
-    Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
-    Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
-    Seconds data;                           // of a step on the data stream
-    StepTime parts;                         // of a micro-batch; on the first rank only
   };
   // The same of a rank, over its stages.
   struct RankBound {

@@ -80,9 +80,11 @@ std::optional<Repeat> find_repeat(const PlayList& list, int period) {
     if (t - begin > end - first) first = begin, end = t;
     begin = t + 1;
   }
-  // Two repetitions of long periods show as much as four of short ones.
-  constexpr int least = 48;  // tasks
-  if (end - first < std::clamp(least, length, 3 * length)) return std::nullopt;
+  // A period of an interleaved schedule has every action of some groups of micro-batches, so that
+  // buffers that took turns differently would show within one. A period of a few actions may repeat
+  // itself by chance where the pipeline fills: it is held to more.
+  constexpr int enough = 48;  // tasks
+  if (end - first < std::clamp(enough, length, 3 * length)) return std::nullopt;
   const Repeat repeat{.period = period, .begin_task = first, .first_task = end, .end_task = end + length};
   const int reach = list.tasks[first].first_call;
   for (int c = list.tasks[repeat.first_task].first_call; c < static_cast<int>(list.calls.size()); ++c)

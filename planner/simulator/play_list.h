@@ -38,9 +38,9 @@ struct Repeat {
   int begin_task = 0;                // of the first repetition
   int first_task = 0, end_task = 0;  // of the last one
 };
-// The longest middle that repeats itself after `period` micro-batches: at least four repetitions,
-// and no wait of the last one, or of what follows, reaches back before the first. Nothing where
-// there is none.
+// The longest middle that repeats itself after `period` micro-batches: at least two repetitions,
+// and four of short ones, and no wait of the last one, or of what follows, reaches back before the
+// first. Nothing where there is none.
 std::optional<Repeat> find_repeat(const PlayList& list, int period);
 // The list of a step that repeats its middle `times` times more. A call of each Segment sends
 // `sent_by_segment`.

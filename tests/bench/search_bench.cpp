@@ -229,8 +229,7 @@ void bench_searches() {
   }
 }
 
-// The reasons of the plan that `parplan suggest` writes, with all searches of `parplan explain`, on
-// one core.
+// The reasons of the plan that `parplan suggest` writes, with all searches of `parplan explain`.
 void bench_reasons() {
   std::printf("\n| explain | processor s | peak MiB | plan |\n|---|---|---|---|\n");
   for (const Work& work :

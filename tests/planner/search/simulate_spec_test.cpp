@@ -138,6 +138,29 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   CHECK(detailed > tried / 4);
 }
 
+// Whether the lists of the step of `some` micro-batches repeat themselves, held to those of longer
+// steps if they do.
+bool repeats_as_lowered(std::mt19937& random, const OpGraph& graph, const Cluster& cluster,
+                        const TrainingSpec& training, const ParallelSpec& spec, int some, int period,
+                        CallsInARow in_a_row) {
+  NetworkCache networks(cluster, training.engine);
+  const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+  const std::vector<Program> few = programs_of(graph, cluster, training, spec, some);
+  const std::optional<RepeatingStep> repeats = repeating_step(prepare(few, models, in_a_row, false), some, period);
+  if (!repeats) return false;
+  const int times = 1 + static_cast<int>(random() % 20);
+  const std::vector<Program> more = programs_of(graph, cluster, training, spec, some + times * repeats->period);
+  const Simulation extended = longer(*repeats, times), lowered = prepare(more, models, in_a_row, false);
+  for (std::size_t r = 0; r < more.size(); ++r) {
+    CHECK(more[r].memory == few[r].memory);
+    const std::vector<Playable>&of_few = *extended.ranks[r].segments, &of_more = *lowered.ranks[r].segments;
+    const auto duration_of = [](const Playable& playable) { return playable.costed.duration; };
+    CHECK(std::ranges::equal(of_few, of_more, {}, duration_of, duration_of));
+    CHECK(extended.ranks[r].list == lowered.ranks[r].list);
+  }
+  return true;
+}
+
 TEST_CASE("calls of a step whose middle repeats itself are those of the longer step as it is lowered") {
   std::mt19937 random(29);
   int repeating = 0, tried = 0;
@@ -148,34 +171,56 @@ TEST_CASE("calls of a step whose middle repeats itself are those of the longer s
     TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
-    NetworkCache networks(cluster, training.engine);
     ParallelSpec spec = random_layout(random, graph, gpu);
     if (random() % 2) spec.input_slots = InputSlots::one_more;
     if (spec.mesh.size() > cluster.devices()) continue;
     INFO("setting " << setting << ": " << describe(spec));
-    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
     const int some = spec.pp() + 24 + static_cast<int>(random() % 9);
-    const std::vector<Program> few = programs_of(graph, cluster, training, spec, some);
-    ++tried;
     for (const CallsInARow in_a_row : {CallsInARow::apart, CallsInARow::joined}) {
-      const Simulation step = prepare(few, models, in_a_row, false);
-      const std::optional<RepeatingStep> repeats = repeating_step(step, some, 2);
-      if (!repeats) continue;
-      ++repeating;
-      const int times = 1 + static_cast<int>(random() % 20);
-      const std::vector<Program> more = programs_of(graph, cluster, training, spec, some + times * repeats->period);
-      const Simulation extended = longer(*repeats, times), lowered = prepare(more, models, in_a_row, false);
-      for (std::size_t r = 0; r < more.size(); ++r) {
-        CHECK(more[r].memory == few[r].memory);
-        const std::vector<Playable>&of_few = *extended.ranks[r].segments, &of_more = *lowered.ranks[r].segments;
-        const auto duration_of = [](const Playable& playable) { return playable.costed.duration; };
-        CHECK(std::ranges::equal(of_few, of_more, {}, duration_of, duration_of));
-        CHECK(extended.ranks[r].list == lowered.ranks[r].list);
-      }
+      ++tried;
+      repeating += repeats_as_lowered(random, graph, cluster, training, spec, some, 2, in_a_row);
     }
   }
-  MESSAGE(repeating << " of " << 2 * tried << " lists repeat themselves");
-  CHECK(repeating == 2 * tried);
+  MESSAGE(repeating << " of " << tried << " lists repeat themselves");
+  CHECK(repeating == tried);
+}
+
+// As a search lowers them: with two periods beside the micro-batches in flight.
+TEST_CASE("so are those of a step of ranks with several stages, whose periods are long") {
+  std::mt19937 random(37);
+  const ScheduleRow& row = row_of(ScheduleKind::interleaved);
+  int repeating = 0, tried = 0, twice = 0;
+  for (int setting = 0; setting < 60; ++setting) {
+    const bool gpu = setting % 3 != 0;
+    OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, false);
+    TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
+    ParallelSpec spec = random_layout(random, graph, gpu);
+    const int blocks = static_cast<int>(graph.blocks.size());
+    if (spec.pp() == 1 || blocks < 2 * spec.pp() || spec.mesh.size() > cluster.devices()) continue;
+    spec.schedule = ScheduleKind::interleaved;
+    spec.virtual_stages = blocks / spec.pp();
+    spec.micro_batch_group = spec.pp() + static_cast<int>(random() % 5);
+    spec.stage_blocks = random_cut(blocks, spec.stages(), random);
+    if (random() % 2) spec.input_slots = InputSlots::one_more;
+    INFO("setting " << setting << ": " << describe(spec) << ", " << spec.virtual_stages << " stages a rank, groups of "
+                    << spec.micro_batch_group);
+    const PipelineShape many{spec.pp(), spec.stages(), 64 * spec.micro_batch_group, spec.micro_batch_group};
+    const int period = row.period(many), in_flight = row.in_flight(0, many);
+    int some = (in_flight + spec.virtual_stages - 1) / spec.virtual_stages + std::max(16, 2 * period + 4);
+    some += (period - some % period) % period;
+    twice += 2 * period * spec.virtual_stages > 16;
+    for (const CallsInARow in_a_row : {CallsInARow::apart, CallsInARow::joined}) {
+      ++tried;
+      repeating += repeats_as_lowered(random, graph, cluster, training, spec, some, period, in_a_row);
+    }
+  }
+  MESSAGE(repeating << " of " << tried << " lists repeat themselves, those of " << twice
+                    << " layouts after fewer than four periods");
+  CHECK(repeating > tried / 2);
+  CHECK(twice > 10);
 }
 
 TEST_CASE("computations in a row take as long as one call as they do apart") {
