@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -66,7 +67,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       std::vector<Recompute> choices{spec.recompute};
       if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0) {
-        choices.assign(searched_recomputes().begin(), searched_recomputes().end());
+        const std::span<const Recompute> searched = searched_recomputes(training.engine);
+        choices.assign(searched.begin(), searched.end());
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < spec.stages(); ++s)
           spec.stage_recompute.push_back(s < spec.pp() ? choices[random() % choices.size()]
