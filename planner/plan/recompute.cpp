@@ -97,7 +97,7 @@ constexpr std::array searched_fused = {none, norms | activation, norms | mlp, fu
 constexpr std::array searched_written = {none, core_attn, core_attn | norms | activation, core_attn | norms | mlp,
                                          full};
 
-// What is left of these with some modules alone, without those that are then alike.
+// What is left of these with some modules alone, without those that recompute no more than one before.
 struct Searched {
   std::array<Recompute, searched_written.size()> kinds{};
   std::size_t count = 0;
@@ -106,10 +106,9 @@ constexpr Searched searched_with(std::uint8_t modules, bool fused_attention) {
   Searched searched;
   const auto add = [&](Recompute kind) {
     const auto left = static_cast<Recompute>(static_cast<std::uint8_t>(kind) & modules);
-    if (searched.count == 0 || searched.kinds[searched.count - 1] != left) {
-      if (left == none && searched.count > 0) return;
-      searched.kinds[searched.count++] = left;
-    }
+    for (std::size_t before = 0; before < searched.count; ++before)
+      if ((searched.kinds[before] | left) == searched.kinds[before]) return;
+    searched.kinds[searched.count++] = left;
   };
   if (fused_attention)
     for (const Recompute kind : searched_fused) add(kind);
