@@ -91,13 +91,14 @@ constexpr std::array engine_modules = {
 
 // Norms and activation are elementwise work alone; `mlp` takes the first products of the
 // feed-forward as well. Attention that never writes its scores has a result that is little memory
-// for much work. Scores that are written are most of what a layer saves, for little work (Korthikanti
-// et al. 2022, arXiv:2205.05198, section 5): they come first.
+// for much work. Scores that are written are most of what a layer saves, for little work
+// (Korthikanti et al. 2022, arXiv:2205.05198, section 5): they come first.
 constexpr std::array searched_fused = {none, norms | activation, norms | mlp, full};
 constexpr std::array searched_written = {none, core_attn, core_attn | norms | activation, core_attn | norms | mlp,
                                          full};
 
-// What is left of these with some modules alone, without those that recompute no more than one before.
+// What is left of these with some modules alone, without those that recompute no more than one
+// before them.
 struct Searched {
   std::array<Recompute, searched_written.size()> kinds{};
   std::size_t count = 0;

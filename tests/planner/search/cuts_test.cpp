@@ -73,8 +73,8 @@ OpGraph deep_graph(std::mt19937& random, std::int64_t sequence) {
   return build_graph(spec, sequence);
 }
 
-// An engine that writes attention's scores and recomputes attention's core or whole layers, alike on
-// all stages or not.
+// An engine that writes attention's scores and recomputes attention's core or whole layers: alike
+// on all stages or not.
 Engine writing_scores(bool mixes) {
   return {.name = "writes scores",
           .fused_attention = false,
