@@ -149,7 +149,8 @@ TEST_CASE("a sample takes the least in the largest micro-batch, where blocks wai
     spec.mesh.degree.tp = random() % 2 ? 2 : 1;
     spec.sequence_parallel = spec.tp() > 1 && random() % 2;
     if (setting % 5 == 0) spec.schedule = ScheduleKind::zero_bubble_h1;
-    const Recompute recompute = searched_recomputes()[random() % searched_recomputes().size()];
+    const std::span<const Recompute> recomputes = searched_recomputes(training.engine);
+    const Recompute recompute = recomputes[random() % recomputes.size()];
     const Placements placements = place(graph, spec);
     const CostModel model = cost_model(cluster, spec.mesh, 0);
     const auto seconds_of = [&](const LoweredBlock& block) {
