@@ -20,6 +20,7 @@
 #include "planner/graph/counting_limit.h"
 #include "planner/graph/engine_file.h"
 #include "planner/graph/trained_file.h"
+#include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/techniques.h"
 #include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
@@ -262,6 +263,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
     throw ConfigError(fmt::format(
         "the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product,
         given, devices));
+  if (const auto reason = lacked_by_engine(training.engine, layout)) throw ConfigError(*reason);
   // Options that are not given may still be chosen so that these are legal.
   LayoutRequest judged = layout;
   for (const ChoiceRow& row : choice_rows())

@@ -61,9 +61,11 @@ class AmongSpecs {
   }
 
   // What the stages of a layout may choose from.
-  static std::span<const Recompute> choices_of(const ParallelSpec& spec) {
-    return spec.recompute == Recompute::none ? searched_recomputes() : std::span(&spec.recompute, 1);
+  std::span<const Recompute> choices_of(const ParallelSpec& spec) const {
+    const bool may_mix = mixes() && spec.recompute == Recompute::none;
+    return may_mix ? searched_recomputes(explained_.plan.training.engine) : std::span(&spec.recompute, 1);
   }
+  bool mixes() const { return explained_.plan.training.engine.has_recompute_per_stage; }
 
   // Whatever the schedule and the stages are.
   Seconds floor_of_micro_batch(ParallelSpec spec) {
@@ -92,7 +94,7 @@ class AmongSpecs {
                      std::max(floor_of_micro_batch(layout), floors_.time_of(layout, choices_of(layout))))};
     std::vector<Open> opened;
     if (!floors_.can_hold(layout, choices_of(layout))) return opened;
-    for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(number, 1), true).fitting) {
+    for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(number, 1), mixes()).fitting) {
       const Candidate& candidate = candidates_.emplace_back(std::move(one));
       opened.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                         .place = part.place + opened.size(),
@@ -116,7 +118,7 @@ class AmongSpecs {
 
   // Where none fits.
   std::optional<BestAmong> smallest() {
-    const MadeCandidates made = make_candidates(std::array{&maker_}, specs_, true);
+    const MadeCandidates made = make_candidates(std::array{&maker_}, specs_, mixes());
     if (!made.smallest) return std::nullopt;
     return BestAmong{.rival = rival(cluster(), maker_.with_times(*made.smallest))};
   }

@@ -43,8 +43,20 @@ struct Engine {
   bool has_tensor = true;       // tensor parallelism
   bool has_pipeline = true;     // pipelines, of one stage on each rank
   bool has_interleaved = true;  // pipelines of several
-  int most_zero = 3;            // the highest ZeRO stage
-  bool equal_stages = false;    // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)
+  bool has_gpipe = true;        // pipelines with all forwards before all backwards
+  bool has_zero_bubble = true;  // pipelines with backwards in two parts
+  bool has_sequence_parallel = true;
+  bool has_context = true;               // context parallelism
+  bool has_other_orders = true;          // of the mesh's axes than pp-dp-tp
+  bool has_core_attn_recompute = true;   // of attention's core alone
+  bool has_norms_recompute = true;       // of norms alone
+  bool has_activation_recompute = true;  // of the activation alone
+  bool has_mlp_recompute = true;         // of the feed-forward's inside alone
+  bool has_full_recompute = true;        // of whole layers
+  bool has_recompute_per_stage = true;   // of more on one stage than on another
+  int most_zero = 3;                     // the highest ZeRO stage
+  int most_zero_in_pipelines = 3;        // the highest where pp > 1
+  bool equal_stages = false;  // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)
   // What a device holds beyond tensors in use: what PyTorch's caching allocator keeps beside
   // activations, as a share of them, and copies of gradients, each in one piece for which what
   // activations leave is too small: of sums in fp32 in half precision, where they are reduced so,
@@ -61,6 +73,8 @@ struct Engine {
 };
 
 // Whether plans for it can be run: those for parplan's own runtime.
-inline bool is_own(const Engine& engine) { return engine.name == Engine{}.name; }
+inline bool is_own(const Engine& engine) {
+  return engine.name == Engine{}.name;
+}
 
 }  // namespace parplan

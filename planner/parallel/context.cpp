@@ -59,7 +59,7 @@ bool is_unknown_to_engine(const TrainingSpec& training, const ParallelSpec& spec
 
 std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                        int most) {
-  if (is_unknown_to_engine(training, spec)) return {1};
+  if (!training.engine.has_context || is_unknown_to_engine(training, spec)) return {1};
   const ContextLimits limits = context_limits(graph, spec);
   std::vector<int> degrees;
   for (const std::int64_t degree : divisors(limits.sequence))

@@ -63,10 +63,6 @@ std::optional<std::string> illegal_interleaving(const TrainingSpec& training, co
 
 std::optional<std::string> illegal_pipeline(const OpGraph& graph, const TrainingSpec& training,
                                             const ParallelSpec& spec) {
-  if (spec.pp() > 1 && !training.engine.has_pipeline)
-    return fmt::format("engine {} has no pipelines: pp must be 1", training.engine.name);
-  if (spec.virtual_stages > 1 && !training.engine.has_interleaved)
-    return fmt::format("engine {} has no interleaved pipelines: virtual_stages must be 1", training.engine.name);
   const int blocks = static_cast<int>(graph.blocks.size());
   if (spec.pp() < 1) return fmt::format("the pipeline-parallel degree is {}; it must be at least 1", spec.pp());
   if (spec.schedule == ScheduleKind::interleaved) {

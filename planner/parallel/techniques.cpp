@@ -7,6 +7,7 @@
 #include "planner/base/text.h"
 #include "planner/parallel/context.h"
 #include "planner/parallel/data.h"
+#include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/offload.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/tensor.h"
@@ -35,6 +36,7 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec) {
 }
 
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  if (auto reason = lacked_by_engine(training.engine, spec)) return reason;
   for (const TechniqueRow& row : rows)
     if (auto reason = row.illegal(graph, training, spec)) return reason;
   return too_many_calls(training, spec);

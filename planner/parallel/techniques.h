@@ -30,7 +30,7 @@ std::span<const TechniqueRow> technique_rows();
 // The placements of the tensors under `spec`: every technique in turn. `spec` is legal.
 Placements place(const OpGraph& graph, const ParallelSpec& spec);
 
-// The first technique's reason against `spec`.
+// The engine's reason against `spec` (engine_layouts.h), or the first technique's.
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 
 // A plan lists every call of every stage: at most this many forwards and backwards.

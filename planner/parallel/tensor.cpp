@@ -87,8 +87,6 @@ std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& 
 
 std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training,
                                           const ParallelSpec& spec) {
-  if (spec.tp() > 1 && !training.engine.has_tensor)
-    return fmt::format("engine {} has no tensor parallelism: tp must be 1", training.engine.name);
   const int tp = spec.tp();
   if (tp < 1) return fmt::format("the tensor-parallel degree is {}; it must be at least 1", tp);
   if (spec.sequence_parallel && tp == 1)

@@ -11,18 +11,16 @@ namespace parplan {
 std::vector<int> legal_zero_stages(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& spec,
                                    int most) {
   std::vector<int> stages = {0};
-  for (int stage = 1; stage <= training.engine.most_zero && stage <= most && spec.replicas() > 1; ++stage)
-    stages.push_back(stage);
+  const Engine& engine = training.engine;
+  const int highest = spec.pp() > 1 ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
+  for (int stage = 1; stage <= highest && stage <= most && spec.replicas() > 1; ++stage) stages.push_back(stage);
   return stages;
 }
 
-std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const TrainingSpec& training,
+std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const TrainingSpec& /*training*/,
                                         const ParallelSpec& spec) {
   if (spec.zero_stage < 0 || spec.zero_stage > 3)
     return fmt::format("there is no ZeRO stage {}; legal stages: 0, 1, 2, 3", spec.zero_stage);
-  if (spec.zero_stage > training.engine.most_zero)
-    return fmt::format("engine {} has no ZeRO stage {}; its highest is {}", training.engine.name, spec.zero_stage,
-                       training.engine.most_zero);
   if (spec.zero_stage > 0 && spec.replicas() == 1)
     return fmt::format("ZeRO stage {} shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0",
                        spec.zero_stage);

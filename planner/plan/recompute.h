@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "planner/graph/engine.h"
 #include "planner/graph/op_graph.h"
 
 namespace parplan {
@@ -37,8 +38,12 @@ struct RecomputeRow {
 // All that a stage can choose from.
 std::span<const RecomputeRow> recompute_rows();
 // Those that a search chooses from unless a user names another, from the fastest to the one that
-// keeps least.
-std::span<const Recompute> searched_recomputes();
+// keeps least: of what the engine has. Attention's core is among them where its scores are written.
+std::span<const Recompute> searched_recomputes(const Engine& engine);
+// Whether a stage that recomputes `own` recomputes this module by itself.
+constexpr bool recomputes_module(Recompute own, Recompute module) {
+  return own != Recompute::per_stage && (static_cast<std::uint8_t>(own) & static_cast<std::uint8_t>(module)) != 0;
+}
 // InternalError for per_stage.
 const RecomputeRow& row_of(Recompute recompute);
 

@@ -105,22 +105,22 @@ const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec
 namespace {
 
 // What each stage of a layout may recompute.
-std::span<const Recompute> recomputes_of(const ParallelSpec& spec, bool mixes) {
-  if (mixes) return searched_recomputes();
+std::span<const Recompute> recomputes_of(const ParallelSpec& spec, const Engine& engine, bool mixes) {
+  if (mixes) return searched_recomputes(engine);
   return {&spec.recompute, 1};
 }
 
 // Whether all choices of so many ranks are few.
-bool lists_choices(int ranks) {
+bool lists_choices(int ranks, const Engine& engine) {
   std::size_t choices = 1;
-  for (int rank = 0; rank < ranks && choices <= most_choices; ++rank) choices *= searched_recomputes().size();
+  for (int rank = 0; rank < ranks && choices <= most_choices; ++rank) choices *= searched_recomputes(engine).size();
   return choices <= most_choices;
 }
 
 }  // namespace
 
-std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec) {
-  const std::span<const Recompute> each = searched_recomputes();
+std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine) {
+  const std::span<const Recompute> each = searched_recomputes(engine);
   std::vector<std::vector<Recompute>> all;
   std::vector<std::size_t> numbers(static_cast<std::size_t>(spec.pp()), 0);  // by rank
   // Counts up, the first rank fastest.
@@ -140,7 +140,7 @@ std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec) 
 
 std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const ParallelSpec& spec) {
   const Placements& placements = placements_of(spec);
-  const std::span<const Recompute> recomputes = searched_recomputes();
+  const std::span<const Recompute> recomputes = searched_recomputes(training_.engine);
   if (!has_few_cuts(spec)) {
     const LayoutCuts by_memory(estimator_, spec, placements, shape_of(spec, training_), recomputes);
     std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks);
@@ -174,7 +174,7 @@ std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const Paral
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
   const Placements& placements = placements_of(spec);
-  const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
+  const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const auto make = [&]() -> std::optional<StageCut> {
     if (has_few_cuts(spec))
       return fastest_cut_of_ranks(estimator_, graph_, spec, placements, shape_of(spec, training_), recomputes);
@@ -218,12 +218,12 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     const bool fits = candidates.back().bound.spare.count >= 0;
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
     if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
-    if (!lists_choices(spec.pp())) {
+    if (!lists_choices(spec.pp(), training_.engine)) {
       if (!fits) add_mix(one, candidates);
       continue;
     }
     one.recompute = Recompute::per_stage;
-    for (std::vector<Recompute>& choices : recompute_choices(spec)) {
+    for (std::vector<Recompute>& choices : recompute_choices(spec, training_.engine)) {
       one.stage_recompute = std::move(choices);
       candidates.push_back(estimated(one));
     }
@@ -267,7 +267,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   const bool is_covered = mixes && spec.recompute != Recompute::none;
   if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.stages()) <= most_cuts) {
     add_all_cuts(spec, mixes, candidates);
-    const bool has_all = !mixes || lists_choices(spec.pp()) || objective_ != Objective::memory;
+    const bool has_all = !mixes || lists_choices(spec.pp(), training_.engine) || objective_ != Objective::memory;
     if (is_covered || has_all) return std::nullopt;
     return of_any_cut(spec, fastest_cut(spec), candidates.back().bound.room_in_all);
   }
@@ -319,7 +319,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   constexpr double none = std::numeric_limits<double>::infinity();
   const Placements& placements = placements_of(spec);
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));
-  const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
+  const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const int blocks = static_cast<int>(graph_.blocks.size());
   CutsBelow below{.candidates = {}, .rest = Seconds(none)};
   if (has_few_cuts(spec)) {
@@ -403,7 +403,7 @@ bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
 
 std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
   if (has_few_cuts(spec)) return std::nullopt;
-  const std::span<const Recompute> recomputes = recomputes_of(spec, mixes);
+  const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
   if (!least) return std::nullopt;

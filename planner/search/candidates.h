@@ -55,9 +55,9 @@ struct CutsBelow {
 // that recompute; beyond that, a layout is represented by what the dynamic programming chooses.
 inline constexpr std::int64_t most_cuts = 32;
 inline constexpr std::size_t most_choices = 64;
-// What stages may recompute, but for all of them the same. The stages of a rank recompute alike:
-// their saved activations take turns in the same slots.
-std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec);
+// What stages may recompute under the engine, but for all of them the same. The stages of a rank
+// recompute alike: their saved activations take turns in the same slots.
+std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
 // used by one thread.

@@ -77,7 +77,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   if (request[Choice::recompute])
     recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
   else
-    std::ranges::copy(searched_recomputes(), std::back_inserter(recomputes_));
+    std::ranges::copy(searched_recomputes(training.engine), std::back_inserter(recomputes_));
   for (const ScheduleRow& row : schedule_rows())
     if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
                                   : !runs_backward_in_parts(row.kind))

@@ -23,6 +23,7 @@ std::vector<SpacePart> parts_of(Space& space, const Cluster& cluster, const Layo
 OpenParts::OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                      const LayoutRequest& request, Objective objective, bool fewer_devices, CandidateMaker& maker)
     : cluster_(cluster),
+      engine_(training.engine),
       request_(request),
       objective_(objective),
       fewer_devices_(fewer_devices),
@@ -147,8 +148,18 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
 
 // What the stages of a layout may choose from.
 std::vector<Recompute> OpenParts::choices_of(const ParallelSpec& spec) const {
-  if (request_[Choice::recompute] || spec.recompute != Recompute::none) return {spec.recompute};
-  return {searched_recomputes().begin(), searched_recomputes().end()};
+  if (request_[Choice::recompute] || spec.recompute != Recompute::none || !engine_.has_recompute_per_stage)
+    return {spec.recompute};
+  const std::span<const Recompute> searched = searched_recomputes(engine_);
+  return {searched.begin(), searched.end()};
+}
+
+// What the stages of layouts that differ in their recompute may choose from.
+std::vector<Recompute> OpenParts::choices_of(const Recomputing& group) const {
+  std::vector<Recompute> choices = choices_of(group.front().spec);
+  for (const PlacedSpec& placed : group)
+    if (std::ranges::find(choices, placed.spec.recompute) == choices.end()) choices.push_back(placed.spec.recompute);
+  return choices;
 }
 
 std::uint64_t OpenParts::place_of(std::size_t part, const PlacedSpec& placed) const {
@@ -191,10 +202,9 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
     if (objective_ != Objective::memory)
       part.floor.time =
           std::max(part.floor.time, are_equal() ? floors_.time_of_any_order(part.space.spec)
-                                                : floors_.time_of(part.space.spec, choices_of(part.space.spec)));
+                                                : floors_.time_of(part.space.spec, choices_of(group)));
     else if (are_equal())
-      part.floor.memory =
-          std::max(part.floor.memory, floors_.memory_by_share(part.space.spec, choices_of(part.space.spec)));
+      part.floor.memory = std::max(part.floor.memory, floors_.memory_by_share(part.space.spec, choices_of(group)));
     opened.push_back(open_part(std::move(part)));
   }
   return opened;
@@ -203,7 +213,7 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
 // What fits with some choice of recompute of its stages is in the first layout.
 std::vector<Open> OpenParts::look_for_room(std::size_t number) {
   const ParallelSpec& spec = parts_[number].recomputing->front().spec;
-  const std::vector<Recompute> choices = choices_of(spec);
+  const std::vector<Recompute> choices = choices_of(*parts_[number].recomputing);
   if (!floors_.can_hold(spec, choices)) return leave_out(number);
   Floor floor = parts_[number].floor;
   // Equal devices hold the same in every order of the axes.

@@ -91,6 +91,7 @@ class OpenParts {
   // Equal devices hold the same in every order of the axes.
   bool are_equal() const { return cluster_.groups.size() == 1; }
   std::vector<Recompute> choices_of(const ParallelSpec& spec) const;
+  std::vector<Recompute> choices_of(const Recomputing& group) const;
   std::uint64_t place_of(std::size_t part, const PlacedSpec& placed) const;
   std::vector<PlacedSpec> list_layouts(std::size_t number, bool each_order) const;
   std::vector<PlacedSpec> orders_of(std::size_t number) const;
@@ -112,6 +113,7 @@ class OpenParts {
   void keep_left_out(Part part);
 
   const Cluster& cluster_;
+  const Engine& engine_;
   const LayoutRequest& request_;
   Objective objective_{};
   bool fewer_devices_ = true;

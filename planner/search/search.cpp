@@ -56,7 +56,7 @@ class SpaceSearch {
       owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
       makers_.push_back(owned_.back().get());
     }
-    counts_.space = space_in_words(graph, cluster, request, options.fewer_devices);
+    counts_.space = space_in_words(graph, cluster, training.engine, request, options.fewer_devices);
     parts_.emplace(graph, cluster, training, request, options.objective, options.fewer_devices, *makers_.front());
     add(search_, parts_->open_all());
     counts_.candidates = parts_->count_all();
@@ -79,7 +79,7 @@ class SpaceSearch {
 
  private:
   // Whether stages may differ in what they recompute.
-  bool mixes() const { return !request_[Choice::recompute]; }
+  bool mixes() const { return !request_[Choice::recompute] && training_.engine.has_recompute_per_stage; }
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
     return score(options_.objective, cluster_, spec, time, memory);

@@ -1,10 +1,15 @@
 #include "planner/search/space_in_words.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include "planner/base/text.h"
+#include "planner/parallel/engine_layouts.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/search/space.h"
 
@@ -12,7 +17,7 @@ namespace parplan {
 namespace {
 
 // What the space leaves out of the layouts of its degrees, each after a comma.
-std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& request) {
+std::string left_out_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request) {
   std::string words;
   if (cluster.devices() == 1) return words;
   const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
@@ -22,20 +27,37 @@ std::string left_out_in_words(const Cluster& cluster, const LayoutRequest& reque
     words += ", in the fastest cut of each layout, with ZeRO-0 or 1";
   else if (schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
     words += ", in the fastest cut of each layout";
-  else if (!schedule && has_pipelines && zero_stage <= 1)
-    words += request[Choice::stage_blocks] ? ", no zero_bubble_h1"
-                                           : ", interleaved only in even stages with ZeRO-0 or 1, no zero_bubble_h1";
+  else if (!schedule && has_pipelines && engine.has_pipeline && zero_stage <= 1) {
+    if (!request[Choice::stage_blocks] && engine.has_interleaved)
+      words += ", interleaved only in even stages with ZeRO-0 or 1";
+    if (engine.has_zero_bubble) words += ", no zero_bubble_h1";
+  }
   const bool shards =
       given<std::int64_t>(request, Choice::dp).value_or(2) > 1 && (zero_stage > 0 || !request[Choice::zero_stage]);
   if (shards && !request[Choice::dp_shard]) words += ", no hybrid sharding";
   return words;
 }
 
+// What the engine lacks, and what is recomputed where that is not as in parplan's own runtime.
+std::string engine_in_words(const Engine& engine, const LayoutRequest& request) {
+  std::string words;
+  if (const std::string lacking = lacking_in_words(engine); !lacking.empty())
+    words += fmt::format("; engine {} has no {}", engine.name, lacking);
+  const std::span<const Recompute> searched = searched_recomputes(engine);
+  const bool is_as_own = engine.has_recompute_per_stage && std::ranges::equal(searched, searched_recomputes(Engine{}));
+  if (request[Choice::recompute] || is_as_own) return words;
+  std::vector<std::string> names;
+  for (const Recompute recompute : searched) names.emplace_back(name(recompute));
+  return words + fmt::format("; recompute {}{}", join(names),
+                             engine.has_recompute_per_stage || names.size() == 1 ? "" : ", the same on all stages");
+}
+
 }  // namespace
 
-std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const Engine& engine,
+                           const LayoutRequest& request, bool fewer) {
   const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
-  const std::string left_out = left_out_in_words(cluster, request);
+  const std::string left_out = left_out_in_words(cluster, engine, request) + engine_in_words(engine, request);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), left_out);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||

@@ -9,6 +9,7 @@
 namespace parplan {
 
 // What a search looks at, and what it leaves out. `fewer`: also layouts that leave devices idle.
-std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const LayoutRequest& request, bool fewer);
+std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const Engine& engine,
+                           const LayoutRequest& request, bool fewer);
 
 }  // namespace parplan

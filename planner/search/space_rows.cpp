@@ -93,12 +93,14 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
     values.emplace_back(ParallelSpec{}.schedule);
     return;
   }
-  const bool has_interleaved = context.training.engine.has_interleaved;
+  const Engine& engine = context.training.engine;
   const bool may_interleave =
-      has_interleaved && ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely);
-  for (const ScheduleRow& row : schedule_rows())
+      engine.has_interleaved && ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely);
+  for (const ScheduleRow& row : schedule_rows()) {
+    if (row.kind == ScheduleKind::gpipe && !engine.has_gpipe) continue;
     if (row.kind == ScheduleKind::interleaved ? may_interleave : !runs_backward_in_parts(row.kind))
       values.emplace_back(row.kind);
+  }
 }
 
 bool accepts_schedule(const SpaceContext& /*context*/, const ParallelSpec& spec, const ChoiceValue& given) {
@@ -144,8 +146,8 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
     if (accepts_virtual_stages(context, spec, number)) values.emplace_back(number);
 }
 
-void recomputes(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
-  for (const Recompute recompute : searched_recomputes()) values.emplace_back(recompute);
+void recomputes(const SpaceContext& context, const ParallelSpec& /*spec*/, Values& values) {
+  for (const Recompute recompute : searched_recomputes(context.training.engine)) values.emplace_back(recompute);
 }
 
 // One accumulator takes less memory and less time; two are for who asks for their bits.
@@ -191,7 +193,11 @@ OrdersOfSets all_distinct_orders() {
   return orders;
 }
 
-void mesh_orders(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+void mesh_orders(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+  if (!context.training.engine.has_other_orders) {
+    values.emplace_back(AxisOrder());
+    return;
+  }
   static const OrdersOfSets orders = all_distinct_orders();
   std::size_t set = 0;
   for (const Axis axis : all_axes)

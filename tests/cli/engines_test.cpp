@@ -41,6 +41,11 @@ TEST_CASE("every engine's plans are of layouts that it has, in its name, and exp
       CHECK((engine.has_pipeline || row.at("pp") == 1));
       CHECK((engine.has_interleaved || row.at("virtual_stages") == 1));
       CHECK(row.at("zero_stage").get<int>() <= engine.most_zero);
+      CHECK((row.at("pp") == 1 || row.at("zero_stage").get<int>() <= engine.most_zero_in_pipelines));
+      CHECK((engine.has_sequence_parallel || row.at("sequence_parallel") == false));
+      CHECK((engine.has_gpipe || row.at("schedule") != "gpipe"));
+      CHECK((engine.has_other_orders || row.at("mesh_order") == "pp-dp-tp"));
+      CHECK((engine.has_recompute_per_stage || row.at("recompute") != "per_stage"));
       if (engine.equal_stages) {
         std::istringstream listed(row.at("stage_layers").get<std::string>());  // "3,3,3,3"
         std::vector<int> layers;
@@ -72,6 +77,51 @@ TEST_CASE("an engine that overlaps less, fuses less and repeats more takes longe
   CHECK(step("parplan") < step("megatron"));
   CHECK(step("megatron") < step("megatron-2022"));
   CHECK(step("megatron-2022") < step("megatron-2021"));
+}
+
+TEST_CASE("what an engine lacks is said of its space and refused where it is asked for") {
+  const std::vector<std::string> suggest = {"suggest",  "gpt2", "--cluster", "dgx-a100", "--devices", "8",
+                                            "--global-batch", "16", "--seq-len", "512", "--engine"};
+  const auto space = [&](const std::string& engine, std::vector<std::string> more) {
+    std::vector<std::string> arguments = suggest;
+    arguments.push_back(engine);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const std::string words = answer_of(arguments).at("search").at("space").get<std::string>();
+    const Called called = call(arguments);
+    CHECK(called.out.find("space: " + words + "\n") != std::string::npos);
+    return words;
+  };
+  CHECK(space("bloom", {}) ==
+        "every dp x tp x pp on up to 8 devices, no hybrid sharding; engine bloom has no sequence parallelism, context "
+        "parallelism, GPipe, interleaved pipelines, zero-bubble pipelines, other orders of the mesh's axes, ZeRO above "
+        "1 in pipelines; recompute none, full, the same on all stages");
+  CHECK(space("megatron-2022", {"--recompute", "core_attn"}) ==
+        "every dp x tp x pp on up to 8 devices, interleaved only in even stages with ZeRO-0 or 1, no hybrid sharding; "
+        "engine megatron-2022 has no context parallelism, GPipe, zero-bubble pipelines, other orders of the mesh's "
+        "axes, ZeRO above 1");
+  CHECK(space("parplan", {}).find("engine") == std::string::npos);
+  const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
+    std::vector<std::string> arguments = suggest;
+    arguments.front() = command;
+    arguments.push_back(engine);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Called called = call(arguments);
+    CHECK(called.code == 2);
+    return called.err;
+  };
+  for (const char* const command : {"suggest", "simulate"}) {
+    CHECK(error(command, "bloom", {"--tp", "2", "--sequence-parallel"}) ==
+          "error: engine bloom has no sequence parallelism: sequence_parallel must be false\n");
+    CHECK(error(command, "bloom", {"--dp", "2", "--pp", "2", "--zero", "2"}) ==
+          "error: engine bloom has no ZeRO stage 2 in pipelines; its highest where pp is above 1 is 1\n");
+    CHECK(error(command, "megatron", {"--recompute", "activation"}) ==
+          "error: engine megatron has no recompute of the activation alone: recompute must be without activation\n");
+  }
+  CHECK(error("suggest", "bloom", {"--schedule", "interleaved"}) ==
+        "error: engine bloom has no interleaved pipelines: virtual_stages must be 1 and schedule another, such as "
+        "1f1b\n");
+  CHECK(error("suggest", "megatron-2021", {"--mesh-order", "dp-pp-tp"}) ==
+        "error: engine megatron-2021 has no other orders of the mesh's axes: mesh_order must be pp-dp-tp\n");
 }
 
 TEST_CASE("what is no engine is refused") {

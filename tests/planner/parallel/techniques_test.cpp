@@ -10,11 +10,13 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/enum_index.h"
 #include "planner/parallel/cut_stages.h"
+#include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/tensor.h"
 
@@ -102,13 +104,17 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .has_tensor = false,
                                .has_pipeline = false,
                                .has_interleaved = false,
-                               .most_zero = 1};
+                               .has_context = false,
+                               .most_zero = 2,
+                               .most_zero_in_pipelines = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
           for (int degree = row.name == "zero" || row.name == "offload" ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);
-            CHECK(row.illegal(*graph, training, spec).has_value() == (std::ranges::find(legal, degree) == legal.end()));
+            const bool is_illegal =
+                lacked_by_engine(training.engine, spec) || row.illegal(*graph, training, spec).has_value();
+            CHECK(is_illegal == (std::ranges::find(legal, degree) == legal.end()));
           }
         }
   }
@@ -254,12 +260,80 @@ TEST_CASE("Layouts that an engine lacks are refused in its name") {
   spec.virtual_stages = 2;
   spec.stage_blocks = {2, 2, 1, 1};
   CHECK(reason_of(own, spec) == "legal");
-  CHECK(reason_of(plain, spec) == "engine plain has no interleaved pipelines: virtual_stages must be 1");
+  CHECK(reason_of(plain, spec) ==
+        "engine plain has no interleaved pipelines: virtual_stages must be 1 and schedule another, such as 1f1b");
   spec = layout(tiny_gpt2(), 1, 1, 1);
   spec.mesh.degree.cp = 2;
   CHECK(reason_of(own, spec) == "legal");
+  CHECK(reason_of({.name = "plain", .has_context = false}, spec) ==
+        "engine plain has no context parallelism: cp must be 1");
   CHECK(reason_of(plain, spec) ==
         "engine plain has no attention over keys and values gathered from other ranks: cp must be 1");
+}
+
+TEST_CASE("An engine that lacks one technique refuses the layouts that use it, alone") {
+  ParallelSpec rich = layout(tiny_gpt2(), 2, 2, 2);
+  rich.sequence_parallel = true;
+  const auto with = [&](const auto& change) {
+    ParallelSpec spec = rich;
+    change(spec);
+    return spec;
+  };
+  const std::array specs = {
+      rich,
+      layout(tiny_gpt2(), 1, 1, 1),
+      with([](ParallelSpec& spec) { spec.mesh.degree.cp = 2; }),
+      with([](ParallelSpec& spec) { spec.schedule = ScheduleKind::gpipe; }),
+      with([](ParallelSpec& spec) { spec.schedule = ScheduleKind::zero_bubble_h1; }),
+      with([](ParallelSpec& spec) {
+        spec.schedule = ScheduleKind::interleaved;
+        spec.virtual_stages = 2;
+        spec.stage_blocks = {2, 2, 1, 1};
+      }),
+      with([](ParallelSpec& spec) {
+        spec.mesh.order = {Axis::dp, Axis::pp, Axis::tp};
+      }),
+      with([](ParallelSpec& spec) { spec.recompute = Recompute::core_attn | Recompute::norms | Recompute::mlp; }),
+      with([](ParallelSpec& spec) { spec.recompute = Recompute::activation; }),
+      with([](ParallelSpec& spec) { spec.recompute = Recompute::full; }),
+      with([](ParallelSpec& spec) {
+        spec.recompute = Recompute::per_stage;
+        spec.stage_recompute = {Recompute::full, Recompute::none};
+      }),
+  };
+  TrainingSpec training = batch_of(16);
+  for (const EngineLayoutRow& row : engine_layout_rows()) {
+    INFO(row.name);
+    int used = 0;
+    for (const ParallelSpec& spec : specs) {
+      training.engine = {};
+      REQUIRE(illegal(tiny_gpt2(), training, spec).value_or("legal") == "legal");
+      training.engine.name = "poor";
+      training.engine.*row.has = false;
+      const std::string wanted = fmt::format("engine poor has no {}: {}", row.name, row.must);
+      used += row.uses(spec);
+      CHECK(illegal(tiny_gpt2(), training, spec).value_or("legal") == (row.uses(spec) ? wanted : "legal"));
+    }
+    CHECK(used > 0);
+    CHECK(used < static_cast<int>(specs.size()));
+    const bool is_said = lacking_in_words(training.engine) == row.name;
+    CHECK(is_said == (row.choice != Choice::recompute));
+  }
+  // What does not apply to a layout without a pipeline, or without tensor parallelism, is refused
+  // all the same where it is asked for.
+  const Engine poor{.name = "poor", .has_interleaved = false, .has_sequence_parallel = false};
+  CHECK(lacked_by_engine(poor, LayoutRequest{{Choice::schedule, ScheduleKind::interleaved}}) ==
+        "engine poor has no interleaved pipelines: virtual_stages must be 1 and schedule another, such as 1f1b");
+  CHECK(lacked_by_engine(poor, LayoutRequest{{Choice::sequence_parallel, true}}) ==
+        "engine poor has no sequence parallelism: sequence_parallel must be false");
+  CHECK(!lacked_by_engine(poor, LayoutRequest{{Choice::sequence_parallel, false}}));
+  const Engine sharding{.name = "poor", .most_zero_in_pipelines = 1};
+  ParallelSpec spec = rich;
+  spec.zero_stage = 2;
+  CHECK(lacked_by_engine(sharding, spec) ==
+        "engine poor has no ZeRO stage 2 in pipelines; its highest where pp is above 1 is 1");
+  spec.mesh.degree.pp = 1;
+  CHECK(!lacked_by_engine(sharding, spec));
 }
 
 TEST_CASE("Engines that count layers hold as many on each stage, or count embedding and head as layers") {

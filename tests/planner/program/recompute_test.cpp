@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,9 +26,9 @@ namespace {
 // Keeps what the test has put here.
 std::set<TensorId> kept_here;
 constexpr RecomputeRow keeps_some{
-    .kind = Recompute::full,
-    .name = "some",
-    .keeps = [](const OpGraph&, const Block&, TensorId tensor) { return kept_here.contains(tensor); }};
+    .kind = Recompute::full, .name = "some", .keeps = [](const OpGraph&, const Block&, TensorId tensor) {
+      return kept_here.contains(tensor);
+    }};
 
 // The context of each rank of a block under `tp` tensor-parallel ranks; empty where it is illegal.
 std::vector<BlockContext> contexts(const OpGraph& graph, int tp, bool sequence_parallel) {
@@ -62,7 +63,7 @@ std::vector<std::string> computed_again(const LoweredBlock& block) {
 }
 
 struct Release {
-  void operator()(float* memory) const { ::operator delete(memory, std::align_val_t{256}); }
+  void operator()(float* memory) const { ::operator delete (memory, std::align_val_t{256}); }
 };
 
 // Executes a block's Segments on the CPU, all ranks in step, each with scratch that begins as
@@ -86,7 +87,7 @@ class Machine {
     const auto poison = [](std::uint64_t) { return std::numeric_limits<float>::quiet_NaN(); };
     for (const auto& [name, size] : sizes) {
       for (auto& memory : memory_)
-        memory[name].reset(static_cast<float*>(::operator new(static_cast<std::size_t>(size), std::align_val_t{256})));
+        memory[name].reset(static_cast<float*>(::operator new (static_cast<std::size_t>(size), std::align_val_t{256})));
       everywhere(name, size, poison);
     }
     everywhere("parameters", sizes.at("parameters"), noise);
@@ -112,7 +113,7 @@ class Machine {
       results[name].insert(results[name].end(), memory.at(name).get(), memory.at(name).get() + size / 4);
   }
 
-  void run(const std::vector<LoweredBlock>& ranks, Segment LoweredBlock::* segment) {
+  void run(const std::vector<LoweredBlock>& ranks, Segment LoweredBlock::*segment) {
     const std::size_t count = (ranks[0].*segment).instructions.size();
     for (std::size_t i = 0; i < count; ++i) {
       std::vector<std::vector<float*>> operands;  // by rank
@@ -135,7 +136,7 @@ class Machine {
   }
 
   // Ranks add in ascending order. A reduce-scatter leaves the sums of the other ranks, too.
-  static void communicate(const std::vector<LoweredBlock>& ranks, Segment LoweredBlock::* segment, std::size_t number,
+  static void communicate(const std::vector<LoweredBlock>& ranks, Segment LoweredBlock::*segment, std::size_t number,
                           const std::vector<std::vector<float*>>& operands) {
     const Instruction& instruction = (ranks[0].*segment).instructions[number];
     const std::int64_t elements = instruction.operands.back().bytes / 4;
@@ -164,9 +165,50 @@ TEST_CASE("every way to recompute has its row, and each stage's is one of them")
     CHECK(std::string(name(row.kind)) == row.name);
     CHECK((row.keeps != nullptr));
   }
-  for (const Recompute one : searched_recomputes()) CHECK(row_of(one).kind == one);
+  for (const Recompute one : searched_recomputes(Engine{})) CHECK(row_of(one).kind == one);
   CHECK(std::string(name(Recompute::per_stage)) == "per_stage");
   CHECK_THROWS_AS(row_of(Recompute::per_stage), InternalError);
+}
+
+TEST_CASE("a search recomputes attention's core where its scores are written, and nothing that the engine lacks") {
+  const auto searched = [](const Engine& engine) {
+    std::string names;
+    for (const Recompute one : searched_recomputes(engine)) names += fmt::format("{} ", name(one));
+    return names;
+  };
+  CHECK(searched({}) == "none norms+activation norms+mlp full ");
+  CHECK(searched({.fused_attention = false}) == "none core_attn core_attn+norms+activation core_attn+norms+mlp full ");
+  Engine layers_or_core{.fused_attention = false,
+                        .has_norms_recompute = false,
+                        .has_activation_recompute = false,
+                        .has_mlp_recompute = false};
+  CHECK(searched(layers_or_core) == "none core_attn full ");
+  layers_or_core.has_core_attn_recompute = false;
+  CHECK(searched(layers_or_core) == "none full ");
+  CHECK(searched({.has_activation_recompute = false}) == "none norms norms+mlp full ");
+  CHECK(searched({.has_mlp_recompute = false, .has_full_recompute = false}) == "none norms+activation ");
+  // Whatever an engine has, the first is none, each has a row, and none comes twice.
+  for (unsigned set = 0; set < 64; ++set) {
+    const auto has = [&](unsigned bit) { return (set >> bit & 1u) != 0; };
+    const Engine engine{.fused_attention = has(0),
+                        .has_core_attn_recompute = has(1),
+                        .has_norms_recompute = has(2),
+                        .has_activation_recompute = has(3),
+                        .has_mlp_recompute = has(4),
+                        .has_full_recompute = has(5)};
+    const std::span<const Recompute> kinds = searched_recomputes(engine);
+    CHECK(kinds.front() == Recompute::none);
+    std::set<Recompute> seen;
+    for (const Recompute kind : kinds) {
+      CHECK(row_of(kind).kind == kind);
+      CHECK(seen.insert(kind).second);
+      CHECK((engine.has_core_attn_recompute || !recomputes_module(kind, Recompute::core_attn)));
+      CHECK((engine.has_norms_recompute || !recomputes_module(kind, Recompute::norms)));
+      CHECK((engine.has_activation_recompute || !recomputes_module(kind, Recompute::activation)));
+      CHECK((engine.has_mlp_recompute || !recomputes_module(kind, Recompute::mlp)));
+      CHECK((engine.has_full_recompute || !recomputes_module(kind, Recompute::full)));
+    }
+  }
 }
 
 TEST_CASE("a block keeps what its row says and its input, and computes again what is missing and no more") {

@@ -46,11 +46,11 @@ void for_each_cut(int blocks, int stages, const std::function<void(const std::ve
 }
 
 // The specs with this cut and with everything that its stages may recompute.
-std::vector<ParallelSpec> with_every_mix(ParallelSpec spec, bool mixes) {
+std::vector<ParallelSpec> with_every_mix(ParallelSpec spec, const Engine& engine, bool mixes) {
   std::vector<ParallelSpec> all{spec};
   if (!mixes || spec.recompute != Recompute::none) return all;
   spec.recompute = Recompute::per_stage;
-  for (std::vector<Recompute>& choices : recompute_choices(spec)) {
+  for (std::vector<Recompute>& choices : recompute_choices(spec, engine)) {
     spec.stage_recompute = std::move(choices);
     all.push_back(spec);
   }
@@ -76,6 +76,17 @@ OpGraph deep_graph(std::mt19937& random, std::int64_t sequence, bool slides = fa
     spec.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
   }
   return build_graph(spec, sequence);
+}
+
+// An engine that writes attention's scores and recomputes attention's core or whole layers: alike
+// on all stages or not.
+Engine writing_scores(bool mixes) {
+  return {.name = "writes scores",
+          .fused_attention = false,
+          .has_norms_recompute = false,
+          .has_activation_recompute = false,
+          .has_mlp_recompute = false,
+          .has_recompute_per_stage = mixes};
 }
 
 struct Setting {
@@ -110,10 +121,17 @@ Setting random_setting(std::mt19937& random, bool heterogeneous) {
   setting.request[Choice::mesh_order] = AxisOrder{};
   // Four stages may recompute in 256 ways: few settings try all of them with every cut.
   if (upto(3) == 0 || (pp == 4 && upto(8) != 0)) {
-    const std::span<const Recompute> recomputes = searched_recomputes();
+    const std::span<const Recompute> recomputes = searched_recomputes(setting.training.engine);
     setting.request[Choice::recompute] = recomputes[random() % recomputes.size()];
   }
   return setting;
+}
+
+// What is given to recompute becomes what the engine has.
+void run_by(const Engine& engine, Setting& setting) {
+  setting.training.engine = engine;
+  setting.graph = as_run_by(engine, std::move(setting.graph));
+  if (setting.request[Choice::recompute]) setting.request[Choice::recompute] = Recompute::core_attn;
 }
 
 }  // namespace
@@ -124,13 +142,14 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
   double widest = 0.0;
   for (int trial = 0; trial < 32; ++trial) {
     Setting setting = random_setting(random, trial % 5 == 4);
+    if (trial % 4 == 3) run_by(writing_scores(trial % 8 == 3), setting);
     testing::train_random_parts(static_cast<unsigned>(trial), setting.training, setting.graph);
     if (trial % 3 == 1) setting.request[Choice::input_slots] = InputSlots::one_more;
     const OpGraph& graph = setting.graph;
     const Cluster& cluster = setting.cluster;
     const TrainingSpec& training = setting.training;
     const LayoutRequest& request = setting.request;
-    const bool mixes = !request[Choice::recompute];
+    const bool mixes = !request[Choice::recompute] && training.engine.has_recompute_per_stage;
 
     // Everything there is; memory is that of the simulation, to the byte.
     struct Tried {
@@ -146,7 +165,7 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
       for_each_cut(static_cast<int>(graph.blocks.size()), spec.stages(), [&](const std::vector<int>& cut) {
         ParallelSpec one = spec;
         one.stage_blocks = cut;
-        for (ParallelSpec& mixed : with_every_mix(one, mixes)) {
+        for (ParallelSpec& mixed : with_every_mix(one, training.engine, mixes)) {
           const ScheduleForms schedule = forms_of(row_of(mixed.schedule));
           const Bound bound = maker.estimator().bound(mixed, maker.placements_of(mixed), schedule);
           all.push_back({std::move(mixed), bound});
@@ -249,7 +268,7 @@ TEST_CASE("an interleaved pipeline that is asked for has one cut, and no other i
     setting.devices = static_cast<int>(2 * std::get<std::int64_t>(*setting.request[Choice::dp]));
     const OpGraph& graph = setting.graph;
     const TrainingSpec& training = setting.training;
-    const bool mixes = !setting.request[Choice::recompute];
+    const bool mixes = !setting.request[Choice::recompute] && training.engine.has_recompute_per_stage;
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, setting.devices, setting.request);
     if (specs.empty()) continue;
     struct Tried {
@@ -262,7 +281,7 @@ TEST_CASE("an interleaved pipeline that is asked for has one cut, and no other i
       for_each_cut(static_cast<int>(graph.blocks.size()), spec.stages(), [&](const std::vector<int>& cut) {
         ParallelSpec one = spec;
         one.stage_blocks = cut;
-        for (ParallelSpec& with_mix : with_every_mix(one, mixes)) {
+        for (ParallelSpec& with_mix : with_every_mix(one, training.engine, mixes)) {
           if (random() % 4 != 0) continue;
           StepResult result = simulate_spec(graph, networks, training, with_mix, place(graph, with_mix),
                                             schedule_of(with_mix, training), nullptr);
@@ -315,7 +334,7 @@ TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits")
     setting.request[Choice::schedule] = interleaves ? ScheduleKind::interleaved : ScheduleKind::zero_bubble_h1;
     setting.request[Choice::pp] = pp;
     if (interleaves) setting.request[Choice::virtual_stages] = chunks;
-    if (pp * chunks > 4) setting.request[Choice::recompute] = searched_recomputes()[trial % 3];
+    if (pp * chunks > 4) setting.request[Choice::recompute] = searched_recomputes(setting.training.engine)[trial % 3];
     const std::int64_t dp = std::get<std::int64_t>(*setting.request[Choice::dp]);
     setting.devices = static_cast<int>(pp * dp);
     setting.request[Choice::zero_stage] = std::int64_t{dp > 1 && trial % 2};
@@ -323,7 +342,7 @@ TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits")
     if (setting.cluster.devices() < setting.devices) continue;
     const OpGraph& graph = setting.graph;
     const TrainingSpec& training = setting.training;
-    const bool mixes = !setting.request[Choice::recompute];
+    const bool mixes = !setting.request[Choice::recompute] && training.engine.has_recompute_per_stage;
     CandidateMaker maker(graph, setting.cluster, training);
     const auto peak = [&](const ParallelSpec& spec) {
       return maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule))).memory.peak();
@@ -338,7 +357,7 @@ TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits")
         ++cuts;
         ParallelSpec one = spec;
         one.stage_blocks = cut;
-        for (const ParallelSpec& with_mix : with_every_mix(one, mixes)) {
+        for (const ParallelSpec& with_mix : with_every_mix(one, training.engine, mixes)) {
           const Bytes takes = peak(with_mix);
           least = std::min(least.value_or(takes), takes);
           if (cut == fastest) of_fastest = std::min(of_fastest.value_or(takes), takes);
@@ -371,12 +390,13 @@ TEST_CASE("no cut of a layout is below the bounds of its cuts") {
   std::mt19937 random(7);
   for (int trial = 0; trial < 40; ++trial) {
     Setting setting = random_setting(random, trial % 3 == 2);
+    if (trial % 4 == 3) run_by(writing_scores(trial % 8 == 3), setting);
     testing::train_random_parts(static_cast<unsigned>(trial), setting.training, setting.graph);
     const OpGraph& graph = setting.graph;
     const Cluster& cluster = setting.cluster;
     const TrainingSpec& training = setting.training;
     const LayoutRequest& request = setting.request;
-    const bool mixes = !request[Choice::recompute];
+    const bool mixes = !request[Choice::recompute] && training.engine.has_recompute_per_stage;
     CandidateMaker maker(graph, cluster, training);
     for (const ParallelSpec& spec : enumerate_specs(graph, training, setting.devices, request)) {
       if (mixes && spec.recompute != Recompute::none) continue;
@@ -389,7 +409,7 @@ TEST_CASE("no cut of a layout is below the bounds of its cuts") {
       for_each_cut(static_cast<int>(graph.blocks.size()), spec.stages(), [&](const std::vector<int>& cut) {
         ParallelSpec one = spec;
         one.stage_blocks = cut;
-        for (const ParallelSpec& mixed : with_every_mix(one, mixes)) {
+        for (const ParallelSpec& mixed : with_every_mix(one, training.engine, mixes)) {
           const Bound bound = maker.estimator().bound(mixed, maker.placements_of(mixed), schedule);
           CHECK(bound.memory.peak() >= maker.least_memory(spec, open->room_in_all));
           CHECK((bound.room_in_all.count >= 0 || bound.spare.count < 0));
@@ -438,10 +458,10 @@ TEST_CASE("cuts whose stages recompute differently are tried where the fastest c
   std::vector<Tried> all;
   for_each_cut(static_cast<int>(graph.blocks.size()), 3, [&](const std::vector<int>& cut) {
     spec.stage_blocks = cut;
-    for (const Recompute recompute : searched_recomputes()) {
+    for (const Recompute recompute : searched_recomputes(training.engine)) {
       ParallelSpec one = spec;
       one.recompute = recompute;
-      for (ParallelSpec& mixed : with_every_mix(one, recompute == Recompute::none)) {
+      for (ParallelSpec& mixed : with_every_mix(one, training.engine, recompute == Recompute::none)) {
         const Placements& placements = maker.placements_of(mixed);
         const StepResult result =
             simulate_spec(graph, networks, training, mixed, placements, schedule_of(mixed, training), nullptr);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -66,7 +67,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       std::vector<Recompute> choices{spec.recompute};
       if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0) {
-        choices.assign(searched_recomputes().begin(), searched_recomputes().end());
+        const std::span<const Recompute> searched = searched_recomputes(training.engine);
+        choices.assign(searched.begin(), searched.end());
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < spec.stages(); ++s)
           spec.stage_recompute.push_back(s < spec.pp() ? choices[random() % choices.size()]
@@ -147,7 +149,8 @@ TEST_CASE("a sample takes the least in the largest micro-batch, where blocks wai
     spec.mesh.degree.tp = random() % 2 ? 2 : 1;
     spec.sequence_parallel = spec.tp() > 1 && random() % 2;
     if (setting % 5 == 0) spec.schedule = ScheduleKind::zero_bubble_h1;
-    const Recompute recompute = searched_recomputes()[random() % searched_recomputes().size()];
+    const std::span<const Recompute> recomputes = searched_recomputes(training.engine);
+    const Recompute recompute = recomputes[random() % recomputes.size()];
     const Placements placements = place(graph, spec);
     const CostModel model = cost_model(cluster, spec.mesh, 0);
     const auto seconds_of = [&](const LoweredBlock& block) {

@@ -89,6 +89,13 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.dummy_gradients = flip();
   if (flip()) engine.allocator_reserve = 0.01 * static_cast<double>(random() % 60);
   if (flip()) engine.host_per_op = Seconds(1e-6 * static_cast<double>(random() % 100));
+  std::mt19937 apart = random;  // so that these draws change no others
+  for (bool Engine::*const has :
+       {&Engine::has_gpipe, &Engine::has_sequence_parallel, &Engine::has_other_orders,
+        &Engine::has_core_attn_recompute, &Engine::has_norms_recompute, &Engine::has_activation_recompute,
+        &Engine::has_mlp_recompute, &Engine::has_full_recompute, &Engine::has_recompute_per_stage})
+    engine.*has = apart() % 4 != 0;
+  engine.most_zero_in_pipelines = static_cast<int>(apart() % 4);
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

@@ -13,6 +13,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
@@ -72,9 +73,9 @@ void try_every_layout(const OpGraph& graph, NetworkCache& networks, const Traini
       ParallelSpec one = spec;
       one.stage_blocks = cut;
       try_layout(graph, networks, training, one, all);
-      if (spec.recompute != Recompute::none) continue;
+      if (spec.recompute != Recompute::none || !training.engine.has_recompute_per_stage) continue;
       one.recompute = Recompute::per_stage;
-      for (const std::vector<Recompute>& choices : recompute_choices(spec)) {
+      for (const std::vector<Recompute>& choices : recompute_choices(spec, training.engine)) {
         one.stage_recompute = choices;
         try_layout(graph, networks, training, one, all);
       }
@@ -122,12 +123,34 @@ std::int64_t check_best_of_each_degrees(const SearchResult& found, int top, cons
 }
 
 TEST_CASE("the search finds what simulating every candidate with every cut finds") {
-  const OpGraph graph = graph_of("tiny-gpt2", 16);
-  int interleaved = 0;
-  for (const auto& [gpu, tight, pipeline] :
-       {std::array{false, false, false}, std::array{false, true, false}, std::array{true, false, false},
-        std::array{true, true, false}, std::array{true, false, true}, std::array{true, true, true}}) {
-    const TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+  const OpGraph plain = graph_of("tiny-gpt2", 16);
+  // One that lacks much, and writes attention's scores.
+  const Engine poor{.name = "poor",
+                    .fused_attention = false,
+                    .has_gpipe = false,
+                    .has_zero_bubble = false,
+                    .has_sequence_parallel = false,
+                    .has_other_orders = false,
+                    .has_norms_recompute = false,
+                    .has_activation_recompute = false,
+                    .has_mlp_recompute = false,
+                    .has_recompute_per_stage = false,
+                    .most_zero_in_pipelines = 1};
+  Engine mixing = poor;
+  mixing.has_recompute_per_stage = true;
+  int interleaved = 0, cores = 0;
+  struct Setting {
+    bool gpu, tight, pipeline;
+    Engine engine = {};
+  };
+  for (const auto& [gpu, tight, pipeline, engine] :
+       {Setting{false, false, false}, Setting{false, true, false}, Setting{true, false, false},
+        Setting{true, true, false}, Setting{true, false, true}, Setting{true, true, true},
+        Setting{true, true, false, poor}, Setting{true, true, true, poor}, Setting{true, true, false, mixing},
+        Setting{true, true, true, mixing}}) {
+    TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = engine;
+    const OpGraph graph = as_run_by(engine, plain);
     // Four stages may recompute in 256 ways.
     const int devices = gpu && tight && !pipeline ? 4 : 2;
     Cluster cluster =
@@ -175,9 +198,15 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
       check_best(found, best, score_of);
       for (const RankedPlan& plan : found.plans) CHECK(plan.result.memory.peak() <= limit);
       interleaved += found.plans.front().spec.virtual_stages > 1;
+      for (const RankedPlan& plan : found.plans) {
+        CHECK(!lacked_by_engine(engine, plan.spec));
+        cores += plan.spec.recompute == Recompute::core_attn ||
+                 std::ranges::count(plan.spec.stage_recompute, Recompute::core_attn) > 0;
+      }
     }
   }
   CHECK(interleaved > 0);
+  CHECK(cores > 0);
 }
 
 TEST_CASE("on any number of devices the search finds what simulating every layout on every smaller number finds") {
@@ -352,9 +381,8 @@ TEST_CASE("where some cut fits, a layout is a candidate with one that does") {
         for (const std::vector<int>& cut : all_cuts(static_cast<int>(graph.blocks.size()), stages)) {
           ParallelSpec one = spec;
           one.stage_blocks = cut;
-          least = std::min(least, maker.estimator()
-                                      .estimate(one, maker.placements_of(one), forms_of(row))
-                                      .memory.peak());
+          least =
+              std::min(least, maker.estimator().estimate(one, maker.placements_of(one), forms_of(row)).memory.peak());
         }
         for (const double room : {1.0, 1.01, 1.05, 1.2}) {
           cluster.groups.front().device.memory_capacity =

@@ -1,0 +1,104 @@
+#include "planner/parallel/engine_layouts.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "planner/base/text.h"
+
+namespace parplan {
+namespace {
+
+template <Recompute module>
+bool recomputes(const ParallelSpec& spec) {
+  return recomputes_module(spec.recompute, module) || std::ranges::any_of(spec.stage_recompute, [](Recompute of_stage) {
+           return recomputes_module(of_stage, module);
+         });
+}
+
+// Whether the axes are in another order than that of an empty layout; the context axis lies inside
+// the data axis in any.
+bool has_other_order(const ParallelSpec& spec) {
+  std::vector<Axis> own, plain;
+  for (const Axis axis : spec.mesh.order)
+    if (axis != Axis::cp) own.push_back(axis);
+  for (const Axis axis : AxisOrder())
+    if (std::ranges::find(own, axis) != own.end()) plain.push_back(axis);
+  return own != plain;
+}
+
+constexpr std::array rows = {
+    EngineLayoutRow{Choice::tp, &Engine::has_tensor, "tensor parallelism", "tp must be 1",
+                    [](const ParallelSpec& spec) { return spec.tp() > 1; }},
+    EngineLayoutRow{Choice::sequence_parallel, &Engine::has_sequence_parallel, "sequence parallelism",
+                    "sequence_parallel must be false", [](const ParallelSpec& spec) { return spec.sequence_parallel; }},
+    EngineLayoutRow{Choice::cp, &Engine::has_context, "context parallelism", "cp must be 1",
+                    [](const ParallelSpec& spec) { return spec.cp() > 1; }},
+    EngineLayoutRow{Choice::pp, &Engine::has_pipeline, "pipelines", "pp must be 1",
+                    [](const ParallelSpec& spec) { return spec.pp() > 1; }},
+    EngineLayoutRow{Choice::schedule, &Engine::has_gpipe, "GPipe", "schedule must be another, such as 1f1b",
+                    [](const ParallelSpec& spec) { return spec.schedule == ScheduleKind::gpipe; }},
+    EngineLayoutRow{
+        Choice::virtual_stages, &Engine::has_interleaved, "interleaved pipelines",
+        "virtual_stages must be 1 and schedule another, such as 1f1b",
+        [](const ParallelSpec& spec) { return spec.virtual_stages > 1 || spec.schedule == ScheduleKind::interleaved; }},
+    EngineLayoutRow{Choice::schedule, &Engine::has_zero_bubble, "zero-bubble pipelines",
+                    "schedule must be another, such as 1f1b",
+                    [](const ParallelSpec& spec) { return runs_backward_in_parts(spec.schedule); }},
+    EngineLayoutRow{Choice::mesh_order, &Engine::has_other_orders, "other orders of the mesh's axes",
+                    "mesh_order must be pp-dp-tp", has_other_order},
+    EngineLayoutRow{Choice::recompute, &Engine::has_core_attn_recompute, "recompute of attention's core alone",
+                    "recompute must be without core_attn", recomputes<Recompute::core_attn>},
+    EngineLayoutRow{Choice::recompute, &Engine::has_norms_recompute, "recompute of norms alone",
+                    "recompute must be without norms", recomputes<Recompute::norms>},
+    EngineLayoutRow{Choice::recompute, &Engine::has_activation_recompute, "recompute of the activation alone",
+                    "recompute must be without activation", recomputes<Recompute::activation>},
+    EngineLayoutRow{Choice::recompute, &Engine::has_mlp_recompute, "recompute of the feed-forward alone",
+                    "recompute must be without mlp", recomputes<Recompute::mlp>},
+    EngineLayoutRow{Choice::recompute, &Engine::has_full_recompute, "recompute of whole layers",
+                    "recompute must not be full", recomputes<Recompute::full>},
+    EngineLayoutRow{Choice::recompute, &Engine::has_recompute_per_stage, "stages that recompute differently",
+                    "recompute must be the same for all stages",
+                    [](const ParallelSpec& spec) { return spec.recompute == Recompute::per_stage; }},
+};
+
+}  // namespace
+
+std::span<const EngineLayoutRow> engine_layout_rows() {
+  return rows;
+}
+
+std::optional<std::string> lacked_by_engine(const Engine& engine, const ParallelSpec& spec) {
+  for (const EngineLayoutRow& row : rows)
+    if (!(engine.*row.has) && row.uses(spec))
+      return fmt::format("engine {} has no {}: {}", engine.name, row.name, row.must);
+  if (spec.zero_stage > Engine{}.most_zero) return std::nullopt;  // no engine has it: the technique's own reason
+  if (spec.zero_stage > engine.most_zero)
+    return fmt::format("engine {} has no ZeRO stage {}; its highest is {}", engine.name, spec.zero_stage,
+                       engine.most_zero);
+  if (spec.pp() > 1 && spec.zero_stage > engine.most_zero_in_pipelines)
+    return fmt::format("engine {} has no ZeRO stage {} in pipelines; its highest where pp is above 1 is {}",
+                       engine.name, spec.zero_stage, engine.most_zero_in_pipelines);
+  return std::nullopt;
+}
+
+std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request) {
+  ParallelSpec spec;
+  for (const ChoiceRow& row : choice_rows())
+    if (request[row.choice]) row.set(spec, *request[row.choice]);
+  return lacked_by_engine(engine, spec);
+}
+
+std::string lacking_in_words(const Engine& engine) {
+  std::vector<std::string> lacking;
+  for (const EngineLayoutRow& row : rows)
+    if (!(engine.*row.has) && row.choice != Choice::recompute) lacking.emplace_back(row.name);
+  const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
+  if (engine.most_zero < Engine{}.most_zero) lacking.push_back(fmt::format("ZeRO above {}", engine.most_zero));
+  if (most < engine.most_zero) lacking.push_back(fmt::format("ZeRO above {} in pipelines", most));
+  return join(lacking);
+}
+
+}  // namespace parplan

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "planner/graph/engine.h"
+#include "planner/plan/layout_choices.h"
+#include "planner/plan/parallel_spec.h"
+
+namespace parplan {
+
+// A technique that an engine has or lacks, as a fact of its file. A new one is a fact and a row;
+// tests loop over the rows.
+struct EngineLayoutRow {
+  Choice choice{};  // that it restricts
+  bool Engine::*has = nullptr;
+  std::string_view name;  // "sequence parallelism"
+  std::string_view must;  // what a layout without it is: "sequence_parallel must be false"
+  bool (*uses)(const ParallelSpec&) = nullptr;
+};
+std::span<const EngineLayoutRow> engine_layout_rows();
+
+// Why the engine cannot run a layout: "engine bloom has no sequence parallelism: sequence_parallel
+// must be false". Nothing where it has all that the layout uses.
+std::optional<std::string> lacked_by_engine(const Engine& engine, const ParallelSpec& spec);
+// The same of what a user has given, whether it applies to a layout or not.
+std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request);
+
+// What it lacks beside ways to recompute, which a search lists: "sequence parallelism, GPipe".
+// Empty where nothing is lacking.
+std::string lacking_in_words(const Engine& engine);
+
+}  // namespace parplan
