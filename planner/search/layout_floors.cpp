@@ -203,7 +203,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
   const auto [entry, inserted] = any_samples_.try_emplace({spec.tp(), spec.cp()}, std::vector<Seconds>());
   if (!inserted) return entry->second;
   for (const bool sequence_parallel : {false, true})
-    for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses}) {
+    for (const ContextMethod method : context_methods) {
       ParallelSpec one = spec;
       one.sequence_parallel = sequence_parallel;
       one.cp_method = method;
