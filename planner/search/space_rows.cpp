@@ -46,7 +46,7 @@ void context_degrees(const SpaceContext& context, const ParallelSpec& spec, Valu
 
 void methods_of_context(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
   for (const ContextMethod method : context_methods)
-    if (spec.cp() > 1 || method == ContextMethod::all_gather) values.emplace_back(method);
+    if (is_searched(method, spec.cp())) values.emplace_back(method);
 }
 
 // The degree that the other axes leave, or all that they leave room for.

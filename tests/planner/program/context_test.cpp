@@ -190,8 +190,8 @@ TEST_CASE("the verifier finds keys under a wrong name, and gradients of keys tha
   std::string found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
     nth(all, OpKind::attention, 2)->shape.chunks.holder = nth(all, OpKind::attention, 1)->shape.chunks.holder;
   });
-  CHECK(found.find("wrong keys: attention 'attention.core'") != std::string::npos);
-  CHECK(found.find("incomplete ring: attention 'attention.core' meets the keys of 3 of 4 ranks") != std::string::npos);
+  CHECK(found.find("wrong keys: attention 'layers.0.attention'") != std::string::npos);
+  CHECK(found.find("incomplete ring: attention 'layers.0.attention' meets the keys of 3 of 4 ranks") != std::string::npos);
 
   // A ring that turns the other way: what comes is not what the steps say.
   found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
@@ -212,14 +212,19 @@ TEST_CASE("the verifier finds keys under a wrong name, and gradients of keys tha
   });
   CHECK(found != "");
 
-  // A part that is added to another rank's sum, or not at all.
+  // The last step adds its part to the sum of the step before, which is on its way to another rank.
   found = spoilt("layers.backward", [&](const Program&, Instructions& all) {
-    nth(all, OpKind::accumulate, 1)->operands.front() = nth(all, OpKind::accumulate, 1)->operands.back();
-    std::erase_if(all, [first = true](const Instruction& i) mutable {
-      return i.kind == InstructionKind::kernel && i.op == OpKind::accumulate && std::exchange(first, false);
-    });
+    nth(all, OpKind::accumulate, 2)->operands.back() = nth(all, OpKind::accumulate, 1)->operands.back();
   });
-  CHECK(found.find("wrong sum") != std::string::npos);
+  CHECK(found.find("wrong sum: accumulate") != std::string::npos);
+
+  // A sum that stays a hop short of its rank: the one that was sent is put in place.
+  found = spoilt("layers.backward", [&](const Program&, Instructions& all) {
+    const auto put = std::ranges::find(all, OpKind::put_columns, &Instruction::op);
+    put->operands.front() = nth(all, OpKind::accumulate, 2)->operands.back();
+    put->operands.front().access = Access::read;
+  });
+  CHECK_MESSAGE(found.find("wrong sum: put_columns") != std::string::npos, found);
 
   // A transfer into the buffer that is still being read.
   found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
