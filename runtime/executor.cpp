@@ -150,8 +150,8 @@ void Executor::wait_sent(Stream stream, int event) {
   tickets_[event].clear();
 }
 
-// Events of a Segment end with the call: from then on, the call's event stands for its sends. (Those
-// of side streams have been waited for where these joined.)
+// Events of a Segment end with the call: from then on, the call's event stands for its sends.
+// (Those of side streams have been waited for where these joined.)
 void Executor::keep_tickets(const Segment& segment, const Call& call) {
   for (int event = 0; event < segment.events; ++event) {
     std::vector<SendTicket>& sent = tickets_[first_segment_event_ + event];

@@ -11,9 +11,10 @@
 namespace parplan {
 
 // What NCCL's communicators take on a rank, by the groups and the neighbours, in the pipeline and
-// around the ring of an axis whose ranks have no collectives, that it talks to: connections of each channel, with buffers at the receiver, and over the network at
-// the sender, too. Counted as if the mesh were in the default order, tensor groups inside nodes
-// and the pipeline outermost, so that all orders of a layout take the same memory. Nothing on CPUs.
+// around the ring of an axis whose ranks have no collectives, that it talks to: connections of each
+// channel, with buffers at the receiver, and over the network at the sender, too. Counted as if the
+// mesh were in the default order, tensor groups inside nodes and the pipeline outermost, so that
+// all orders of a layout take the same memory. Nothing on CPUs.
 Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::optional<Axis> ring = {});
 
 // The part of a device's memory_overhead that stands for NCCL (configs/devices).

@@ -7,9 +7,9 @@
 namespace parplan {
 
 // A rank's two chunks of queries and those of the rank that holds the keys, as rows (Liu et al.
-// 2023, Ring Attention, arXiv:2310.01889, with the two chunks a rank of ContextChunks). Its own keys
-// are met causally. Of a rank before it, all queries see the whole first chunk and none the second;
-// of a rank behind it, the second chunk of queries sees both, and the first sees none. So every step
+// 2023, Ring Attention, arXiv:2310.01889, with the two chunks of ContextChunks). Its own keys are
+// met causally. Of a rank before it, all queries see the whole first chunk and none the second; of
+// a rank behind it, the second chunk of queries sees both, and the first sees none. So every step
 // around the ring but the own one has as many pairs, on all ranks.
 struct RingStep {
   std::int64_t first_query = 0;  // the queries from this row on meet

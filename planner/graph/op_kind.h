@@ -180,8 +180,8 @@ enum class OperandSource {
   input_gradient,
   parameter_gradient,
   loss_scale,
-  // The keys and values of all ranks of the context axis, or of one. Only lowering knows of them: no
-  // operand of a TrainingOp stands for them.
+  // The keys and values of all ranks of the context axis, or of one. Only lowering knows of them:
+  // no operand of a TrainingOp stands for them.
   gathered,
   gathered_gradient,
   workspace,

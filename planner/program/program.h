@@ -45,9 +45,9 @@ struct AxisStreams {
   Stream send_next = collectives, receive_next = collectives;
   Stream send_previous = collectives, receive_previous = collectives;
 };
-// The collectives of the pipeline axis share the stream of its sends. A ring that sends and receives
-// at once needs a stream for each, as the context axis has. The transfers of every other axis share
-// the stream of its collectives, on which one waits for the other.
+// The collectives of the pipeline axis share the stream of its sends. A ring that sends and
+// receives at once needs a stream for each, as the context axis has. The transfers of every other
+// axis share the stream of its collectives, on which one waits for the other.
 constexpr AxisStreams streams_of(Axis axis) {
   constexpr PerAxis<AxisStreams> streams{.pp = {.collectives = Stream::send_next,
                                                 .send_next = Stream::send_next,

@@ -36,7 +36,7 @@ std::string write_fault(const Fault& fault);
 //                  updated parameters gathered before anything reads them ("dropped reduction",
 //                  "reduced twice", "wrong reduction", "dropped gather")
 //   rings          attention around the ring of the context axis meets the keys of every rank once,
-//                  under the right name, and the gradients of a rank's keys come back to it from all
+//                  under the right name, and the gradients of a rank's keys come back from all
 //                  ("wrong keys", "wrong sum", "incomplete ring")
 //   communication  members launch the same collectives, sends meet receives, and nothing waits in a
 //                  cycle: neither with ranks that block in launch order (sends do not), nor with

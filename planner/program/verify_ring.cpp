@@ -20,8 +20,8 @@ struct Passed {
   std::int64_t parts = 0;  // gradients: of how many ranks' queries; 0: keys and values
 };
 
-// All ranks do the same at the same time: what a rank's n-th receive of a Segment brings is what its
-// own n-th send took, from one place further.
+// All ranks do the same at the same time: what a rank's n-th receive of a Segment brings is what
+// its own n-th send took, from one place further.
 class RingCheck {
  public:
   RingCheck(const Program& program, int call, std::vector<Fault>& faults)

@@ -461,8 +461,8 @@ void check_gathered(Backend& backend, const Case& c, std::int64_t ranks, std::in
   }
 }
 
-// The same step by step around a ring: each rank meets the keys and values of one after another, and
-// adds to what it has. Each step may round it once more.
+// The same step by step around a ring: each rank meets the keys and values of one after another,
+// and adds to what it has. Each step may round it once more.
 void check_ring(Backend& backend, const Case& c, std::int64_t ranks, std::int64_t shift = 0) {
   const Places at{c};
   const std::int64_t size = c.sequence / (2 * ranks);

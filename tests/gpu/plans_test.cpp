@@ -187,8 +187,8 @@ TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, h
       }
 }
 
-// Ranks that share out the tokens of each sequence: keys and values gathered from all or going around
-// a ring, or tokens exchanged for heads.
+// Ranks that share out the tokens of each sequence: keys and values gathered from all or going
+// around a ring, or tokens exchanged for heads.
 TEST_CASE("plans with context parallelism train on GPUs as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

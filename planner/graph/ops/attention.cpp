@@ -128,8 +128,9 @@ OpWork attention_work(const OpShape& s, DataType type) {
 }
 // Five products instead of two: scores again, dP, dV, dQ, dK.
 OpWork attention_gradient_work(const OpShape& s, DataType type) {
+  const std::int64_t there = s.accumulate ? head_elements(s) : 0;
   return {Flops(10 * static_cast<double>(s.head_dim) * attention_pairs(s)),
-          Bytes((2 * (query_key_value_elements(s) + head_elements(s)) + (s.accumulate ? head_elements(s) : 0)) * e(type) +
+          Bytes((2 * (query_key_value_elements(s) + head_elements(s)) + there) * e(type) +
                 4 * s.sequence * s.batch * s.heads),
           true};
 }

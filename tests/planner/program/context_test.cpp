@@ -169,7 +169,8 @@ TEST_CASE("the verifier finds what is wrong with groups and instructions of the 
 // astray: the bytes and the order of all transfers are as they should be.
 TEST_CASE("the verifier finds keys under a wrong name, and gradients of keys that go astray in a ring") {
   const OpGraph graph = graph_of("tiny-llama");
-  const std::vector<Program> programs = lower_all(job_of(graph, training_of(4), spec_of(graph, 1, 4, ContextMethod::ring)));
+  const std::vector<Program> programs =
+      lower_all(job_of(graph, training_of(4), spec_of(graph, 1, 4, ContextMethod::ring)));
   CHECK(faults_of(programs) == "");
   const auto of_ring = [](const Instruction& i) { return i.shape.chunks.holder.has_value(); };
   const auto spoilt = [&](const std::string& segment, auto&& spoil) {
@@ -191,7 +192,8 @@ TEST_CASE("the verifier finds keys under a wrong name, and gradients of keys tha
     nth(all, OpKind::attention, 2)->shape.chunks.holder = nth(all, OpKind::attention, 1)->shape.chunks.holder;
   });
   CHECK(found.find("wrong keys: attention 'layers.0.attention'") != std::string::npos);
-  CHECK(found.find("incomplete ring: attention 'layers.0.attention' meets the keys of 3 of 4 ranks") != std::string::npos);
+  CHECK(found.find("incomplete ring: attention 'layers.0.attention' meets the keys of 3 of 4 ranks") !=
+        std::string::npos);
 
   // A ring that turns the other way: what comes is not what the steps say.
   found = spoilt("layers.forward", [&](const Program&, Instructions& all) {

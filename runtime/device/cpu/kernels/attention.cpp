@@ -50,8 +50,8 @@ std::int64_t rows_of_block(const OpShape& s, std::int64_t begin) {
   return left < block ? left : block;
 }
 
-// Where a row of queries is among the keys. In a step around a ring these count by rows, and a query
-// that sees all of them is behind the last.
+// Where a row of queries is among the keys. In a step around a ring these count by rows, and a
+// query that sees all of them is behind the last.
 std::int64_t position_of(const OpShape& s, std::int64_t row) {
   if (!s.chunks.holder) return s.chunks.position(row);
   const RingStep step = ring_step(s.chunks);
@@ -201,7 +201,8 @@ void attention(const CpuKernelArguments& a) {
           const float own = max + __builtin_logf(total);
           if (s.accumulate) {
             const float larger = own > row_lse ? own : row_lse;
-            const float merged = larger + __builtin_logf(__builtin_expf(own - larger) + __builtin_expf(row_lse - larger));
+            const float merged =
+                larger + __builtin_logf(__builtin_expf(own - larger) + __builtin_expf(row_lse - larger));
             kept[row] = __builtin_expf(row_lse - merged);
             factor *= __builtin_expf(own - merged);
             row_lse = merged;
@@ -234,10 +235,10 @@ void attention(const CpuKernelArguments& a) {
 }
 
 // dy, qkv, (keys and values of ranks), y, log-sum-exp -> dqkv, (their gradients), workspace; with
-// such keys, dqkv has gradients of queries alone, which add up around a ring. As FlashAttention (Dao et al. 2022, algorithm
-// 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
-// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds
-// = 1 - (t / cap)^2.
+// such keys, dqkv has gradients of queries alone, which add up around a ring. As FlashAttention
+// (Dao et al. 2022, algorithm 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y)
+// and dS = P (dP - D) scale: dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s /
+// cap) multiplies dS by dt/ds = 1 - (t / cap)^2.
 void attention_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);

@@ -25,8 +25,8 @@
 // S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy
 // and dk += dS^T q and never go through shared memory. Windows skip the tiles before them as the
 // diagonal skips those behind it. Kernels exist twice: `plain`, and with the other options of heads
-// (AttentionScores) and gathered keys, which cost registers. A step around a ring (attention_span.h)
-// is a plain one over some of the rows, which ends with adding to what is there.
+// (AttentionScores) and gathered keys, which cost registers. A step around a ring
+// (attention_span.h) is a plain one over some of the rows, which ends with adding to what is there.
 namespace parplan {
 
 namespace {

@@ -8,7 +8,8 @@ namespace parplan {
 // runtime/device/cpu/kernels/attention.cpp. Head dims up to 256.
 void attention(const CudaKernelArguments& arguments);
 // dy, qkv, (keys and values of ranks), y, log-sum-exp -> dqkv, (their gradients); with keys of
-// ranks, dqkv has gradients of queries, which add up around a ring, and zeros. Workspace: planner/graph/cuda_workspace.h.
+// ranks, dqkv has gradients of queries, which add up around a ring, and zeros. Workspace:
+// planner/graph/cuda_workspace.h.
 void attention_gradient(const CudaKernelArguments& arguments);
 
 }  // namespace parplan

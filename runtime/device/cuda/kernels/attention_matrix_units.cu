@@ -673,11 +673,9 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
                                    layout.sequence);
       load_rows<head_dim, queries>(stage + Tiles::tile_bytes, group_dy + load_head * head_dim, layout.y_stride,
                                    first_query, layout.sequence);
-      load_statistics<queries>(statistics, group_log_sum_exp + load_head * static_cast<std::int64_t>(layout.statistics_rows),
-                               first_query, layout.sequence);
-      load_statistics<queries>(statistics + queries,
-                               group_sums + load_head * static_cast<std::int64_t>(layout.statistics_rows), first_query,
-                               layout.sequence);
+      const std::int64_t of_head = load_head * static_cast<std::int64_t>(layout.statistics_rows);
+      load_statistics<queries>(statistics, group_log_sum_exp + of_head, first_query, layout.sequence);
+      load_statistics<queries>(statistics + queries, group_sums + of_head, first_query, layout.sequence);
       if (++load_tile == tiles) {
         load_tile = first_tile;
         ++load_head;
