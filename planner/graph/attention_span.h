@@ -8,9 +8,9 @@ namespace parplan {
 
 // A rank's two chunks of queries and those of the rank that holds the keys, as rows (Liu et al.
 // 2023, Ring Attention, arXiv:2310.01889, with the two chunks of ContextChunks). Its own keys are
-// met causally. Of a rank before it, all queries see the whole first chunk and none the second; of
-// a rank behind it, the second chunk of queries sees both, and the first sees none. So every step
-// around the ring but the own one has as many pairs, on all ranks.
+// met causally. All queries see the whole first chunk of a rank before it, and none the second;
+// both chunks of a rank behind it are seen by the second of queries, and by none else. So every
+// step around the ring but the own one has as many pairs, on all ranks.
 struct RingStep {
   std::int64_t first_query = 0;  // the queries from this row on meet
   std::int64_t keys = 0;         // the first so many rows of keys,
@@ -43,8 +43,8 @@ constexpr AttentionSpan attention_span(const OpShape& s) {
           .keys = s.chunks.positions()};
 }
 
-// Of consecutive rows of queries with consecutive positions, and of keys, the most that a rank may
-// meet at once: what a kernel needs room for.
+// The most consecutive rows of queries with consecutive positions, and the most keys, that meet at
+// once: what a kernel needs room for.
 constexpr std::int64_t run_of_queries(const OpShape& s) {
   return s.gathered && !s.chunks.holder ? s.chunks.size : s.sequence;
 }
