@@ -151,6 +151,7 @@ void Executor::wait_sent(Stream stream, int event) {
 }
 
 // Events of a Segment end with the call: from then on, the call's event stands for its sends.
+// (Those of side streams have been waited for where these joined.)
 void Executor::keep_tickets(const Segment& segment, const Call& call) {
   for (int event = 0; event < segment.events; ++event) {
     std::vector<SendTicket>& sent = tickets_[first_segment_event_ + event];
@@ -182,7 +183,7 @@ void Executor::run_call(std::size_t index) {
     submit(segment, call, index);
   }
   for (const Stream side : submission.side_streams) {
-    const int join = fork_event_ + 1 + static_cast<int>(side);
+    const int join = join_event(side);
     record(side, join);
     wait(segment.stream, join);
   }
@@ -266,10 +267,16 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
           .data = address(instruction.operands[0], call), .count = data.count, .type = instruction.type};
       return communicator_.all_to_all(stream, link.group.value(), from, data);
     }
-    case InstructionKind::send:
-      (instruction.records ? tickets_[first_segment_event_ + *instruction.records] : posted_)
-          .push_back(communicator_.send(stream, ranks.front(), link.sends.value(), data));
+    case InstructionKind::send: {
+      const SendTicket ticket = communicator_.send(stream, ranks.front(), link.sends.value(), data);
+      const bool is_aside = instruction.stream != program_.segments[call.segment].stream;
+      if (instruction.records) tickets_[first_segment_event_ + *instruction.records].push_back(ticket);
+      if (is_aside)
+        tickets_[join_event(instruction.stream)].push_back(ticket);
+      else if (!instruction.records)
+        posted_.push_back(ticket);
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};
+    }
     case InstructionKind::receive:
       return communicator_.receive(stream, ranks.front(), link.receives.value(), data);
     case InstructionKind::kernel:

@@ -81,6 +81,7 @@ class Executor {
   void wait_sent(Stream stream, int event);
   void keep_tickets(const Segment& segment, const Call& call);
   std::byte* address(const Operand& operand, const Call& call) const;
+  int join_event(Stream side) const { return fork_event_ + 1 + static_cast<int>(side); }
 
   const Program& program_;
   Backend& backend_;
@@ -94,8 +95,9 @@ class Executor {
   int first_segment_event_ = 0;                // events: the Program's, a Segment's, the fork, one join per stream
   int fork_event_ = 0;
 
-  // Sends that were not waited for yet: by the event that stands for them; those of the present
-  // call that no event of its Segment stands for; and those for which no call waits.
+  // Sends that were not waited for yet: by the events that stand for them, those of side streams by
+  // the join, too; those of the present call that no event of its Segment stands for; and those for
+  // which no call waits.
   std::vector<std::vector<SendTicket>> tickets_;
   std::vector<SendTicket> posted_;
   std::vector<std::pair<Stream, SendTicket>> unrecorded_;

@@ -30,34 +30,37 @@ Nodes nodes_of(const Cluster& cluster) {
 
 }  // namespace
 
-Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh) {
+Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::optional<Axis> ring) {
   Bytes sum;
   if (!is_accelerator(cluster.backend())) return sum;
   const Nodes nodes = nodes_of(cluster);
   const auto connection = [](bool inside) { return receiver + (inside ? sender_inside : receiver); };
+  const auto neighbours = [&](int ranks, bool inside) {
+    const int channels = !inside ? channels_of_nic : nodes.nvlink ? transfer_channels : channels_without_nvlink;
+    return connection(inside) * (channels * (ranks > 2 ? 2 : 1));
+  };
   for (const Axis axis : all_axes) {
     const int ranks = group_size(mesh, axis), stride = axis == Axis::tp ? 1 : mesh.degree_of(Axis::tp);
     if (axis == Axis::pp || ranks == 1) continue;
     const bool inside = ranks * stride <= nodes.devices;
+    if (axis == ring) {
+      sum += neighbours(ranks, inside);
+      continue;
+    }
     const int members = std::clamp(nodes.devices / stride, 1, ranks);  // on a node
     const int of_node = nodes.nvlink ? ring_channels : channels_without_nvlink;
     sum += connection(inside) * (inside ? of_node : std::min(of_node, channels_of_nic * members));
   }
   const int stages = mesh.degree_of(Axis::pp), stride = mesh.size() / stages;
-  if (stages > 1) {
-    const bool inside = stages * stride <= nodes.devices;
-    const int channels = !inside ? channels_of_nic : nodes.nvlink ? transfer_channels : channels_without_nvlink;
-    const int neighbours = stages > 2 ? 2 : 1;
-    sum += connection(inside) * (channels * neighbours);
-  }
+  if (stages > 1) sum += neighbours(stages, stages * stride <= nodes.devices);
   return sum;
 }
 
-Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh) {
+Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh, std::optional<Axis> ring) {
   const Bytes of_device = memory_overhead(cluster);
   if (!is_accelerator(cluster.backend())) return of_device;
   const Bytes libraries = engine.libraries.count > 0 ? engine.libraries + assumed_communicators : Bytes(0);
-  const Bytes communicators = communicator_memory(cluster, mesh);
+  const Bytes communicators = communicator_memory(cluster, mesh, ring);
   return std::max(of_device, libraries) + std::max(communicators - assumed_communicators, Bytes(0));
 }
 

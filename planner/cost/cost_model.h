@@ -23,6 +23,10 @@ struct Execution {
   // transfers are in line, sends are posted, and the receiver copies.
   unsigned in_line = 0;
   std::size_t stream_of(Stream stream) const { return in_line >> index_of(stream) & 1u ? 0 : index_of(stream); }
+  // Whether the sender goes on at once.
+  bool is_posted(const Instruction& instruction) const {
+    return instruction.kind == InstructionKind::send && (in_line >> index_of(instruction.stream) & 1u) != 0;
+  }
   bool posts_sends() const { return (in_line >> index_of(Stream::send_next) & 1u) != 0; }
   bool operator==(const Execution&) const = default;
 };

@@ -140,8 +140,12 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
     return triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
   };
   const std::int64_t queries = std::max<std::int64_t>(span.last - span.first, 1);
-  const double pairs = pairs_up_to(std::max<std::int64_t>(span.last, 1)) - pairs_up_to(span.first);
-  const double squares = squares_up_to(std::max<std::int64_t>(span.last, 1)) - squares_up_to(span.first);
+  double pairs = pairs_up_to(std::max<std::int64_t>(span.last, 1)) - pairs_up_to(span.first);
+  double squares = squares_up_to(std::max<std::int64_t>(span.last, 1)) - squares_up_to(span.first);
+  if (!span.causal) {
+    pairs = 2.0 * static_cast<double>(queries) * static_cast<double>(span.keys);
+    squares = 2.0 * static_cast<double>(ceil_div(queries, attention_block) * ceil_div(span.keys, attention_block));
+  }
   const double whole = is_accelerator(backend) ? flops * (squares * attention_block * attention_block) / pairs : flops;
   // The cost of a query before its first key depends neither on the window nor on the keys.
   const double unwindowed = triangle(queries);

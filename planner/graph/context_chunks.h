@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace parplan {
 
@@ -13,6 +14,8 @@ struct ContextChunks {
   std::int64_t rank = 0;
   std::int64_t size = 0;   // positions of a chunk; 0: rows have consecutive positions
   std::int64_t first = 0;  // of the rank's rows: where its other axes cut these
+  // Attention around a ring: the one rank whose keys and values its queries meet.
+  std::optional<std::int64_t> holder = {};
 
   constexpr bool any() const { return size > 0; }
   // The positions of all ranks together.

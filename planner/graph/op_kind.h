@@ -32,8 +32,8 @@ enum class OpKind {
   query_key_norm,
   linear,  // x, weight [out, in], (bias) -> y
   rotary,  // fused qkv -> fused qkv with query and key rotated (in place)
-  // Fused qkv, (keys and values of all ranks) -> output, log-sum-exp per row and head; causal,
-  // perhaps windowed, capped, with ALiBi.
+  // Fused qkv, (keys and values of all ranks, or of one around a ring) -> output, log-sum-exp per
+  // row and head; causal, perhaps windowed, capped, with ALiBi.
   attention,
   activation,          // x -> gelu / relu / silu of x
   gate,                // gate, up -> activation(gate) * up
@@ -131,11 +131,14 @@ struct OpShape {
   // load_tokens, load_targets, add_position, rotary, attention: the positions of rows, from `begin`
   // on.
   ContextChunks chunks = {};
-  bool gathered = false;      // attention: the keys and values of all ranks of the chunks are an operand
+  // Attention: the keys and values of all ranks of the chunks, or of the one that the chunks name,
+  // are an operand.
+  bool gathered = false;
   bool interleaved = false;   // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2
   bool bias = false;          // the optional bias operand is present
   bool second = false;        // `add`: operand b is present; sgd: momentum is
-  bool accumulate = false;    // dx += instead of dx =
+  // dx += instead of dx =; attention around a ring: with what the steps before it have left.
+  bool accumulate = false;
   bool weight_decay = false;  // adamw, sgd
   bool norm = false;          // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // adamw, sgd: the fp32 master copy is present
@@ -177,8 +180,8 @@ enum class OperandSource {
   input_gradient,
   parameter_gradient,
   loss_scale,
-  // The keys and values of all ranks of the context axis. Only lowering knows of them: no operand
-  // of a TrainingOp stands for them.
+  // The keys and values of all ranks of the context axis, or of one. Only lowering knows of them:
+  // no operand of a TrainingOp stands for them.
   gathered,
   gathered_gradient,
   workspace,

@@ -36,7 +36,7 @@ ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
   // A rank's tokens are two chunks, and divide among its tensor-parallel ranks.
   const std::int64_t tokens = spec.sequence_parallel ? std::max(spec.tp(), 1) : 1;
   const bool is_odd = tokens % 2 != 0;
-  const std::int64_t unit = spec.cp_method == ContextMethod::all_gather && is_odd ? 2 * tokens : tokens;
+  const std::int64_t unit = keeps_queries(spec.cp_method) && is_odd ? 2 * tokens : tokens;
   ContextLimits limits{.sequence = graph.sequence % unit == 0 ? graph.sequence / unit : 1};
   if (spec.cp_method == ContextMethod::ulysses) {
     const std::int64_t groups = common_groups(graph);
@@ -52,14 +52,27 @@ namespace {
 
 // Kernels that write all scores know no chunks of sequences.
 bool is_unknown_to_engine(const TrainingSpec& training, const ParallelSpec& spec) {
-  return !training.engine.fused_attention && spec.cp_method == ContextMethod::all_gather;
+  return !training.engine.fused_attention && keeps_queries(spec.cp_method);
+}
+
+// What a ring's steps, which know rows and not positions, cannot do.
+std::optional<std::string> not_around_a_ring(const OpGraph& graph, const ParallelSpec& spec) {
+  if (spec.cp_method != ContextMethod::ring) return std::nullopt;
+  for (const Op& op : graph.ops) {
+    if (row_of(op.kind).module != OpModule::core_attention) continue;
+    if (op.attributes.window > 0 && op.attributes.window < graph.sequence)
+      return fmt::format("attention to a window of {} of {} tokens", op.attributes.window, graph.sequence);
+    if (op.attributes.alibi != 0.0) return std::string("attention with ALiBi");
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
 std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                        int most) {
-  if (!training.engine.has_context || is_unknown_to_engine(training, spec)) return {1};
+  if (!training.engine.has_context || is_unknown_to_engine(training, spec) || not_around_a_ring(graph, spec))
+    return {1};
   const ContextLimits limits = context_limits(graph, spec);
   std::vector<int> degrees;
   for (const std::int64_t degree : divisors(limits.sequence))
@@ -72,17 +85,20 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
   const int cp = spec.cp();
   if (cp < 1) return fmt::format("the context-parallel degree is {}; it must be at least 1", cp);
   if (cp == 1 && spec.cp_method != ContextMethod::all_gather)
-    return fmt::format("cp_method {} exchanges tokens between context-parallel ranks, and there is 1 (cp 1)",
-                       name(spec.cp_method));
+    return fmt::format("cp_method {} {} between context-parallel ranks, and there is 1 (cp 1)", name(spec.cp_method),
+                       spec.cp_method == ContextMethod::ring ? "passes keys and values" : "exchanges tokens");
   if (cp > 1 && is_unknown_to_engine(training, spec))
-    return fmt::format("engine {} has no attention over keys and values gathered from other ranks: cp must be 1",
-                       training.engine.name);
+    return fmt::format("engine {} has no attention over keys and values {} other ranks: cp must be 1",
+                       training.engine.name, spec.cp_method == ContextMethod::ring ? "of" : "gathered from");
+  if (const std::optional<std::string> what = not_around_a_ring(graph, spec))
+    return fmt::format("{} cannot go around a ring of ranks (cp_method ring); gather keys and values (all_gather)",
+                       *what);
   const ContextLimits limits = context_limits(graph, spec);
   if (limits.allows(cp)) return std::nullopt;
   const std::vector<int> legal = legal_context_degrees(graph, training, spec, std::numeric_limits<int>::max());
   const std::string degrees = list_degrees({legal.begin(), legal.end()});
   if (limits.sequence % cp != 0) {
-    const bool in_chunks = spec.cp_method == ContextMethod::all_gather;
+    const bool in_chunks = keeps_queries(spec.cp_method);
     std::string parts = in_chunks ? "two chunks for each rank" : "one part for each rank";
     if (spec.sequence_parallel) parts += fmt::format(" and cut by {} tensor-parallel ranks", spec.tp());
     return fmt::format("context parallelism over {} cannot split a sequence of {} tokens into {}; legal degrees: {}",

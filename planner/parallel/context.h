@@ -11,11 +11,12 @@
 namespace parplan {
 
 // Context parallelism: the ranks of an axis share out the tokens of each sequence, in every block.
-// Attention needs the keys and values of all. Either each rank gathers them (Llama Team 2024,
+// Attention needs the keys and values of all. Each rank gathers them (Llama Team 2024,
 // arXiv:2407.21783, section 3.3.2) and holds two chunks of the sequence, so that all have equal
-// work under the causal mask; or tokens are exchanged for heads around attention (Jacobs et al.
-// 2023, DeepSpeed-Ulysses, arXiv:2309.14509). All hold the same parameters: for gradients and ZeRO
-// they are ranks of the data axis (replica_axes).
+// work under the causal mask; or, with the same chunks, they go around the ring of the ranks (Liu
+// et al. 2023, Ring Attention, arXiv:2310.01889); or tokens are exchanged for heads around
+// attention (Jacobs et al. 2023, DeepSpeed-Ulysses, arXiv:2309.14509). All hold the same
+// parameters: for gradients and ZeRO they are ranks of the data axis (replica_axes).
 std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                        int most);
 std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingSpec& training,

@@ -1,6 +1,7 @@
 #include "planner/plan/layout_choices.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 
@@ -246,22 +247,24 @@ constexpr std::array rows = {
               .key = "cp_method",
               .option = "--cp-method",
               .description = "how context-parallel ranks attend to the tokens of one another: all keys and values are "
-                             "gathered, or tokens are exchanged for heads",
+                             "gathered, tokens are exchanged for heads, or keys and values go around a ring",
               .get = get<&ParallelSpec::cp_method>,
               .set = set<&ParallelSpec::cp_method>,
-              .named = named<ContextMethod::all_gather, ContextMethod::ulysses>,
+              .named = named<ContextMethod::all_gather, ContextMethod::ulysses, ContextMethod::ring>,
               .may_be_absent = true,
               .applies = [](const ParallelSpec& spec) { return spec.cp() > 1; },
               .presumes = Choice::cp,
               .word =
                   [](const ParallelSpec& spec) {
-                    return std::string(spec.cp_method == ContextMethod::ulysses ? "ulysses" : "");
+                    return std::string(spec.cp_method == ContextMethod::all_gather ? "" : name(spec.cp_method));
                   },
               .phrase =
                   [](const ChoiceValue& value) {
-                    return std::string(std::get<ContextMethod>(value) == ContextMethod::ulysses
-                                           ? "tokens exchanged for heads (Ulysses)"
-                                           : "gathered keys and values");
+                    constexpr const char* phrases[] = {"gathered keys and values",
+                                                       "tokens exchanged for heads (Ulysses)",
+                                                       "keys and values around a ring"};
+                    static_assert(std::size(phrases) == std::size(context_methods));
+                    return std::string(phrases[static_cast<std::size_t>(std::get<ContextMethod>(value))]);
                   }},
     ChoiceRow{
         .choice = Choice::zero_stage,

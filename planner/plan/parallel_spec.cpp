@@ -21,7 +21,12 @@ const char* name(TiedGradients gradients) {
 
 const char* name(InputSlots slots) { return slots == InputSlots::in_flight ? "in_flight" : "in_flight+1"; }
 
-const char* name(ContextMethod method) { return method == ContextMethod::all_gather ? "all_gather" : "ulysses"; }
+const char* name(ContextMethod method) {
+  constexpr std::array<const char*, std::size(context_methods)> names = {"all_gather", "ulysses", "ring"};
+  const auto i = static_cast<std::size_t>(method);
+  PARPLAN_ASSERT(i < names.size(), fmt::format("context method {}", i));
+  return names[i];
+}
 
 const char* name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }
 

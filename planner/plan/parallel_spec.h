@@ -33,9 +33,14 @@ enum class InputSlots { in_flight, one_more };
 const char* name(InputSlots slots);  // "in_flight", "in_flight+1"
 
 // How attention gets at the tokens of the other ranks of the context axis: each gathers the keys
-// and values of all; or they exchange tokens for heads before attention, and back after it.
-enum class ContextMethod { all_gather, ulysses };
+// and values of all; or they exchange tokens for heads before attention, and back after it; or keys
+// and values go around the ring of the ranks, which attend to one part after another.
+enum class ContextMethod { all_gather, ulysses, ring };
+inline constexpr ContextMethod context_methods[] = {ContextMethod::all_gather, ContextMethod::ulysses,
+                                                    ContextMethod::ring};
 const char* name(ContextMethod method);
+// Whether a rank keeps the queries of its own tokens, two chunks of the sequence (ContextChunks).
+constexpr bool keeps_queries(ContextMethod method) { return method != ContextMethod::ulysses; }
 
 // What is kept in host memory: nothing; or the optimizer's state, with the parameters in fp32, and
 // the host's processor updates them.

@@ -5,6 +5,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/communicators.h"
 #include "planner/cluster/mesh.h"
+#include "planner/plan/ring_axis.h"
 
 namespace parplan {
 
@@ -15,7 +16,7 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
           .layout = lay_out(spec, placements),
           .schedule = std::move(schedule),
           .backend = cluster.backend(),
-          .overhead = memory_overhead(cluster, training.engine, spec.mesh)};
+          .overhead = memory_overhead(cluster, training.engine, spec.mesh, ring_axis(spec))};
 }
 
 BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,

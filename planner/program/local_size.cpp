@@ -23,7 +23,7 @@ std::span<const Axis> cutting_order(Dim dim) { return dim == Dim::kv_groups ? in
 
 ContextChunks chunks_of(std::int64_t sequence, const TensorLayout& layout, const BlockContext& context) {
   const int ranks = context.layout.degree.cp;
-  if (ranks == 1 || layout.cp != shard(Dim::sequence) || context.layout.cp_method != ContextMethod::all_gather)
+  if (ranks == 1 || layout.cp != shard(Dim::sequence) || !keeps_queries(context.layout.cp_method))
     return {};
   // The other axes cut the rank's own rows.
   TensorLayout others = layout;

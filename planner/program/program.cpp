@@ -15,7 +15,7 @@ constexpr const char* in_table(const char* const (&names)[size], Enum value) {
 
 constexpr const char* stream_names[] = {"compute",       "tensor",       "data",    "send_next", "receive_previous",
                                         "send_previous", "receive_next", "context", "expert",    "to_host",
-                                        "from_host",     "host"};
+                                        "from_host",     "host",         "ring_send", "ring_receive"};
 static_assert(std::size(stream_names) == stream_count);
 
 constexpr const char* instruction_names[] = {"kernel",         "all_reduce_sum", "all_reduce_max", "all_gather",

@@ -17,7 +17,8 @@ namespace parplan {
 
 // In-order queues of a device: one for computation, one for the collectives of each axis but the
 // pipeline's, one for each direction of transfers between stages and of copies between the homes,
-// and one for what the host's processor computes. Only events order work on different streams.
+// one for what the host's processor computes, and one for each direction of transfers around the
+// ring of the context axis. Only events order work on different streams.
 enum class Stream {
   compute,
   tp,
@@ -31,6 +32,8 @@ enum class Stream {
   to_host,
   from_host,
   host,
+  ring_send,
+  ring_receive,
   count_
 };
 inline constexpr std::size_t stream_count = count_of<Stream>;
@@ -42,9 +45,9 @@ struct AxisStreams {
   Stream send_next = collectives, receive_next = collectives;
   Stream send_previous = collectives, receive_previous = collectives;
 };
-// The collectives of the pipeline axis share the stream of its sends. The transfers of every other
-// axis share the stream of its collectives, on which one waits for the other: a ring that sends and
-// receives at once needs two.
+// The collectives of the pipeline axis share the stream of its sends. A ring that sends and
+// receives at once needs a stream for each, as the context axis has. The transfers of every other
+// axis share the stream of its collectives, on which one waits for the other.
 constexpr AxisStreams streams_of(Axis axis) {
   constexpr PerAxis<AxisStreams> streams{.pp = {.collectives = Stream::send_next,
                                                 .send_next = Stream::send_next,
@@ -52,7 +55,11 @@ constexpr AxisStreams streams_of(Axis axis) {
                                                 .send_previous = Stream::send_previous,
                                                 .receive_previous = Stream::receive_previous},
                                          .dp = {.collectives = Stream::dp},
-                                         .cp = {.collectives = Stream::cp},
+                                         .cp = {.collectives = Stream::cp,
+                                                .send_next = Stream::ring_send,
+                                                .receive_next = Stream::ring_receive,
+                                                .send_previous = Stream::ring_send,
+                                                .receive_previous = Stream::ring_receive},
                                          .ep = {.collectives = Stream::ep},
                                          .tp = {.collectives = Stream::tp}};
   return streams[axis];

@@ -84,8 +84,8 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
     }
     case ShardingRule::heads:
     case ShardingRule::head_sums:
-      // Each rank keeps its queries, and gathers keys and values (segment_context.cpp).
-      if (axis == Axis::cp && needed[0] == tokens && context.layout.cp_method == ContextMethod::all_gather) {
+      // Each rank keeps its queries, and gets at the keys and values of all (segment_context.cpp).
+      if (axis == Axis::cp && needed[0] == tokens && keeps_queries(context.layout.cp_method)) {
         result.output = tokens;
         break;
       }

@@ -310,11 +310,8 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
                                               &OperandRow::source) != row_of(op.kind).operands.end();
   if (shape.gathered && returns_keys) {
     const TensorId qkv = lowering.op(op).inputs[0];
-    const Value keys =
-        gather_keys(lowering, op, shape, values.at({OperandSource::input, qkv, 0}), Label::compute);
-    const Value gradients = scratch(lowering, keys.bytes);
-    emit_op(lowering, op, shape, Label::compute, value_of, {{keys, Access::read}, {gradients, Access::write}});
-    return_key_gradients(lowering, op, shape, gradients, values.at({OperandSource::input_gradient, qkv, 0}));
+    attend_back(lowering, op, shape, values.at({OperandSource::input, qkv, 0}),
+                values.at({OperandSource::input_gradient, qkv, 0}), value_of);
   } else {
     emit_op(lowering, op, shape, Label::compute, value_of);
   }

@@ -132,18 +132,16 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
 
   const TensorLayout rows = wanted.empty() ? TensorLayout{} : wanted[0];
   const OpShape shape = local_shape(lowering.of.graph, forward, rows, lowering.of.context);
-  std::vector<Use> gathered;
+  const auto value_of = [&](const TrainingOperand& operand) {
+    return operand.source == OperandSource::input    ? inputs.at(*operand.tensor)
+           : operand.source == OperandSource::output ? outputs.at(*operand.tensor)
+                                                     : own_part(lowering, op, *operand.tensor,
+                                                                parameter(lowering, *operand.tensor));
+  };
   if (shape.gathered)
-    gathered = {{gather_keys(lowering, op, shape, inputs.at(forward.inputs[0]), run.label), Access::read}};
-  emit_op(
-      lowering, op, shape, run.label,
-      [&](const TrainingOperand& operand) {
-        return operand.source == OperandSource::input    ? inputs.at(*operand.tensor)
-               : operand.source == OperandSource::output ? outputs.at(*operand.tensor)
-                                                         : own_part(lowering, op, *operand.tensor,
-                                                                    parameter(lowering, *operand.tensor));
-      },
-      gathered);
+    attend(lowering, op, shape, inputs.at(forward.inputs[0]), run.label, value_of);
+  else
+    emit_op(lowering, op, shape, run.label, value_of);
   for (const TensorId id : forward.outputs) {
     if (lowering.tensor(id).role == TensorRole::loss) continue;
     lowering.forward[{id, lowering.produced(id)}] = outputs.at(id);

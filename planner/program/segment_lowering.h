@@ -143,6 +143,9 @@ Value parameter_gradient(SegmentLowering& lowering, TensorId id);
 // are cut and the parameter is not.
 Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId id, const Value& whole);
 
+// A send to a neighbour around an axis, or a receive from it, on the axis's streams.
+void emit_transfer(SegmentLowering& lowering, InstructionKind kind, GroupKey neighbour, DataType type,
+                   std::string name, const Use& use);
 // A collective over an axis, on the axis's stream.
 void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
                      const std::vector<Use>& uses);
@@ -165,13 +168,14 @@ void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& sha
 
 // Context parallelism -------------------------------------------------------- segment_context.cpp
 
-// The keys and values of all ranks of the context axis, from the fused value of this rank. `shape`:
-// of attention.
-Value gather_keys(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, const Value& qkv,
-                  Label label);
-// The ranks' gradients of these, added up, to the parts of the fused gradient that stand for this
-// rank's keys and values.
-void return_key_gradients(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape,
-                          const Value& gradients, const Value& qkv_gradient);
+// The kernels of attention, or of its gradient, where the ranks of the context axis hold chunks of
+// the sequence, with what brings them the keys and values of all ranks. `qkv`: the fused value;
+// `value_of` as for emit_op.
+void attend(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, const Value& qkv, Label label,
+            const std::function<Value(const TrainingOperand&)>& value_of);
+// With the gradients of keys and values on their way back, added up, to the parts of `qkv_gradient`
+// that stand for this rank's.
+void attend_back(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, const Value& qkv,
+                 const Value& qkv_gradient, const std::function<Value(const TrainingOperand&)>& value_of);
 
 }  // namespace parplan

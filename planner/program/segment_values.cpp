@@ -177,16 +177,30 @@ Value flat(SegmentLowering& lowering, const ParameterPart& part, const char* to,
 
 }  // namespace
 
-void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
-                     const std::vector<Use>& uses) {
+namespace {
+
+void emit_communication(SegmentLowering& lowering, InstructionKind kind, GroupKey group, DataType type,
+                        std::string name, const std::vector<Use>& uses) {
   Instruction instruction;
   instruction.kind = kind;
   instruction.type = type;
-  instruction.group = all_along(axis);
-  instruction.stream = stream_of(kind, instruction.group);
-  instruction.label = label_of(axis);
+  instruction.group = group;
+  instruction.stream = stream_of(kind, group);
+  instruction.label = label_of(group.axis);
   instruction.name = std::move(name);
   emit(lowering, std::move(instruction), uses);
+}
+
+}  // namespace
+
+void emit_transfer(SegmentLowering& lowering, InstructionKind kind, GroupKey neighbour, DataType type,
+                   std::string name, const Use& use) {
+  emit_communication(lowering, kind, neighbour, type, std::move(name), {use});
+}
+
+void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
+                     const std::vector<Use>& uses) {
+  emit_communication(lowering, kind, all_along(axis), type, std::move(name), uses);
 }
 
 Value add_value(SegmentLowering& lowering, const char* to, std::int64_t offset, std::int64_t bytes) {

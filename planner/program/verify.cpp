@@ -273,10 +273,12 @@ class StructureCheck {
 };
 
 // Whether an operand can stand for a row's operand. A gradient that is added to is updated where
-// the row writes it.
-bool fits(const OperandRow& row, const Operand& operand) {
+// the row writes it, and so are attention's outputs after the first step around a ring.
+bool fits(const OperandRow& row, const Operand& operand, const OpShape& shape) {
   if (row.access == operand.access) return true;
-  return row.source == OperandSource::input_gradient && row.access == Access::write && operand.access == Access::update;
+  const bool may_be_added_to = row.source == OperandSource::input_gradient ||
+                               (row.source == OperandSource::output && shape.accumulate && shape.chunks.holder);
+  return may_be_added_to && row.access == Access::write && operand.access == Access::update;
 }
 
 }  // namespace
@@ -287,7 +289,7 @@ std::optional<std::vector<OperandSource>> operand_sources(const Instruction& ins
   std::vector<OperandSource> sources;
   for (std::size_t i = 0; i < positions->size(); ++i) {
     const OperandRow& row = row_of(instruction.op).operands[(*positions)[i]];
-    if (!fits(row, instruction.operands[i])) return std::nullopt;
+    if (!fits(row, instruction.operands[i], instruction.shape)) return std::nullopt;
     sources.push_back(row.source);
   }
   return sources;
@@ -321,6 +323,7 @@ std::vector<Fault> find_faults(std::span<const Program> programs) {
   find_structure_faults(programs, faults);
   if (!faults.empty()) return faults;
   for (const Program& program : programs) find_data_faults(program, faults);
+  for (const Program& program : programs) find_ring_faults(program, faults);
   find_communication_faults(programs, faults);
   return faults;
 }

@@ -35,6 +35,9 @@ std::string write_fault(const Fault& fault);
 //                  them, those of rows that several ranks hold copies of over these ranks too, and
 //                  updated parameters gathered before anything reads them ("dropped reduction",
 //                  "reduced twice", "wrong reduction", "dropped gather")
+//   rings          attention around the ring of the context axis meets the keys of every rank once,
+//                  under the right name, and the gradients of a rank's keys come back from all
+//                  ("wrong keys", "wrong sum", "incomplete ring")
 //   communication  members launch the same collectives, sends meet receives, and nothing waits in a
 //                  cycle: neither with ranks that block in launch order (sends do not), nor with
 //                  concurrent streams on which a send lasts until its receive

@@ -202,7 +202,7 @@ class CommunicationCheck {
   // Launch order: how the CPU runtime runs --------------------------------------------------------
 
   // A rank joins a collective or a receive, posts a send and continues, or waits until a send was
-  // received.
+  // received; where a call ends, for those of its side streams.
   enum class Act { join, post, await };
   struct Move {
     Act act{};
@@ -217,7 +217,7 @@ class CommunicationCheck {
       const Segment& segment = program.segments[at(call.segment)];
       for (int event : call.waits)
         for (int send : sends[at(event)]) moves.push_back({Act::await, send});
-      std::vector<int> posted;
+      std::vector<int> posted, aside;
       std::vector<int> recorded(at(segment.events), -1);  // per event of the segment: the send that records it
       for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
         const Instruction& instruction = segment.instructions[i];
@@ -228,9 +228,10 @@ class CommunicationCheck {
         const bool send = instruction.kind == InstructionKind::send;
         moves.push_back({send ? Act::post : Act::join, launch});
         if (!send) continue;
-        posted.push_back(launch);
+        (instruction.stream != segment.stream ? aside : posted).push_back(launch);
         if (instruction.records) recorded[at(*instruction.records)] = launch;
       }
+      for (int send : aside) moves.push_back({Act::await, send});
       if (call.records) sends[at(*call.records)] = std::move(posted);
     }
     return moves;

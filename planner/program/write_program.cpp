@@ -36,6 +36,7 @@ std::string write_shape(const OpShape& shape) {
     if (shape.*field.value != 0) text += fmt::format(" {}={}", field.name, shape.*field.value);
   for (const ShapeFlag& flag : shape_flags)
     if (shape.*flag.value) text += fmt::format(" {}", flag.name);
+  if (shape.chunks.holder) text += fmt::format(" holder={}", *shape.chunks.holder);
   return text;
 }
 

@@ -82,6 +82,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
     if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
+  method_ = given<ContextMethod>(request, Choice::cp_method);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
     micro_batches_.push_back(*size);
@@ -204,7 +205,8 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
   const auto [entry, inserted] = any_samples_.try_emplace({spec.tp(), spec.cp()}, std::vector<Seconds>());
   if (!inserted) return entry->second;
   for (const bool sequence_parallel : {false, true})
-    for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses}) {
+    for (const ContextMethod method : context_methods) {
+      if (method_ ? method != *method_ : !is_searched(method, spec.cp())) continue;
       ParallelSpec one = spec;
       one.sequence_parallel = sequence_parallel;
       one.cp_method = method;

@@ -163,6 +163,7 @@ class LayoutFloors {
   std::vector<Recompute> recomputes_;           // that layouts may have
   std::vector<const ScheduleRow*> schedules_;   // that pipelines may have
   std::vector<std::int64_t> micro_batches_;     // that layouts may have
+  std::optional<ContextMethod> method_;         // where it is given
   int group_ = 0;                               // micro_batch_group of layouts that interleave
   std::vector<int> blocks_;                     // by Block::kind
   bool alike_inside_ = true;                    // all blocks but the first and the last

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -24,9 +23,9 @@ std::string left_out_in_words(const Cluster& cluster, const Engine& engine, cons
   const std::int64_t zero_stage = given<std::int64_t>(request, Choice::zero_stage).value_or(0);
   const bool has_pipelines = given<std::int64_t>(request, Choice::pp).value_or(2) > 1;
   if (schedule && runs_backward_in_parts(*schedule))
-    words += ", in the fastest cut of each layout, with ZeRO-0 or 1";
+    words += ", pipelines with ZeRO-0 or 1 in the cut whose slowest stage is fastest";
   else if (schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
-    words += ", in the fastest cut of each layout";
+    words += ", pipelines in the cut whose slowest stage is fastest";
   else if (!schedule && has_pipelines && engine.has_pipeline && zero_stage <= 1) {
     if (!request[Choice::stage_blocks] && engine.has_interleaved)
       words += ", interleaved only in even stages with ZeRO-0 or 1";
@@ -38,16 +37,18 @@ std::string left_out_in_words(const Cluster& cluster, const Engine& engine, cons
   return words;
 }
 
-// What the engine lacks, and what is recomputed where that is not as in parplan's own runtime.
-std::string engine_in_words(const Engine& engine, const LayoutRequest& request) {
+// What is left out on any number of devices: what the engine lacks, other modules to recompute, and
+// the memory of hosts.
+std::string engine_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request) {
   std::string words;
+  const bool has_host =
+      std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
+  if (has_host && !request[Choice::offload]) words += ", no offload";
   if (const std::string lacking = lacking_in_words(engine); !lacking.empty())
     words += fmt::format("; engine {} has no {}", engine.name, lacking);
-  const std::span<const Recompute> searched = searched_recomputes(engine);
-  const bool is_as_own = engine.has_recompute_per_stage && std::ranges::equal(searched, searched_recomputes(Engine{}));
-  if (request[Choice::recompute] || is_as_own) return words;
+  if (request[Choice::recompute]) return words;
   std::vector<std::string> names;
-  for (const Recompute recompute : searched) names.emplace_back(name(recompute));
+  for (const Recompute recompute : searched_recomputes(engine)) names.emplace_back(name(recompute));
   return words + fmt::format("; recompute {}{}", join(names),
                              engine.has_recompute_per_stage || names.size() == 1 ? "" : ", the same on all stages");
 }
@@ -57,7 +58,8 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request) 
 std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const Engine& engine,
                            const LayoutRequest& request, bool fewer) {
   const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
-  const std::string left_out = left_out_in_words(cluster, engine, request) + engine_in_words(engine, request);
+  const std::string left_out =
+      left_out_in_words(cluster, engine, request) + engine_in_words(cluster, engine, request);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), left_out);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||

@@ -44,9 +44,9 @@ void context_degrees(const SpaceContext& context, const ParallelSpec& spec, Valu
   }
 }
 
-void context_methods(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
-  values.emplace_back(ContextMethod::all_gather);
-  if (spec.cp() > 1) values.emplace_back(ContextMethod::ulysses);
+void methods_of_context(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+  for (const ContextMethod method : context_methods)
+    if (is_searched(method, spec.cp())) values.emplace_back(method);
 }
 
 // The degree that the other axes leave, or all that they leave room for.
@@ -300,7 +300,7 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::cp_method,
              .follows_from = {Choice::cp},
              .decides_legality = true,
-             .values = context_methods,
+             .values = methods_of_context,
              .neighbours = every_value},
     SpaceRow{.choice = Choice::zero_stage,
              .follows_from = {Choice::dp, Choice::cp},

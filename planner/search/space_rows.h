@@ -26,6 +26,14 @@ struct SpaceContext {
   bool shares_context = false;  // whether the context axis may have several ranks
 };
 
+// Whether a context method is in the space of so many ranks. Around a ring, a segment has steps for
+// each of them, whose cost the search would spend its time on; long before, hops take longer than
+// steps. A layout that is asked for may have any.
+inline constexpr int most_ring_ranks = 64;
+constexpr bool is_searched(ContextMethod method, int ranks) {
+  return ranks > 1 ? method != ContextMethod::ring || ranks <= most_ring_ranks : method == ContextMethod::all_gather;
+}
+
 // A set of choices.
 class ChoiceSet {
  public:

@@ -9,6 +9,7 @@
 #include "planner/cost/collective_time.h"
 #include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
+#include "planner/plan/ring_axis.h"
 #include "planner/program/activation_slots.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
@@ -204,10 +205,11 @@ const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, MeshView& vi
   return *view.next[from];
 }
 
-Bytes Estimator::overhead_of(const DeviceMesh& mesh) {
-  if (!last_overhead_ || last_overhead_->first != mesh)
-    last_overhead_ = {mesh, memory_overhead(cluster_, training_.engine, mesh)};
-  return last_overhead_->second;
+Bytes Estimator::overhead_of(const ParallelSpec& spec) {
+  const std::optional<Axis> ring = ring_axis(spec);
+  if (!last_overhead_ || last_overhead_->mesh != spec.mesh || last_overhead_->ring != ring)
+    last_overhead_ = {spec.mesh, ring, memory_overhead(cluster_, training_.engine, spec.mesh, ring)};
+  return last_overhead_->bytes;
 }
 
 Bytes Estimator::capacity(const DeviceMesh& mesh, int stage) { return capacities(mesh)[stage]; }
@@ -357,7 +359,7 @@ Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Place
   const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, recompute, 0)];
   KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
                   .saved = {},
-                  .least_fixed = least_memory_.count + overhead_of(spec.mesh).count};
+                  .least_fixed = least_memory_.count + overhead_of(spec).count};
   for (const LoweredBlock& block : shapes.kinds)
     bytes.saved.push_back(saved_with_reserve(block.saved_bytes, training_));
   return bytes;
@@ -393,7 +395,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                                      .exchanges = exchange_buffers(shape_of(spec, training_)),
                                      .computes_loss = false},
                                     training_);
-  const std::int64_t overhead = overhead_of(spec.mesh).count;
+  const std::int64_t overhead = overhead_of(spec).count;
   // An input that lies apart takes one more buffer, and its padding in each.
   const std::int64_t inputs =
       spec.input_slots == InputSlots::one_more
@@ -542,7 +544,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .inputs = inputs,
                                   .computes_loss = holds_last},
                                  training_);
-  memory.overhead = overhead_of(spec.mesh);
+  memory.overhead = overhead_of(spec);
   return memory;
 }
 

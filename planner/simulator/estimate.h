@@ -309,8 +309,13 @@ class Estimator {
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::unordered_map<DeviceMesh, MeshView, MeshHash> views_;
   std::pair<const DeviceMesh, MeshView>* last_view_ = nullptr;  // that was asked for
-  Bytes overhead_of(const DeviceMesh& mesh);  // memory_overhead, the last one kept
-  std::optional<std::pair<DeviceMesh, Bytes>> last_overhead_;
+  Bytes overhead_of(const ParallelSpec& spec);  // memory_overhead, the last one kept
+  struct KnownOverhead {
+    DeviceMesh mesh;
+    std::optional<Axis> ring;
+    Bytes bytes;
+  };
+  std::optional<KnownOverhead> last_overhead_;
   // The buffers for arriving activations, by rank of a pipeline whose ranks hold several stages:
   // the last ones kept.
   const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape);

@@ -16,7 +16,7 @@ namespace {
 
 bool is_drawn(const TimelineEvent& event) {
   return event.stream == Stream::compute || event.stream == Stream::tp || event.stream == Stream::cp ||
-         event.stream == Stream::ep;
+         event.stream == Stream::ep || event.stream == Stream::ring_receive;
 }
 
 // Facts of all spans that both drawings use.

@@ -36,9 +36,12 @@ CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds 
   costed.instructions.reserve(segment.instructions.size());
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
-    const bool posted = execution.posts_sends() && instruction.kind == InstructionKind::send;
+    const bool posted = execution.is_posted(instruction);
+    // Ranks of the pipeline meet (rank_synchronization.h), and know what a posted send takes; those
+    // of other axes do the same at the same time, and the receiver copies.
+    const bool meets_nobody = instruction.group.axis != Axis::pp;
     CostedInstruction one{
-        .duration = duration_of(instruction),
+        .duration = posted && meets_nobody ? Seconds() : duration_of(instruction),
         .submitted = host_per_op * static_cast<double>(i + 1),
         .stream = execution.stream_of(instruction.stream),
         .waits = {},

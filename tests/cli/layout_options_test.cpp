@@ -24,7 +24,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"tp", {"2"}},
     {"pp", {"2"}},
     {"cp", {"2"}},
-    {"cp_method", {"all_gather", "ulysses"}},
+    {"cp_method", {"all_gather", "ulysses", "ring"}},
     {"mesh_order", {"dp-tp-pp", "tp-dp-pp"}},
     {"sequence_parallel", {"true"}},
     {"zero_stage", {"0", "1", "2", "3"}},

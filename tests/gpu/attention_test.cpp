@@ -461,6 +461,95 @@ void check_gathered(Backend& backend, const Case& c, std::int64_t ranks, std::in
   }
 }
 
+// The same step by step around a ring: each rank meets the keys and values of one after another,
+// and adds to what it has. Each step may round it once more.
+void check_ring(Backend& backend, const Case& c, std::int64_t ranks, std::int64_t shift = 0) {
+  const Places at{c};
+  const std::int64_t size = c.sequence / (2 * ranks);
+  REQUIRE(2 * ranks * size == c.sequence);
+  const Doubles qkv = DeviceArray(backend, c.type, inputs(c, 1)).values();
+  const Doubles dy = DeviceArray(backend, c.type, random_numbers(at.y_size(), 2)).values();
+  const auto [y_expected, log_sum_exp_expected] = forward(c, qkv);
+  const Doubles y = DeviceArray(backend, c.type, y_expected.values).values();
+  const Doubles all_keys = gathered(c, ranks, qkv);
+  const std::int64_t qkv_width = (c.heads + 2 * c.kv_heads) * c.head_dim, y_width = c.heads * c.head_dim;
+  const auto of_holder = [&](const Doubles& all, std::int64_t holder) {
+    const auto part = static_cast<std::ptrdiff_t>(all.size()) / ranks;
+    return Doubles(all.begin() + holder * part, all.begin() + (holder + 1) * part);
+  };
+  const auto rounded_often = [&](Expected expected) {
+    for (double& allowed : expected.allowed) allowed = std::max(allowed * static_cast<double>(ranks), 1e-300);
+    return expected;
+  };
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    INFO(text(c), ", rank ", rank, " of ", ranks, " around a ring, shift ", shift);
+    const ContextChunks chunks{.ranks = ranks, .rank = rank, .size = size};
+    Case own = c;
+    own.sequence = 2 * size;
+    const DeviceArray own_qkv(backend, c.type, rows_of(c, chunks, qkv, qkv_width), shift);
+    const auto run = [&](OpKind kind, std::int64_t step, std::initializer_list<const DeviceArray*> arrays) {
+      OpShape shape = shape_of(own);
+      shape.chunks = chunks;
+      shape.chunks.holder = (rank + ranks - step) % ranks;
+      shape.gathered = true;
+      shape.accumulate = step > 0;
+      std::vector<void*> operands;
+      for (const DeviceArray* array : arrays) operands.push_back(array->data());
+      backend.run(0, {.kind = kind, .shape = shape, .type = c.type, .operands = operands});
+      backend.synchronize();
+    };
+    const DeviceArray own_y(backend, c.type, Places{own}.y_size(), shift);
+    const DeviceArray log_sum_exp(backend, DataType::fp32, Places{own}.statistics());
+    const Doubles own_statistics = statistics_of(c, chunks, log_sum_exp_expected.values);
+    const DeviceArray own_dy(backend, c.type, rows_of(c, chunks, dy, y_width), shift),
+        exact_y(backend, c.type, rows_of(c, chunks, y, y_width), shift),
+        exact_statistics(backend, DataType::fp32, own_statistics), dqkv(backend, c.type, own_qkv.size(), shift),
+        workspace(backend, DataType::fp32,
+                  cuda_attention_gradient_workspace(own.sequence, own.batch, own.heads).count / 4);
+    Doubles masked(dy.size());
+    for (std::int64_t row = 0; row < own.sequence; ++row) {
+      const auto begin = static_cast<std::size_t>(chunks.position(row) * c.batch * y_width);
+      std::copy_n(dy.begin() + static_cast<std::ptrdiff_t>(begin), c.batch * y_width,
+                  masked.begin() + static_cast<std::ptrdiff_t>(begin));
+    }
+    const Expected whole =
+        backward(c, masked, qkv, y, DeviceArray(backend, DataType::fp32, log_sum_exp_expected.values).values());
+    for (std::int64_t step = 0; step < ranks; ++step) {
+      const std::int64_t holder = (rank + ranks - step) % ranks;
+      const DeviceArray keys(backend, c.type, of_holder(all_keys, holder), shift),
+          part(backend, c.type, keys.size(), shift);
+      run(OpKind::attention, step, {&own_qkv, &keys, &own_y, &log_sum_exp});
+      run(OpKind::attention_gradient, step,
+          {&own_dy, &own_qkv, &keys, &exact_y, &exact_statistics, &dqkv, &part, &workspace});
+      INFO("gradients of the keys of rank ", holder);
+      Expected expected(0);
+      expected.values = of_holder(gathered(c, ranks, whole.values), holder);
+      expected.allowed = of_holder(gathered(c, ranks, whole.allowed), holder);
+      check_close(part.values(), rounded_often(expected));
+    }
+    {
+      INFO("y");
+      check_close(own_y.values(), rounded_often(rows_of(c, chunks, y_expected, y_width)));
+    }
+    {
+      INFO("log-sum-exp");
+      Expected expected(0);
+      expected.values = own_statistics;
+      expected.allowed = statistics_of(c, chunks, log_sum_exp_expected.allowed);
+      check_close(log_sum_exp.values(), rounded_often(expected));
+    }
+    {
+      INFO("dqkv");
+      Expected expected = rows_of(c, chunks, whole, qkv_width);
+      for (std::size_t i = 0; i < expected.values.size(); ++i) {
+        const auto slot = static_cast<std::int64_t>(i) / c.head_dim % (at.per_group() + 2);
+        if (slot >= at.per_group()) expected.values[i] = expected.allowed[i] = 0.0;
+      }
+      check_close(dqkv.values(), rounded_often(expected));
+    }
+  }
+}
+
 constexpr DataType half_types[] = {DataType::bf16, DataType::fp16};
 constexpr DataType all_types[] = {DataType::fp32, DataType::bf16, DataType::fp16};
 
@@ -549,6 +638,23 @@ TEST_CASE("attention over a rank's chunks with gathered keys is that of the whol
     check_gathered(*backend, {DataType::fp16, 6 * 64, 1, 1, 1, 64, 1.0, asked}, 3);
     check_gathered(*backend, {DataType::fp32, 6 * 20, 2, 4, 2, 16, 1.0, asked}, 3);
   }
+}
+
+TEST_CASE("attention step by step around a ring equals the formula of the whole sequence") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const auto backend = gpu->make_backend(0, {});
+  for (const DataType type : all_types) {
+    for (const std::int64_t size : {1, 5, 33}) check_ring(*backend, {type, 4 * size, 2, 4, 2, 16}, 2);
+    check_ring(*backend, {type, 6 * 16, 1, 2, 1, 160}, 3);
+    check_ring(*backend, {type, 4 * 64, 1, 1, 1, 64}, 2, 1);
+  }
+  check_ring(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 128}, 2);
+  check_ring(*backend, {DataType::fp16, 4 * 128, 1, 2, 1, 64}, 2);
+  check_ring(*backend, {DataType::fp16, 6 * 64, 2, 2, 1, 32}, 3);
+  check_ring(*backend, {DataType::bf16, 2 * 128, 1, 2, 2, 96}, 1);
+  check_ring(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 32, 1.0, {.softcap = 1.5}}, 2);
+  check_ring(*backend, {DataType::fp32, 6 * 20, 2, 4, 2, 16, 1.0, {.softcap = 1.5}}, 3);
 }
 
 TEST_CASE("a window as long as the sequence gives the bits of none") {

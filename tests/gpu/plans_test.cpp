@@ -187,8 +187,8 @@ TEST_CASE("graphs with every op train on a GPU as the one-rank reference does, h
       }
 }
 
-// Ranks that share out the tokens of each sequence: keys and values gathered from all, or tokens
-// exchanged for heads.
+// Ranks that share out the tokens of each sequence: keys and values gathered from all or going
+// around a ring, or tokens exchanged for heads.
 TEST_CASE("plans with context parallelism train on GPUs as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
@@ -197,9 +197,9 @@ TEST_CASE("plans with context parallelism train on GPUs as the one-rank referenc
   for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
     for (const DataType type : all_types)
-      for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses})
+      for (const ContextMethod method : context_methods)
         for (int trial = 0; trial < 4; ++trial) {
-          const bool gathers = method == ContextMethod::all_gather;
+          const bool gathers = keeps_queries(method);
           // (A run of two ranks takes the emulator a second.)
           if (emulated &&
               (trial > 0 || type != (gathers == (graph.name == "tiny-gpt2") ? DataType::fp32 : DataType::bf16)))

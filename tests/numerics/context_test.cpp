@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "planner/parallel/techniques.h"
 #include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
 
@@ -16,6 +17,14 @@ namespace {
 
 std::string describe_context(const ParallelSpec& spec) {
   return fmt::format("{} cp {} by {}", describe(spec), spec.cp(), name(spec.cp_method));
+}
+
+bool allows_ring(const OpGraph& graph) {
+  ParallelSpec spec;
+  spec.mesh.degree = {.cp = 2};
+  spec.cp_method = ContextMethod::ring;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  return !illegal(graph, training_of(), spec);
 }
 
 }  // namespace
@@ -31,7 +40,8 @@ TEST_CASE("random legal plans with context parallelism train as the one-rank ref
       if (clips) training.clip_norm = 0.5;
       LayoutRequest request;
       request[Choice::cp] = trial % 5 == 4 ? 4 : 2;
-      if (trial % 2 == 0) request[Choice::cp_method] = ContextMethod::all_gather;
+      if (trial % 2 == 0)
+        request[Choice::cp_method] = trial % 4 == 0 ? ContextMethod::all_gather : ContextMethod::ring;
       ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
       if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe_context(spec) << (clips ? ", clipped" : ""));
@@ -53,7 +63,9 @@ TEST_CASE("graphs with every op train with context parallelism as the one-rank r
       const TrainingSpec training = training_of();
       LayoutRequest request;
       request[Choice::cp] = trial % 4 == 3 ? 4 : 2;
-      if (trial % 2 == 0) request[Choice::cp_method] = ContextMethod::all_gather;
+      if (trial % 2 == 0)
+        request[Choice::cp_method] =
+            trial % 4 == 0 || !allows_ring(graph) ? ContextMethod::all_gather : ContextMethod::ring;
       if (trial % 3 == 0) request[Choice::tp] = 2;
       if (trial % 6 == 0) request[Choice::sequence_parallel] = true;
       const ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
@@ -87,6 +99,31 @@ TEST_CASE("with context parallelism, ZeRO equals data parallelism to the bit: st
         spec.zero_stage = 0;
         check_equal(sharded, run_plan(graph, training, spec, 3));
       }
+  }
+}
+
+// Steps around a ring of many ranks, each with its own sum of key gradients on the way.
+TEST_CASE("keys go around rings of up to eight ranks, with every other technique") {
+  std::mt19937 random(20261125);
+  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    std::map<std::int64_t, Outcome> references;
+    const TrainingSpec training = training_of();
+    for (const int cp : {2, 4, 8}) {
+      for (int trial = 0; trial < (cp == 8 ? 1 : 3); ++trial) {
+        LayoutRequest request;
+        request[Choice::cp] = cp;
+        request[Choice::cp_method] = ContextMethod::ring;
+        if (trial == 1) request[Choice::tp] = 2;
+        if (trial == 2) request[Choice::pp] = 2;
+        const ParallelSpec spec = random_spec(graph, training, trial == 0 ? cp : 2 * cp, request, random);
+        INFO(model << ": " << describe_context(spec));
+        auto reference = references.find(spec.micro_batch);
+        if (reference == references.end())
+          reference = references.emplace(spec.micro_batch, run_reference(graph, training, spec.micro_batch)).first;
+        check_close(run_plan(graph, training, spec), reference->second);
+      }
+    }
   }
 }
 

@@ -109,6 +109,8 @@ double attention_pairs(const OpShape& s) {
     return triangle(n) - (s.window > 0 && s.window < n ? triangle(n - s.window) : 0.0);
   };
   const AttentionSpan span = attention_span(s);
+  if (!span.causal)
+    return static_cast<double>(span.last - span.first) * static_cast<double>(span.keys * s.batch * s.heads);
   return (up_to(span.last) - up_to(span.first)) * static_cast<double>(s.batch * s.heads);
 }
 // What a kernel reads or writes of queries, keys and values: with gathered ones, the queries alone
@@ -116,24 +118,30 @@ double attention_pairs(const OpShape& s) {
 std::int64_t query_key_value_elements(const OpShape& s) {
   return s.gathered ? head_elements(s) + gathered_elements(s) : fused_elements(s);
 }
+// The output so far is read, too, where a ring adds to it.
 OpWork attention_work(const OpShape& s, DataType type) {
+  const std::int64_t outputs = s.accumulate ? 2 : 1;
   return {Flops(4 * static_cast<double>(s.head_dim) * attention_pairs(s)),
-          Bytes((query_key_value_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads), true};
+          Bytes((query_key_value_elements(s) + outputs * head_elements(s)) * e(type) +
+                outputs * 4 * s.sequence * s.batch * s.heads),
+          true};
 }
 // Five products instead of two: scores again, dP, dV, dQ, dK.
 OpWork attention_gradient_work(const OpShape& s, DataType type) {
+  const std::int64_t there = s.accumulate ? head_elements(s) : 0;
   return {Flops(10 * static_cast<double>(s.head_dim) * attention_pairs(s)),
-          Bytes(2 * (query_key_value_elements(s) + head_elements(s)) * e(type) + 4 * s.sequence * s.batch * s.heads),
+          Bytes((2 * (query_key_value_elements(s) + head_elements(s)) + there) * e(type) +
+                4 * s.sequence * s.batch * s.heads),
           true};
 }
 
 // Workspaces --------------------------------------------------------------------------------------
 
 Bytes attention_cpu_workspace(const OpShape& s) {
-  return attention_workspace(s.gathered ? s.chunks.size : s.sequence, attention_span(s).keys, s.head_dim);
+  return attention_workspace(run_of_queries(s), room_for_keys(s), s.head_dim);
 }
 Bytes attention_gradient_cpu_workspace(const OpShape& s) {
-  return attention_gradient_workspace(s.gathered ? s.chunks.size : s.sequence, attention_span(s).keys, s.head_dim);
+  return attention_gradient_workspace(run_of_queries(s), room_for_keys(s), s.head_dim);
 }
 Bytes attention_gradient_cuda_workspace(const OpShape& s) {
   return cuda_attention_gradient_workspace(s.sequence, s.batch, s.heads);

@@ -15,11 +15,11 @@ constexpr std::int64_t fused_elements(const OpShape& s) {
 }
 inline constexpr OperandSize fused{fused_elements};
 
-// A key and a value of each key/value head, as they are gathered: [sequence, batch, heads, 2,
-// head_dim].
+// A key and a value of each key/value head, as they are gathered, or arrive from one rank:
+// [sequence, batch, heads, 2, head_dim].
 constexpr std::int64_t key_value_width(const OpShape& s) { return 2 * s.kv_heads * s.head_dim; }
 constexpr std::int64_t gathered_elements(const OpShape& s) {
-  return (s.chunks.any() ? s.chunks.positions() : s.sequence) * s.batch * key_value_width(s);
+  return (s.chunks.any() && !s.chunks.holder ? s.chunks.positions() : s.sequence) * s.batch * key_value_width(s);
 }
 
 // The input's granules are groups of one key/value head. Ranks may share one: each has some of its

@@ -46,6 +46,11 @@ TEST_CASE("communicators take buffers for each channel of each group and each ne
   CHECK(mebibytes(nodes, mesh_of(8, 8, 1)) == 288 + 2 * 20);
   CHECK(mebibytes(nodes, mesh_of(64, 1, 1)) == 16 * 20);
   CHECK(mebibytes(nodes, mesh_of(1, 8, 8)) == 288 + 2 * 2 * 20);
+  // Around the ring of the context axis, neighbours; parameters are reduced over both axes.
+  DeviceMesh context = mesh_of(2, 1, 1);
+  context.degree.cp = 4;
+  CHECK(communicator_memory(node, context) == Bytes(2 * 288 << 20));
+  CHECK(communicator_memory(node, context, Axis::cp) == Bytes((288 + 2 * 384) << 20));
 }
 
 TEST_CASE("what lies outside tensors is at least what the device's file says, and counts NCCL once") {

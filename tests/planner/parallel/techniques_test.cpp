@@ -200,6 +200,29 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   spec.mesh.degree.cp = 1;
   CHECK(reason(tiny_gpt2(), spec) ==
         "cp_method ulysses exchanges tokens between context-parallel ranks, and there is 1 (cp 1)");
+  spec.cp_method = ContextMethod::ring;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "cp_method ring passes keys and values between context-parallel ranks, and there is 1 (cp 1)");
+  spec.mesh.degree.cp = 3;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "context parallelism over 3 cannot split a sequence of 32 tokens into two chunks for each rank; legal degrees: "
+        "1, 2, 4, 8, 16");
+  spec.mesh.degree.cp = 16;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.mesh.degree.cp = 2;
+  OpGraph windowed = tiny_gpt2();
+  for (Op& op : windowed.ops)
+    if (op.kind == OpKind::attention) op.attributes.window = 8;
+  CHECK(reason(windowed, spec) ==
+        "attention to a window of 8 of 32 tokens cannot go around a ring of ranks (cp_method ring); gather keys and "
+        "values (all_gather)");
+  for (Op& op : windowed.ops)
+    if (op.kind == OpKind::attention) {
+      op.attributes.window = 0;
+      op.attributes.alibi = 1.0;
+    }
+  CHECK(reason(windowed, spec) ==
+        "attention with ALiBi cannot go around a ring of ranks (cp_method ring); gather keys and values (all_gather)");
   spec = layout(odd, 1, 4, 1);
   spec.sequence_parallel = true;
   spec.mesh.degree = {.cp = 3, .tp = 2};

@@ -96,6 +96,23 @@ TEST_CASE("context parallelism sends what its closed form says, all else goes ov
     const TrainingSpec more = training_of(4 * cp);
     CHECK(gathering.front().communication.dp == lower(job_of(graph, more, data), 0).communication.dp);
   }
+  // Around the ring: keys and values take cp - 1 hops in the forward and in the backward, and their
+  // gradients one more, back to their rank.
+  for (const int cp : {2, 4}) {
+    const std::int64_t micro_batches = 2;
+    const std::int64_t own_keys = 16 / cp * 2 * heads.kv_heads * heads.head_dim * 4;
+    for (const Program& program : lower_all(job_of(graph, training, spec_of(graph, 2, cp, ContextMethod::ring)))) {
+      CAPTURE(program.rank);
+      CHECK(program.communication.cp.count == layers * micro_batches * (3 * cp - 2) * own_keys);
+      const std::vector<std::string> hop = {fmt::format("send over context next: {} B", own_keys),
+                                            fmt::format("receive over context previous: {} B", own_keys)};
+      std::vector<std::string> hops;
+      for (int i = 0; i < cp - 1; ++i) hops.insert(hops.end(), hop.begin(), hop.end());
+      CHECK(exchanges(program, "layers.forward") == hops);
+      for (int i = 0; i < 2 * cp - 1 - (cp - 1); ++i) hops.insert(hops.end(), hop.begin(), hop.end());
+      CHECK(exchanges(program, "layers.backward") == hops);
+    }
+  }
   // Ulysses: fused queries, keys and values of a token go to the rank of their heads, and the
   // output comes back; of each, the rank keeps its own part.
   const std::int64_t cp = 2, micro_batches = 2;
@@ -145,5 +162,90 @@ TEST_CASE("the verifier finds what is wrong with groups and instructions of the 
     std::erase_if(segment.instructions, [](const Instruction& i) {
       return i.kind == InstructionKind::reduce_scatter && i.group == all_along(Axis::cp);
     });
+  CHECK(faults_of(broken) != "");
+}
+
+// Attention that computes with other keys than those that have come around, and gradients that go
+// astray: the bytes and the order of all transfers are as they should be.
+TEST_CASE("the verifier finds keys under a wrong name, and gradients of keys that go astray in a ring") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const std::vector<Program> programs =
+      lower_all(job_of(graph, training_of(4), spec_of(graph, 1, 4, ContextMethod::ring)));
+  CHECK(faults_of(programs) == "");
+  const auto of_ring = [](const Instruction& i) { return i.shape.chunks.holder.has_value(); };
+  const auto spoilt = [&](const std::string& segment, auto&& spoil) {
+    std::vector<Program> broken = programs;
+    for (Program& program : broken)
+      for (Segment& one : program.segments)
+        if (one.name == segment) spoil(program, one.instructions);
+    return faults_of(broken);
+  };
+  using Instructions = std::vector<Instruction>;
+  const auto nth = [&](Instructions& all, OpKind op, int n) {
+    return std::ranges::find_if(all, [&](const Instruction& i) {
+      return i.kind == InstructionKind::kernel && i.op == op && (i.op == OpKind::accumulate || of_ring(i)) && n-- == 0;
+    });
+  };
+
+  // The third step takes the keys of the second one's rank.
+  std::string found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
+    nth(all, OpKind::attention, 2)->shape.chunks.holder = nth(all, OpKind::attention, 1)->shape.chunks.holder;
+  });
+  CHECK(found.find("wrong keys: attention 'layers.0.attention'") != std::string::npos);
+  CHECK(found.find("incomplete ring: attention 'layers.0.attention' meets the keys of 3 of 4 ranks") !=
+        std::string::npos);
+
+  // A ring that turns the other way: what comes is not what the steps say.
+  found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
+    for (Instruction& i : all)
+      if (of_ring(i)) i.shape.chunks.holder = (2 * i.shape.chunks.rank + 4 - *i.shape.chunks.holder) % 4;
+  });
+  CHECK(found.find("wrong keys") != std::string::npos);
+
+  // A step that is left out, and one that writes over what the steps before have left.
+  found = spoilt("layers.forward",
+                 [&](const Program&, Instructions& all) { all.erase(nth(all, OpKind::attention, 3)); });
+  CHECK(found.find("incomplete ring") != std::string::npos);
+  found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
+    Instruction& second = *nth(all, OpKind::attention, 1);
+    second.shape.accumulate = false;
+    for (Operand& operand : second.operands)
+      if (operand.access == Access::update) operand.access = Access::write;
+  });
+  CHECK(found != "");
+
+  // The last step adds its part to the sum of the step before, which is on its way to another rank.
+  found = spoilt("layers.backward", [&](const Program&, Instructions& all) {
+    nth(all, OpKind::accumulate, 2)->operands.back() = nth(all, OpKind::accumulate, 1)->operands.back();
+  });
+  CHECK(found.find("wrong sum: accumulate") != std::string::npos);
+
+  // A sum that stays a hop short of its rank: the one that was sent is put in place.
+  found = spoilt("layers.backward", [&](const Program&, Instructions& all) {
+    const auto put = std::ranges::find(all, OpKind::put_columns, &Instruction::op);
+    put->operands.front() = nth(all, OpKind::accumulate, 2)->operands.back();
+    put->operands.front().access = Access::read;
+  });
+  CHECK_MESSAGE(found.find("wrong sum: put_columns") != std::string::npos, found);
+
+  // A transfer into the buffer that is still being read.
+  found = spoilt("layers.forward", [&](const Program&, Instructions& all) {
+    for (Instruction& i : all)
+      if (i.kind == InstructionKind::receive) i.waits.clear();
+  });
+  CHECK(found.find("missing event: receive") != std::string::npos);
+
+  // Attention that does not wait for what comes.
+  found = spoilt("layers.backward", [&](const Program&, Instructions& all) {
+    for (Instruction& i : all)
+      if (of_ring(i)) i.waits.clear();
+  });
+  CHECK(found.find("missing event") != std::string::npos);
+
+  // One rank that leaves out a hop.
+  std::vector<Program> broken = programs;
+  for (Segment& segment : broken[2].segments)
+    if (segment.name == "layers.backward")
+      segment.instructions.erase(std::ranges::find(segment.instructions, InstructionKind::send, &Instruction::kind));
   CHECK(faults_of(broken) != "");
 }

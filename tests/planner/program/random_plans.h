@@ -50,7 +50,7 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     const int dp = pick(1, 2, 4, 8), tp = pick(1, 2, 4), pp = pick(1, 2, 3, 4), cp = pick(1, 1, 2, 4);
     if (dp * tp * pp * cp != ranks) continue;
     spec.mesh.degree = {.pp = pp, .dp = dp, .cp = cp, .tp = tp};
-    if (cp > 1) spec.cp_method = pick(ContextMethod::all_gather, ContextMethod::ulysses);
+    if (cp > 1) spec.cp_method = pick(ContextMethod::all_gather, ContextMethod::ulysses, ContextMethod::ring);
     std::shuffle(spec.mesh.order.begin(), spec.mesh.order.end(), random);
     spec.sequence_parallel = pick(false, true) && tp > 1;
     spec.zero_stage = dp * cp > 1 ? pick(0, 1, 2, 3) : 0;

@@ -42,6 +42,12 @@ TEST_CASE("what an engine does not overlap takes its turn among the kernels") {
   const CostedSegment costed = cost_segment(layer(), model);
   CHECK(costed.duration == Seconds(12));
   CHECK(costed.parts.exposed.tp == Seconds(4));
+  Instruction hop;
+  hop.kind = InstructionKind::send;
+  hop.stream = Stream::ring_send;
+  CHECK(!model.execution.is_posted(hop));
+  CHECK(model.execution.stream_of(Stream::ring_receive) == index_of(Stream::ring_receive));
+  CHECK(model.execution.stream_of(Stream::cp) == index_of(Stream::compute));
   // Other axes do as before.
   model.execution = execution_of(*model.device, {.name = "other", .overlaps_data = false, .overlaps_pipeline = false});
   CHECK(cost_segment(layer(), model).duration == Seconds(9));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "planner/graph/attention_span.h"
 #include "tests/runtime/device/guarded_arrays.h"
 
 using namespace parplan;
@@ -721,6 +722,98 @@ TEST_CASE("attention over a rank's chunks with gathered keys is that of the whol
         for (std::size_t i = 0; i < wanted.size(); ++i) CHECK(std::abs(key_gradients[i] - wanted[i]) <= 1e-4);
       });
     }
+}
+
+TEST_CASE("attention step by step around a ring is that of the whole sequence, forward and backward") {
+  for (const double softcap : {0.0, 1.5})
+    for (const auto& [ranks, size] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {2, 1}, {3, 2}, {2, 130}}) {
+      const AttentionSize s{.sequence = 2 * ranks * size, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6,
+                            .features = {.softcap = softcap}};
+      const std::int64_t per_group = s.heads / s.kv_heads;
+      const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
+      on_every_instruction_set([&](Backend& backend) {
+        INFO("ranks ", ranks, ", chunks of ", size, ", softcap ", softcap);
+        Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
+        run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
+        run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
+        const auto keys_of = [&](std::int64_t rank, const Vector& fused) {
+          const Vector rows = rows_of(s, {.ranks = ranks, .rank = rank, .size = size}, fused, s.width());
+          const OpShape columns{.rows = 2 * size * s.batch * s.kv_heads,
+                                .columns = 2 * s.head_dim,
+                                .inner = (per_group + 2) * s.head_dim,
+                                .begin = per_group * s.head_dim};
+          Array own(columns.rows * columns.columns);
+          run(backend, OpKind::take_columns, columns, Array(rows), own);
+          return own.values();
+        };
+        std::vector<Vector> key_gradients(at(ranks), Vector(keys_of(0, qkv).size()));
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          const ContextChunks chunks{.ranks = ranks, .rank = rank, .size = size};
+          AttentionSize own = s;
+          own.sequence = 2 * size;
+          const Vector rows = rows_of(s, chunks, qkv, s.width());
+          Array own_y(own.output()), own_lse(own.batch * own.heads * own.sequence), own_dqkv(own.fused());
+          const auto step = [&](std::int64_t number) {
+            OpShape shape = own.shape();
+            shape.chunks = chunks;
+            shape.chunks.holder = (rank + ranks - number) % ranks;
+            shape.gathered = true;
+            shape.accumulate = number > 0;
+            return shape;
+          };
+          for (std::int64_t number = 0; number < ranks; ++number) {
+            const OpShape shape = step(number);
+            run(backend, OpKind::attention, shape, Array(rows), Array(keys_of(*shape.chunks.holder, qkv)), own_y,
+                own_lse);
+          }
+          check_near(own_y, rows_of(s, chunks, y.values(), s.heads * s.head_dim), 5e-6);
+          const Vector found_lse = own_lse.values(), whole_lse = lse.values();
+          for (std::int64_t head = 0; head < s.batch * s.heads; ++head)
+            for (std::int64_t row = 0; row < own.sequence; ++row)
+              CHECK(found_lse[at(head * own.sequence + row)] ==
+                    doctest::Approx(whole_lse[at(head * s.sequence + chunks.position(row))]).epsilon(1e-6));
+          for (std::int64_t number = 0; number < ranks; ++number) {
+            const OpShape shape = step(number);
+            Vector& sum = key_gradients[at(*shape.chunks.holder)];
+            Array part(static_cast<std::int64_t>(sum.size()));
+            run(backend, OpKind::attention_gradient, shape, Array(rows_of(s, chunks, dy, s.heads * s.head_dim)),
+                Array(rows), Array(keys_of(*shape.chunks.holder, qkv)), own_y, own_lse, own_dqkv, part);
+            sum = plus(sum, part.values());
+          }
+          Vector queries = own_dqkv.values(), wanted = rows_of(s, chunks, dqkv.values(), s.width());
+          for (std::size_t i = 0; i < wanted.size(); ++i)
+            if (static_cast<std::int64_t>(i) / s.head_dim % (per_group + 2) >= per_group) {
+              CHECK(queries[i] == 0.0);
+              wanted[i] = 0.0;
+            }
+          for (std::size_t i = 0; i < wanted.size(); ++i) CHECK(std::abs(queries[i] - wanted[i]) <= 2e-5);
+        }
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          const Vector wanted = keys_of(rank, dqkv.values());
+          for (std::size_t i = 0; i < wanted.size(); ++i)
+            CHECK(std::abs(key_gradients[at(rank)][i] - wanted[i]) <= 1e-4);
+        }
+      });
+    }
+}
+
+TEST_CASE("in every step around a ring but the own one, all ranks have as many pairs of queries and keys") {
+  for (const std::int64_t ranks : {2, 3, 8})
+    for (const std::int64_t size : {1, 5})
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        std::int64_t all = 0, positions = 0;
+        ContextChunks chunks{.ranks = ranks, .rank = rank, .size = size};
+        for (std::int64_t row = 0; row < 2 * size; ++row) positions += chunks.position(row) + 1;
+        for (std::int64_t holder = 0; holder < ranks; ++holder) {
+          chunks.holder = holder;
+          const RingStep step = ring_step(chunks);
+          std::int64_t pairs = 0;
+          for (std::int64_t row = step.first_query; row < 2 * size; ++row) pairs += step.causal ? row + 1 : step.keys;
+          CHECK(pairs == (holder == rank ? size * (2 * size + 1) : 2 * size * size));
+          all += pairs;
+        }
+        CHECK(all == positions);
+      }
 }
 
 TEST_CASE("take_columns and put_columns move some columns of rows, and leave the others") {

@@ -40,11 +40,22 @@ float score_scale(const OpShape& s) {
                               : 1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim));
 }
 
+// The first row of queries that meets keys.
+std::int64_t first_query_of(const OpShape& s) { return s.chunks.holder ? ring_step(s.chunks).first_query : 0; }
+
 // The rows of queries from `begin` on that are handled at a time: they have consecutive positions.
 std::int64_t rows_of_block(const OpShape& s, std::int64_t begin) {
-  const std::int64_t run = s.gathered ? s.chunks.size : s.sequence;
+  const std::int64_t run = run_of_queries(s);
   const std::int64_t left = (begin / run + 1) * run - begin, block = attention_block(run);
   return left < block ? left : block;
+}
+
+// Where a row of queries is among the keys. In a step around a ring these count by rows, and a
+// query that sees all of them is behind the last.
+std::int64_t position_of(const OpShape& s, std::int64_t row) {
+  if (!s.chunks.holder) return s.chunks.position(row);
+  const RingStep step = ring_step(s.chunks);
+  return step.causal ? row : step.keys + row;
 }
 
 // The positions of the keys that a block of queries needs, [begin, end), and those that one of its
@@ -56,16 +67,18 @@ struct Keys {
     const std::int64_t seen = s.window > 0 ? query - s.window + 1 : 0;
     return seen > begin ? seen - begin : 0;
   }
-  std::int64_t last(std::int64_t query) const { return query + 1 - begin; }  // one past
+  std::int64_t last(std::int64_t query) const { return (query < end ? query + 1 : end) - begin; }  // one past
   std::int64_t count() const { return end - begin; }
 };
 Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t rows) {
   const std::int64_t seen = s.window > 0 ? first_query - s.window + 1 : 0;
-  return {.begin = seen > 0 ? seen : 0, .end = first_query + rows};
+  const std::int64_t end = first_query + rows;
+  const std::int64_t most = s.chunks.holder ? ring_step(s.chunks).keys : end;
+  return {.begin = seen > 0 ? seen : 0, .end = end < most ? end : most};
 }
 
 // Where the keys and values of one (sample, query head) are: among the fused ones, or with those
-// gathered from all ranks, [rows, batch, key/value heads, 2, head_dim].
+// that come from other ranks, [rows, batch, key/value heads, 2, head_dim].
 struct KeyRows {
   std::int64_t stride = 0;
   std::int64_t key = 0;
@@ -81,7 +94,7 @@ KeyRows key_rows(const OpShape& s, const Head& h, std::int64_t sample, std::int6
 // keys whose rows follow one another.
 template <class Visit>
 PARPLAN_INLINE void for_each_run(const OpShape& s, const Keys& keys, const Visit& visit) {
-  if (!s.gathered) {
+  if (!s.gathered || s.chunks.holder) {
     visit(keys.begin, std::int64_t{0}, keys.count());
     return;
   }
@@ -132,8 +145,11 @@ void dot_products(const OpShape& s, const Keys& keys, const float* a, std::int64
 
 }  // namespace
 
-// fused qkv, (all keys and values) -> y, log-sum-exp, workspace. For each block of queries: scores
-// against all keys that it may see, softmax in place, product with the values.
+// fused qkv, (keys and values of ranks) -> y, log-sum-exp, workspace. For each block of queries:
+// scores against all keys that it may see, softmax in place, product with the values. After the
+// first step around a ring, y and log-sum-exp L are of the keys before; with those at hand, whose
+// own is l, both become log(e^L + e^l) =: M and e^(L - M) y + e^(l - M) y_own (Liu et al. 2023,
+// arXiv:2310.01889, section 3; Milakov, Gimelshein 2018).
 void attention(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const int next = s.gathered ? 2 : 1;
@@ -142,17 +158,17 @@ void attention(const CpuKernelArguments& a) {
   float* y = a.floats(next);
   float* lse = a.floats(next + 1);
   float* scores = a.floats(next + 2);
-  const AttentionSpan span = attention_span(s);
-  float* packing = scores + align_elements(rows_of_block(s, 0) * span.keys);
+  float* packing = scores + align_elements(rows_of_block(s, 0) * room_for_keys(s));
   const float scale = score_scale(s);
+  float kept[attention_query_block];  // the factors of what is there, of a block's rows
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
       const KeyRows at = key_rows(s, h, sample, head);
       const Adjustment adjustment(s, head);
-      for (std::int64_t begin = 0, rows = 0; begin < s.sequence; begin += rows) {
+      for (std::int64_t begin = first_query_of(s), rows = 0; begin < s.sequence; begin += rows) {
         rows = rows_of_block(s, begin);
-        const std::int64_t position = s.chunks.position(begin);
+        const std::int64_t position = position_of(s, begin);
         const Keys met = keys_of(s, position, rows);
         const std::int64_t keys = met.count();
         dot_products(s, met, qkv + h.query + begin * h.qkv_stride, h.qkv_stride, all_keys + at.key, at.stride, rows,
@@ -180,15 +196,34 @@ void attention(const CpuKernelArguments& a) {
             sum += load(p + i, lanes);  // the padding of the rest does not count
           });
           const float total = sum_lanes(sum);
-          const float inverse = 1.0f / total;
+          float& row_lse = lse[h.lse + begin + row];
+          float factor = 1.0f / total;
+          const float own = max + __builtin_logf(total);
+          if (s.accumulate) {
+            const float larger = own > row_lse ? own : row_lse;
+            const float merged =
+                larger + __builtin_logf(__builtin_expf(own - larger) + __builtin_expf(row_lse - larger));
+            kept[row] = __builtin_expf(row_lse - merged);
+            factor *= __builtin_expf(own - merged);
+            row_lse = merged;
+          } else {
+            row_lse = own;
+          }
           for_each_wide(visible, [&](std::int64_t i, auto lanes) {
-            store(p + i, load(p + i, lanes) * inverse, lanes);
+            store(p + i, load(p + i, lanes) * factor, lanes);
           });
           zero(p + visible, keys - first - visible);
-          lse[h.lse + begin + row] = max + __builtin_logf(total);
         }
         float* out = y + h.y + begin * h.y_stride;
-        for (std::int64_t row = 0; row < rows; ++row) zero(out + row * h.y_stride, s.head_dim);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          float* out_row = out + row * h.y_stride;
+          if (s.accumulate)
+            for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
+              store(out_row + i, load(out_row + i, lanes) * kept[row], lanes);
+            });
+          else
+            zero(out_row, s.head_dim);
+        }
         for_each_run(s, met, [&](std::int64_t first, std::int64_t place, std::int64_t count) {
           gemm_rows_transposed({.m = s.head_dim, .n = rows, .k = count, .x = scores + place, .x_stride = keys,
                                 .w = all_keys + at.value + first * at.stride, .w_stride = at.stride, .y = out,
@@ -199,11 +234,11 @@ void attention(const CpuKernelArguments& a) {
   }
 }
 
-// dy, qkv, (all keys and values), y, log-sum-exp -> dqkv, (their gradients), workspace; with
-// gathered keys, dqkv has gradients of queries alone. As FlashAttention (Dao et al. 2022, algorithm
-// 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y) and dS = P (dP - D) scale:
-// dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s / cap) multiplies dS by dt/ds
-// = 1 - (t / cap)^2.
+// dy, qkv, (keys and values of ranks), y, log-sum-exp -> dqkv, (their gradients), workspace; with
+// such keys, dqkv has gradients of queries alone, which add up around a ring. As FlashAttention
+// (Dao et al. 2022, algorithm 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y)
+// and dS = P (dP - D) scale: dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s /
+// cap) multiplies dS by dt/ds = 1 - (t / cap)^2.
 void attention_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -214,23 +249,22 @@ void attention_gradient(const CpuKernelArguments& a) {
   const float* lse = a.floats(next + 1);
   float* dqkv = a.floats(next + 2);
   float* dkeys = s.gathered ? a.floats(next + 3) : dqkv;
-  const AttentionSpan span = attention_span(s);
-  const std::int64_t block = rows_of_block(s, 0);
+  const std::int64_t block = rows_of_block(s, 0), room = room_for_keys(s);
   float* probabilities = a.floats(s.gathered ? next + 4 : next + 3);
-  float* gradients = probabilities + align_elements(block * span.keys);
-  float* sums = gradients + align_elements(block * span.keys);
+  float* gradients = probabilities + align_elements(block * room);
+  float* sums = gradients + align_elements(block * room);
   float* packing = sums + align_elements(block);
   const float scale = score_scale(s);
-  zero(dqkv, s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim);
-  if (s.gathered) zero(dkeys, span.keys * s.batch * 2 * s.kv_heads * s.head_dim);
+  if (!s.accumulate) zero(dqkv, s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim);
+  if (s.gathered) zero(dkeys, room * s.batch * 2 * s.kv_heads * s.head_dim);
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
       const KeyRows rows_at = key_rows(s, h, sample, head);
       const Adjustment adjustment(s, head);
-      for (std::int64_t begin = 0, rows = 0; begin < s.sequence; begin += rows) {
+      for (std::int64_t begin = first_query_of(s), rows = 0; begin < s.sequence; begin += rows) {
         rows = rows_of_block(s, begin);
-        const std::int64_t position = s.chunks.position(begin);
+        const std::int64_t position = position_of(s, begin);
         const Keys met = keys_of(s, position, rows);
         const std::int64_t keys = met.count();
         const float* query = qkv + h.query + begin * h.qkv_stride;

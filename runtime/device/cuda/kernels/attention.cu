@@ -5,6 +5,7 @@
 #include <string>
 
 #include "planner/base/error.h"
+#include "planner/graph/attention_span.h"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/kernels/attention_kernels.h"
 
@@ -24,7 +25,8 @@
 // S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy
 // and dk += dS^T q and never go through shared memory. Windows skip the tiles before them as the
 // diagonal skips those behind it. Kernels exist twice: `plain`, and with the other options of heads
-// (AttentionScores) and gathered keys, which cost registers.
+// (AttentionScores) and gathered keys, which cost registers. A step around a ring
+// (attention_span.h) is a plain one over some of the rows, which ends with adding to what is there.
 namespace parplan {
 
 namespace {
@@ -37,10 +39,20 @@ AttentionLayout layout_of(const OpShape& s) {
   const std::int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const std::int64_t y_width = s.heads * s.head_dim;
   const std::int64_t key_width = s.gathered ? 2 * s.kv_heads * s.head_dim : qkv_width;
-  const std::int64_t keys = s.gathered ? s.chunks.positions() : s.sequence;
-  return {.sequence = static_cast<int>(s.sequence),
+  const bool around_ring = s.chunks.holder.has_value();
+  const RingStep step = around_ring ? ring_step(s.chunks) : RingStep{};
+  const std::int64_t rows = s.sequence - step.first_query;
+  const std::int64_t keys = around_ring ? step.keys : s.gathered ? s.chunks.positions() : s.sequence;
+  const std::int64_t ahead = around_ring && !step.causal ? keys : 0;
+  const std::int64_t positions = around_ring ? ahead + rows : keys;
+  return {.sequence = static_cast<int>(rows),
           .keys = static_cast<int>(keys),
-          .chunks = s.gathered ? s.chunks : ContextChunks{},
+          .positions = static_cast<int>(positions),
+          .ahead = static_cast<int>(ahead),
+          .statistics_rows = static_cast<int>(s.sequence),
+          .apart = s.gathered,
+          .accumulates = around_ring && s.accumulate,
+          .chunks = s.gathered && !around_ring ? s.chunks : ContextChunks{},
           .heads = static_cast<int>(s.heads),
           .per_group = static_cast<int>(s.heads / s.kv_heads),
           .head_dim = static_cast<int>(s.head_dim),
@@ -51,11 +63,25 @@ AttentionLayout layout_of(const OpShape& s) {
           .key_stride = s.batch * key_width,
           .scale = s.score_scale != 0.0 ? static_cast<float>(s.score_scale)
                                         : 1.0f / std::sqrt(static_cast<float>(s.head_dim)),
-          .window = static_cast<int>(s.window > 0 && s.window < keys ? s.window : keys),
+          .window = static_cast<int>(s.window > 0 && s.window < keys ? s.window : positions),
           .softcap = static_cast<float>(s.softcap),
           .alibi = static_cast<float>(s.alibi),
           .all_heads = static_cast<int>(s.all_heads),
           .first_head = static_cast<int>(s.first_head)};
+}
+
+// The element of an array from which a step around a ring works on it: rows of queries come before
+// that meet none of the keys.
+struct Start {
+  std::int64_t row = 0;
+  DataType type{};
+  template <class Byte>
+  Byte* in(Byte* array, std::int64_t stride) const {
+    return array + row * stride * size_of(type);
+  }
+};
+Start start_of(const CudaKernelArguments& a) {
+  return {.row = a.shape.chunks.holder ? ring_step(a.shape.chunks).first_query : 0, .type = a.type};
 }
 
 bool aligned(std::initializer_list<const void*> pointers) {
@@ -69,12 +95,14 @@ bool aligned(std::initializer_list<const void*> pointers) {
 
 void attention(const CudaKernelArguments& a) {
   const int next = a.shape.gathered ? 2 : 1;
-  const AttentionForward work{.layout = layout_of(a.shape),
+  const AttentionLayout layout = layout_of(a.shape);
+  const Start start = start_of(a);
+  const AttentionForward work{.layout = layout,
                               .batch = static_cast<int>(a.shape.batch),
-                              .qkv = a.at<const void>(0),
+                              .qkv = start.in(a.at<const std::byte>(0), layout.qkv_stride),
                               .keys = a.at<const void>(next - 1),
-                              .y = a.at<void>(next),
-                              .log_sum_exp = a.at<float>(next + 1)};
+                              .y = start.in(a.at<std::byte>(next), layout.y_stride),
+                              .log_sum_exp = a.at<float>(next + 1) + start.row};
   if (aligned({work.qkv, work.keys, work.y}) && attention_on_matrix_units(work, a.type, a.stream)) return;
   attention_general(work, a.type, a.stream);
 }
@@ -82,21 +110,28 @@ void attention(const CudaKernelArguments& a) {
 void attention_gradient(const CudaKernelArguments& a) {
   const OpShape& s = a.shape;
   const int next = s.gathered ? 3 : 2, last = s.gathered ? next + 3 : next + 2;
-  const AttentionBackward work{.layout = layout_of(s),
+  const AttentionLayout layout = layout_of(s);
+  const Start start = start_of(a);
+  const auto clear = [&](std::byte* array, std::int64_t rows, std::int64_t stride) {
+    const std::int64_t bytes = rows * stride * size_of(a.type);
+    check(cudaMemsetAsync(array, 0, static_cast<std::size_t>(bytes), a.stream), "attention_gradient");
+  };
+  auto* const dqkv = a.at<std::byte>(next + 2);
+  auto* const dkeys = a.at<std::byte>(last);
+  const AttentionBackward work{.layout = layout,
                                .batch = static_cast<int>(s.batch),
-                               .dy = a.at<const void>(0),
-                               .qkv = a.at<const void>(1),
+                               .dy = start.in(a.at<const std::byte>(0), layout.y_stride),
+                               .qkv = start.in(a.at<const std::byte>(1), layout.qkv_stride),
                                .keys = a.at<const void>(next - 1),
-                               .y = a.at<const void>(next),
-                               .log_sum_exp = a.at<const float>(next + 1),
-                               .dqkv = a.at<void>(next + 2),
-                               .dkeys = a.at<void>(last),
-                               .sums = a.at<float>(last + 1)};
-  if (s.gathered) {
-    // The columns of keys and values, whose gradients are elsewhere.
-    const std::int64_t bytes = s.sequence * work.layout.qkv_stride * size_of(a.type);
-    check(cudaMemsetAsync(work.dqkv, 0, static_cast<std::size_t>(bytes), a.stream), "attention_gradient");
-  }
+                               .y = start.in(a.at<const std::byte>(next), layout.y_stride),
+                               .log_sum_exp = a.at<const float>(next + 1) + start.row,
+                               .dqkv = start.in(dqkv, layout.qkv_stride),
+                               .dkeys = dkeys,
+                               .sums = a.at<float>(last + 1) + start.row};
+  // The columns of keys and values, whose gradients are elsewhere.
+  if (s.gathered && !layout.accumulates) clear(dqkv, s.sequence, layout.qkv_stride);
+  // The keys that no query of a step meets.
+  if (s.chunks.holder && layout.keys < s.sequence) clear(dkeys, s.sequence, layout.key_stride);
   if (aligned({work.dy, work.qkv, work.keys, work.y, work.dqkv, work.dkeys}) &&
       attention_gradient_on_matrix_units(work, a.type, a.stream))
     return;

@@ -4,11 +4,12 @@
 
 namespace parplan {
 
-// fused qkv, (all keys and values) -> y, log-sum-exp. Causal; layout and formulas as in
+// fused qkv, (keys and values of ranks) -> y, log-sum-exp. Causal; layout and formulas as in
 // runtime/device/cpu/kernels/attention.cpp. Head dims up to 256.
 void attention(const CudaKernelArguments& arguments);
-// dy, qkv, (all keys and values), y, log-sum-exp -> dqkv, (their gradients); with gathered keys,
-// dqkv has gradients of queries, and zeros. Workspace: planner/graph/cuda_workspace.h.
+// dy, qkv, (keys and values of ranks), y, log-sum-exp -> dqkv, (their gradients); with keys of
+// ranks, dqkv has gradients of queries, which add up around a ring, and zeros. Workspace:
+// planner/graph/cuda_workspace.h.
 void attention_gradient(const CudaKernelArguments& arguments);
 
 }  // namespace parplan

@@ -122,9 +122,10 @@ __device__ void add_product(float (&d)[Tiles::per][Tiles::elements], const float
   }
 }
 
+// `adds`: to what is there.
 template <class Tiles, class T, class RowOf>
 __device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride,
-                           int first, int limit, int head_dim, const RowOf& row_of) {
+                           int first, int limit, int head_dim, bool adds, const RowOf& row_of) {
 #pragma unroll
   for (int i = 0; i < Tiles::per; ++i) {
     const int number = first + ty() * Tiles::per + i;
@@ -133,28 +134,34 @@ __device__ void store_rows(const float (&d)[Tiles::per][Tiles::elements], float 
 #pragma unroll
     for (int k = 0; k < Tiles::elements; ++k) {
       const int element = tx() + side * k;
-      if (element < head_dim) row[element] = static_cast<T>(factor * d[i][k]);
+      if (element >= head_dim) continue;
+      const float before = adds ? static_cast<float>(row[element]) : 0.0f;
+      row[element] = static_cast<T>(before + factor * d[i][k]);
     }
   }
 }
 
 template <class Tiles, class T>
 __device__ void store_queries(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, std::int64_t stride,
-                              int first, const AttentionLayout& layout) {
-  store_rows<Tiles>(d, factor, to, stride, first, layout.sequence, layout.head_dim, [](int row) { return row; });
+                              int first, bool adds, const AttentionLayout& layout) {
+  store_rows<Tiles>(d, factor, to, stride, first, layout.sequence, layout.head_dim, adds, [](int row) { return row; });
 }
 
 template <class Tiles, class T>
 __device__ void store_keys(const float (&d)[Tiles::per][Tiles::elements], float factor, T* to, int first,
                            const AttentionLayout& layout) {
-  store_rows<Tiles>(d, factor, to, layout.key_stride, first, layout.keys, layout.head_dim,
+  store_rows<Tiles>(d, factor, to, layout.key_stride, first, layout.keys, layout.head_dim, false,
                     [&](int position) { return layout.key_row(position); });
 }
 
-// One past the last position of the queries of a tile.
+// One past the last position of the keys that the queries of a tile see.
 template <int rows>
-__device__ int end_of_positions(const AttentionLayout& layout, int first_query) {
-  return layout.position(min(first_query + rows, layout.sequence) - 1) + 1;
+__device__ int end_of_keys(const AttentionLayout& layout, int first_query) {
+  return min(layout.position(min(first_query + rows, layout.sequence) - 1) + 1, layout.keys);
+}
+
+__device__ inline bool sees_key(const AttentionLayout& layout, int position, int key_position) {
+  return key_position <= position && key_position < layout.keys && key_position >= layout.first_key(position);
 }
 
 // The start of the tile that holds `position`.
@@ -191,7 +198,7 @@ __global__ void __launch_bounds__(threads)
   int positions[per];  // of this thread's queries
 #pragma unroll
   for (int i = 0; i < per; ++i) positions[i] = layout.position(first_query + ty() * per + i);
-  const int end = end_of_positions<Tiles::rows>(layout, first_query);
+  const int end = end_of_keys<Tiles::rows>(layout, first_query);
 
   const AttentionScores head_scores(layout, head);
   float out[per][Tiles::elements] = {};
@@ -214,7 +221,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int j = 0; j < per; ++j) {
         const int key_position = first_key + tx() + side * j;
-        const bool sees = key_position <= positions[i] && key_position >= layout.first_key(positions[i]);
+        const bool sees = sees_key(layout, positions[i], key_position);
         scores[i][j] = sees ? head_scores.of(scores[i][j], key_position - positions[i]) : -INFINITY;
         tile_largest = fmaxf(tile_largest, scores[i][j]);
       }
@@ -236,16 +243,31 @@ __global__ void __launch_bounds__(threads)
     add_product<Tiles>(out, score_tile, other_tile, head_dim);
     __syncthreads();
   }
+  float* const row_log_sum_exp = log_sum_exp + layout.statistics(sample, head);
+  T* const head_y = y + layout.y(sample, head);
 #pragma unroll
   for (int i = 0; i < per; ++i) {
     const float total = row_sum(sum[i]);
     const int row = first_query + ty() * per + i;
-    if (tx() == 0 && row < layout.sequence)
-      log_sum_exp[layout.statistics(sample, head) + row] = largest[i] + logf(total);
+    const bool present = row < layout.sequence;
+    float after = largest[i] + logf(total);
 #pragma unroll
     for (int k = 0; k < Tiles::elements; ++k) out[i][k] /= total;
+    if (layout.accumulates) {
+      const MergedRow merged(present ? row_log_sum_exp[row] : after, after);
+      __syncwarp();  // (the threads of a row have read)
+      after = merged.log_sum_exp;
+#pragma unroll
+      for (int k = 0; k < Tiles::elements; ++k) {
+        const int element = tx() + side * k;
+        if (present && element < head_dim)
+          out[i][k] = merged.kept * static_cast<float>(head_y[row * layout.y_stride + element]) +
+                      merged.added * out[i][k];
+      }
+    }
+    if (tx() == 0 && present) row_log_sum_exp[row] = after;
   }
-  store_queries<Tiles>(out, 1.0f, y + layout.y(sample, head), layout.y_stride, first_query, layout);
+  store_queries<Tiles>(out, 1.0f, head_y, layout.y_stride, first_query, false, layout);
 }
 
 // dq of one tile of queries, and its sums of dy * y, which key_value_gradients reads.
@@ -289,7 +311,7 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
       shift[i] = log_sum_exp[layout.statistics(sample, head) + row];
     }
   }
-  const int end = end_of_positions<Tiles::rows>(layout, first_query);
+  const int end = end_of_keys<Tiles::rows>(layout, first_query);
 
   const AttentionScores head_scores(layout, head);
   float out[per][Tiles::elements] = {};
@@ -311,7 +333,7 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
 #pragma unroll
       for (int j = 0; j < per; ++j) {
         const int key_position = first_key + tx() + side * j;
-        const bool sees = key_position <= positions[i] && key_position >= layout.first_key(positions[i]);
+        const bool sees = sees_key(layout, positions[i], key_position);
         float to_product;
         const float score = head_scores.of(scores[i][j], key_position - positions[i], to_product);
         scores[i][j] = sees ? expf(score - shift[i]) * (dp[i][j] - row_sums[i]) * to_product : 0.0f;
@@ -322,7 +344,8 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
     add_product<Tiles>(out, score_tile, right_tile, head_dim);
     __syncthreads();
   }
-  store_queries<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query, layout);
+  store_queries<Tiles>(out, layout.scale, dqkv + layout.query(sample, head), layout.qkv_stride, first_query,
+                       layout.accumulates, layout);
 }
 
 // dk and dv of one tile of keys of one key/value head, over all query heads of its group; zeros
@@ -375,7 +398,7 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
 #pragma unroll
         for (int i = 0; i < per; ++i) {
           const int key_position = first_key + ty() * per + i;
-          const bool sees = present && key_position <= position && key_position >= layout.first_key(position);
+          const bool sees = present && sees_key(layout, position, key_position);
           const float score = head_scores.of(probabilities[i][j], key_position - position, to_product[i][j]);
           probabilities[i][j] = sees ? expf(score - shift) : 0.0f;
         }

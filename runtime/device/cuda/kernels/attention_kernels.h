@@ -15,11 +15,18 @@ namespace parplan {
 // Rows are of this rank's tokens. Where the context axis shares these out in chunks, keys and
 // values are an array of their own, gathered from all ranks, [positions, batch, key/value heads,
 // (key, value), head_dim], and queries and keys meet by position. Otherwise rows, positions and the
-// rows of keys are the same numbers.
+// rows of keys are the same numbers; but in a step around a ring whose queries see all keys, which
+// are in an array of their own, too, the queries' positions are `ahead` of their rows: behind all
+// keys.
 struct AttentionLayout {
   int sequence = 0;           // rows of queries
   int keys = 0;               // positions of keys
-  ContextChunks chunks = {};  // of gathered keys; none: keys are among the fused rows
+  int positions = 0;          // one past the last position of a query
+  int ahead = 0;
+  int statistics_rows = 0;    // from a head's statistics to the next head's
+  bool apart = false;         // keys are in an array of their own
+  bool accumulates = false;   // y and log-sum-exp, and gradients of queries, add to what is there
+  ContextChunks chunks = {};  // of keys gathered from all ranks
   int heads = 0;
   int per_group = 0;  // query heads per key/value head
   int head_dim = 0;
@@ -40,13 +47,18 @@ struct AttentionLayout {
   bool is_plain() const { return !chunks.any() && window >= keys && softcap == 0.0f && alibi == 0.0f; }
   // The first key that a query sees, and one past the last query that sees a key: positions.
   __device__ int first_key(int query) const { return query >= window ? query - window + 1 : 0; }
-  __device__ int last_query(int key) const { return window < keys - key ? key + window : keys; }
+  __device__ int last_query(int key) const { return window < keys - key ? key + window : positions; }
 
   // The position of a row of queries, the rows whose positions come before one, and the row of the
   // key at a position.
-  __device__ int position(int row) const { return static_cast<int>(chunks.position(row)); }
+  __device__ int position(int row) const {
+    return chunks.any() ? static_cast<int>(chunks.position(row)) : ahead + row;
+  }
+  // Where there are no chunks.
+  __device__ int plain_position(int row) const { return ahead + row; }
+  __device__ int plain_rows_before(int position) const { return max(position - ahead, 0); }
   __device__ int rows_before(int position) const {
-    if (!chunks.any()) return position;
+    if (!chunks.any()) return plain_rows_before(position);
     const int size = static_cast<int>(chunks.size);
     const int below = position - this->position(0), above = position - this->position(size);
     return min(max(below, 0), size) + min(max(above, 0), size);
@@ -61,9 +73,9 @@ struct AttentionLayout {
   __host__ __device__ std::int64_t query(int sample, int head) const {
     return group(sample, head / per_group) + head % per_group * head_dim;
   }
-  // In the fused array, or in the gathered one.
+  // In the fused array, or in their own.
   __device__ std::int64_t key(int sample, int kv_head) const {
-    if (!chunks.any()) return group(sample, kv_head) + per_group * head_dim;
+    if (!apart) return group(sample, kv_head) + per_group * head_dim;
     return (static_cast<std::int64_t>(sample) * (heads / per_group) + kv_head) * 2 * head_dim;
   }
   __device__ std::int64_t value(int sample, int kv_head) const { return key(sample, kv_head) + head_dim; }
@@ -71,7 +83,22 @@ struct AttentionLayout {
     return sample * y_width + static_cast<std::int64_t>(head) * head_dim;
   }
   __host__ __device__ std::int64_t statistics(int sample, int head) const {
-    return (static_cast<std::int64_t>(sample) * heads + head) * sequence;
+    return (static_cast<std::int64_t>(sample) * heads + head) * statistics_rows;
+  }
+};
+
+// What a step around a ring does with the results before it: of a row whose keys so far have the
+// log-sum-exp `before`, and those at hand `own`, that of both, and the factors of both outputs.
+struct MergedRow {
+  float log_sum_exp = 0.0f;
+  float kept = 0.0f;
+  float added = 1.0f;
+
+  __device__ MergedRow(float before, float own) {
+    const float larger = fmaxf(before, own);
+    log_sum_exp = larger + logf(expf(before - larger) + expf(own - larger));
+    kept = expf(before - log_sum_exp);
+    added = expf(own - log_sum_exp);
   }
 };
 
@@ -111,7 +138,7 @@ struct AttentionForward {
   AttentionLayout layout;
   int batch = 0;
   const void* qkv = nullptr;
-  const void* keys = nullptr;  // and values: the fused array, or the gathered one
+  const void* keys = nullptr;  // and values: the fused array, or their own
   void* y = nullptr;
   float* log_sum_exp = nullptr;
 };
@@ -125,7 +152,7 @@ struct AttentionBackward {
   const void* y = nullptr;
   const float* log_sum_exp = nullptr;
   void* dqkv = nullptr;
-  void* dkeys = nullptr;  // where the gradients of keys and values go: dqkv, or the gathered array
+  void* dkeys = nullptr;  // where the gradients of keys and values go: dqkv, or an array of their own
   float* sums = nullptr;  // of dy * y
 };
 

@@ -223,6 +223,28 @@ __device__ void store_rows(const float (&d)[row_tiles][head_dim / 8][4], float f
   }
 }
 
+// d += kept * what is there: the warp's rows, which are rows first_number + row of a head, below
+// `limit`. `store_rows` waits until all lanes have read.
+template <class T, int head_dim, int row_tiles>
+__device__ void add_rows(float (&d)[row_tiles][head_dim / 8][4], const float (&kept)[row_tiles][2],
+                         const std::uint16_t* from, std::int64_t stride, int first_number, int limit) {
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_number + 16 * m + lane() / 4 + 8 * half;
+      if (row >= limit) continue;
+      const std::uint16_t* const place = from + row * stride + lane() % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < head_dim / 8; ++n) {
+        const float2 there = ptx::unpack<T>(*reinterpret_cast<const std::uint32_t*>(place + 8 * n));
+        d[m][n][2 * half] += kept[m][half] * there.x;
+        d[m][n][2 * half + 1] += kept[m][half] * there.y;
+      }
+    }
+  }
+}
+
 // The sum (largest) of four neighbouring lanes, which hold parts of the same row.
 __device__ inline float row_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -269,7 +291,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   const int head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
   const int first_row = warp() * 16 * row_tiles;  // of this warp in the tile
-  const int first_position = plain ? first_query : layout.position(first_query);
+  const int first_position = plain ? layout.plain_position(first_query) : layout.position(first_query);
   const int warp_position = first_position + first_row;
   const std::uint16_t* const key = keys_and_values + layout.key(sample, head / layout.per_group);
   const int visible = min(first_position + Tiles::queries, layout.keys);
@@ -377,24 +399,34 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   }
 
   float* const row_log_sum_exp = log_sum_exp + layout.statistics(sample, head);
+  std::uint16_t* const head_y = y + layout.y(sample, head);
+  float kept[row_tiles][2] = {};
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float total = row_sum(sum[m][half]);
-      const float inverse = 1.0f / total;
+      float inverse = 1.0f / total;
+      const int row = first_query + first_row + 16 * m + lane() / 4 + 8 * half;
+      float after = largest[m][half] * (plain ? layout.scale : ln_2) + log2f(total) * ln_2;
+      if (layout.accumulates) {
+        const MergedRow merged(row < layout.sequence ? row_log_sum_exp[row] : after, after);
+        __syncwarp();  // (the lanes of a row have read)
+        after = merged.log_sum_exp;
+        kept[m][half] = merged.kept;
+        inverse *= merged.added;
+      }
 #pragma unroll
       for (int n = 0; n < head_dim / 8; ++n) {
         out[m][n][2 * half] *= inverse;
         out[m][n][2 * half + 1] *= inverse;
       }
-      const int row = first_query + first_row + 16 * m + lane() / 4 + 8 * half;
-      if (lane() % 4 == 0 && row < layout.sequence) {
-        row_log_sum_exp[row] = largest[m][half] * (plain ? layout.scale : ln_2) + log2f(total) * ln_2;
-      }
+      if (lane() % 4 == 0 && row < layout.sequence) row_log_sum_exp[row] = after;
     }
   }
-  store_rows<T, head_dim, row_tiles>(out, 1.0f, query_tile, first_row, y + layout.y(sample, head), layout.y_stride,
+  if (layout.accumulates)
+    add_rows<T, head_dim, row_tiles>(out, kept, head_y, layout.y_stride, first_query + first_row, layout.sequence);
+  store_rows<T, head_dim, row_tiles>(out, 1.0f, query_tile, first_row, head_y, layout.y_stride,
                                      first_query + first_row, layout.sequence);
 }
 
@@ -431,7 +463,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
   const int head = static_cast<int>(blockIdx.y);
   const int sample = static_cast<int>(blockIdx.z);
   const int first_row = warp() * 16 * row_tiles;
-  const int first_position = plain ? first_query : layout.position(first_query);
+  const int first_position = plain ? layout.plain_position(first_query) : layout.position(first_query);
   const int warp_position = first_position + first_row;
   const std::uint16_t* const key = keys_and_values + layout.key(sample, head / layout.per_group);
   const int visible = min(first_position + Tiles::queries, layout.keys);
@@ -569,8 +601,15 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
     pack<T, row_tiles, keys>(scores, ds);
     add_product<T, head_dim, row_tiles, keys>(out, ds, key_tile);
   }
-  store_rows<T, head_dim, row_tiles>(out, layout.scale, query_tile, first_row, dqkv + layout.query(sample, head),
-                                     layout.qkv_stride, first_query + first_row, layout.sequence);
+  std::uint16_t* const dquery = dqkv + layout.query(sample, head);
+  if (layout.accumulates) {
+    // (In units of the scale, by which they are multiplied again.)
+    float kept[row_tiles][2];
+    for (float(&of_tile)[2] : kept) of_tile[0] = of_tile[1] = 1.0f / layout.scale;
+    add_rows<T, head_dim, row_tiles>(out, kept, dquery, layout.qkv_stride, first_query + first_row, layout.sequence);
+  }
+  store_rows<T, head_dim, row_tiles>(out, layout.scale, query_tile, first_row, dquery, layout.qkv_stride,
+                                     first_query + first_row, layout.sequence);
 }
 
 template <int head_dim>
@@ -610,7 +649,7 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
   const int first_row = warp() * 16 * row_tiles;
   const int warp_key = first_key + first_row;
   static_assert(Tiles::keys % queries == 0);
-  const int first_tile = (plain ? first_key : layout.rows_before(first_key)) / queries;
+  const int first_tile = (plain ? layout.plain_rows_before(first_key) : layout.rows_before(first_key)) / queries;
   const int last_query =
       plain ? layout.sequence : layout.rows_before(layout.last_query(first_key + Tiles::keys - 1));
   const int tiles = (last_query + queries - 1) / queries;
@@ -634,11 +673,9 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
                                    layout.sequence);
       load_rows<head_dim, queries>(stage + Tiles::tile_bytes, group_dy + load_head * head_dim, layout.y_stride,
                                    first_query, layout.sequence);
-      load_statistics<queries>(statistics, group_log_sum_exp + load_head * static_cast<std::int64_t>(layout.sequence),
-                               first_query, layout.sequence);
-      load_statistics<queries>(statistics + queries,
-                               group_sums + load_head * static_cast<std::int64_t>(layout.sequence), first_query,
-                               layout.sequence);
+      const std::int64_t of_head = load_head * static_cast<std::int64_t>(layout.statistics_rows);
+      load_statistics<queries>(statistics, group_log_sum_exp + of_head, first_query, layout.sequence);
+      load_statistics<queries>(statistics + queries, group_sums + of_head, first_query, layout.sequence);
       if (++load_tile == tiles) {
         load_tile = first_tile;
         ++load_head;
@@ -675,7 +712,7 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
       tile = first_tile;
       ++query_head;
     }
-    const int first_position = plain ? first_query : layout.position(first_query);
+    const int first_position = plain ? layout.plain_position(first_query) : layout.position(first_query);
     if (first_position + queries <= warp_key) continue;  // they see none of this warp's keys
     if (!plain && first_position >= layout.last_query(warp_key + 16 * row_tiles - 1)) continue;
     const unsigned char* const query_tile = ring + step % stages * Tiles::stage_bytes;
@@ -701,7 +738,7 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
             const int key_position = warp_key + 16 * m + lane() / 4 + e / 2 * 8;
             const int position = first_position + 8 * n + lane() % 4 * 2 + e % 2;
             const bool sees =
-                position < layout.keys && key_position <= position && key_position >= layout.first_key(position);
+                position < layout.positions && key_position <= position && key_position >= layout.first_key(position);
             float to_product;
             const float score = head_scores.of(probabilities[m][n][e], key_position - position, to_product);
             const float probability =
@@ -718,14 +755,14 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
       add_product<T, head_dim, row_tiles, queries>(dk, left, query_tile);
       continue;
     }
-    if (first_query < warp_key + 16 * row_tiles - 1) {
+    if (first_position < warp_key + 16 * row_tiles - 1) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
         for (int n = 0; n < queries / 8; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            if (warp_key + 16 * m + lane() / 4 + e / 2 * 8 > first_query + 8 * n + lane() % 4 * 2 + e % 2) {
+            if (warp_key + 16 * m + lane() / 4 + e / 2 * 8 > first_position + 8 * n + lane() % 4 * 2 + e % 2) {
               probabilities[m][n][e] = -INFINITY;
             }
           }
@@ -839,9 +876,11 @@ constexpr Row rows[] = {
     row<__half, 96>(DataType::fp16),         row<__half, 128>(DataType::fp16),
 };
 
-// The kernels of the type and head dim, where chunks of gathered keys are whole tiles.
+// The kernels of the type and head dim, where chunks of gathered keys are whole tiles, and so are
+// keys that no query is before.
 const Row* find_row(DataType type, const AttentionLayout& layout, int largest_tile) {
   if (layout.chunks.any() && layout.chunks.size % largest_tile != 0) return nullptr;
+  if (layout.ahead > 0 && layout.keys % largest_tile != 0) return nullptr;
   for (const Row& row : rows) {
     if (row.type == type && row.head_dim == layout.head_dim) return &row;
   }
