@@ -29,7 +29,7 @@ bool has_other_order(const ParallelSpec& spec) {
   return own != plain;
 }
 
-constexpr std::array rows = {
+constexpr std::array layout_rows = {
     EngineLayoutRow{Choice::tp, &Engine::has_tensor, "tensor parallelism", "tp must be 1",
                     [](const ParallelSpec& spec) { return spec.tp() > 1; }},
     EngineLayoutRow{Choice::sequence_parallel, &Engine::has_sequence_parallel, "sequence parallelism",
@@ -67,11 +67,11 @@ constexpr std::array rows = {
 }  // namespace
 
 std::span<const EngineLayoutRow> engine_layout_rows() {
-  return rows;
+  return layout_rows;
 }
 
 std::optional<std::string> lacked_by_engine(const Engine& engine, const ParallelSpec& spec) {
-  for (const EngineLayoutRow& row : rows)
+  for (const EngineLayoutRow& row : layout_rows)
     if (!(engine.*row.has) && row.uses(spec))
       return fmt::format("engine {} has no {}: {}", engine.name, row.name, row.must);
   if (spec.zero_stage > Engine{}.most_zero) return std::nullopt;  // no engine has it: the technique's own reason
@@ -93,7 +93,7 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 
 std::string lacking_in_words(const Engine& engine) {
   std::vector<std::string> lacking;
-  for (const EngineLayoutRow& row : rows)
+  for (const EngineLayoutRow& row : layout_rows)
     if (!(engine.*row.has) && row.choice != Choice::recompute) lacking.emplace_back(row.name);
   const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
   if (engine.most_zero < Engine{}.most_zero) lacking.push_back(fmt::format("ZeRO above {}", engine.most_zero));
