@@ -101,11 +101,13 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     own_options.shapes = shapes;
     SearchResult found = search(graph, compared, own_training, request, own_options);
     std::optional<Score> own;
-    if (!found.plans.empty()) {
-      const RankedPlan& first = found.plans.front();
-      own = score(options.objective, compared, first.spec, first.result.time.total(), first.result.memory);
-      if (i == 0) as_stands = first;
+    // The first plan may be a plainer one that is as good but for a tie, which must not add up.
+    for (const RankedPlan& plan : found.plans) {
+      const Score its =
+          score(options.objective, compared, plan.spec, plan.result.time.total(), plan.result.memory);
+      own = own ? std::min(*own, its) : its;
     }
+    if (i == 0 && !found.plans.empty()) as_stands = found.plans.front();
     const bool wins = i == 0 || (own && (!best || better(*own, *best, noise)));
     searches.emplace_back(found.counts, best && (!own || *best < *own) ? best : own);
     if (!wins) continue;

@@ -31,6 +31,8 @@ std::string left_out_in_words(const Cluster& cluster, const Engine& engine, cons
       words += ", interleaved only in even stages with ZeRO-0 or 1";
     if (engine.has_zero_bubble) words += ", no zero_bubble_h1";
   }
+  if (has_pipelines && engine.has_pipeline && !request[Choice::input_slots])
+    words += ", input-slots+1 only where a plan fits with it";
   const bool shards =
       given<std::int64_t>(request, Choice::dp).value_or(2) > 1 && (zero_stage > 0 || !request[Choice::zero_stage]);
   if (shards && !request[Choice::dp_shard]) words += ", no hybrid sharding";

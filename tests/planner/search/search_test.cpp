@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <limits>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
+#include "planner/search/node_group_arrangements.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/search/space.h"
 #include "planner/suggest.h"
@@ -294,6 +296,97 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
   CHECK(variants > 0);
   CHECK(odd > 0);
   CHECK(with_input_slot > 0);
+}
+
+TEST_CASE("of unlike nodes the search finds what simulating every layout of every arrangement finds") {
+  std::mt19937 random(23);
+  const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
+  int rearranged = 0, three = 0;
+  for (int setting = 0; setting < 10; ++setting) {
+    ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
+    model.layers = pick({1, 2});
+    model.hidden = pick({32, 512});
+    model.feature = 4 * model.hidden;
+    const OpGraph graph = build_graph(model, 16);
+    TrainingSpec training = training_of(pick({4, 6}), DataType::bf16);
+    training.clip_norm = setting % 2;
+    Cluster cluster = testing::random_cluster(random, true, false);
+    std::erase_if(cluster.network.levels, [](const FabricLevel& level) { return level.nodes.has_value(); });
+    const NodeGroup any = cluster.groups.front();
+    cluster.groups.assign(setting % 3 == 2 ? 3 : 2, any);
+    for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
+      NodeGroup& group = cluster.groups[g];
+      group.nodes = 1;
+      group.node = first_devices(any.node, std::min(any.devices_per_node(), pick({1, 2})));
+      group.device.name = fmt::format("kind {}", g);
+      group.device.measured.reset();
+      // Computation decides, and kinds differ by up to four times.
+      for (DeviceRates& rates : group.device.rates)
+        rates.matrix_half = rates.matrix_fp32 = FlopsPerSecond(1e9 * pick({1, 2, 4}));
+      group.price = Price{.per_device_hour = static_cast<double>(pick({1, 2, 3})), .currency = "USD"};
+    }
+    LayoutRequest request;
+    request[Choice::zero_stage] = std::int64_t{pick({0, 1, 2, 3})};
+    if (cluster.groups.size() == 3) request[Choice::recompute] = Recompute::none;
+    SearchOptions options;
+    options.top = 3;
+    options.most_simulated = 1 << 20;
+
+    struct OnArrangement {
+      Cluster cluster;
+      std::vector<Tried> all;
+    };
+    std::vector<OnArrangement> tried;
+    for (const Cluster& one : arrangements(cluster)) {
+      OnArrangement& on = tried.emplace_back(OnArrangement{.cluster = one, .all = {}});
+      NetworkCache networks(on.cluster);
+      for (int n = 1; n <= one.devices(); ++n) try_every_layout(graph, networks, training, n, request, on.all);
+    }
+    std::vector<Bytes> peaks;
+    for (const OnArrangement& on : tried)
+      for (const Tried& one : on.all) peaks.push_back(one.result.memory.peak());
+    std::ranges::sort(peaks);
+    // Without a limit, with one that leaves out most layouts, and with one that leaves out all.
+    for (const Bytes limit : {peaks.back(), peaks[peaks.size() / 8], peaks.front() - Bytes(1)}) {
+      Cluster limited = cluster;
+      for (NodeGroup& group : limited.groups) group.device.memory_capacity = limit;
+      for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+        // One more input slot is not made room for by recompute.
+        const bool is_tight = limit < peaks.back();
+        if (is_tight) request[Choice::input_slots] = InputSlots::in_flight;
+        std::optional<Score> best;
+        for (const OnArrangement& on : tried)
+          for (const auto& [spec, result] : on.all) {
+            if (result.memory.peak() > limit || (is_tight && spec.input_slots != InputSlots::in_flight)) continue;
+            const Score own = score(objective, on.cluster, spec, result.time.total(), result.memory);
+            best = best ? std::min(*best, own) : own;
+          }
+        options.objective = objective;
+        const ArrangedResult arranged = search_arrangements(graph, limited, training, request, options);
+        INFO("setting " << setting << " by " << std::string(name(objective)) << ", " << limited.groups.size()
+                        << " groups, " << limit.count << " bytes, " << peaks.size() << " by brute force");
+        REQUIRE(arranged.found.plans.empty() == !best);
+        if (!best) continue;
+        CHECK(arranged.found.counts.certified);
+        const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
+          return score(objective, arranged.cluster, spec, result.time.total(), result.memory);
+        };
+        Score least = score_of(arranged.found.plans.front().spec, arranged.found.plans.front().result);
+        for (const RankedPlan& plan : arranged.found.plans) {
+          CHECK(plan.result.memory.peak() <= limit);
+          least = std::min(least, score_of(plan.spec, plan.result));
+        }
+        // Searches of several arrangements end within rounding of the best.
+        CHECK(least.first <= best->first * (1.0 + arranged.found.counts.cut_gap.value_or(0.0)) * (1 + 1e-8));
+        CHECK(least.first >= best->first * (1 - 1e-8));
+        rearranged += arranged.cluster != limited;
+        three += limited.groups.size() == 3;
+      }
+    }
+  }
+  MESSAGE(rearranged << " winners leave groups out or have them in another order");
+  CHECK(rearranged > 5);
+  CHECK(three > 5);
 }
 
 TEST_CASE("plans on fewer devices are looked into where more do not pay: whole nodes, and what given degrees allow") {
