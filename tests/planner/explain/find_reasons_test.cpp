@@ -12,7 +12,9 @@
 
 #include "planner/base/text.h"
 #include "planner/explain/layout_families.h"
+#include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/schedule/schedules.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
 
@@ -21,6 +23,7 @@ namespace parplan {
 using testing::cluster_of;
 using testing::describe;
 using testing::graph_of;
+using testing::nodes_of;
 using testing::request_of;
 using testing::source;
 using testing::step;
@@ -259,6 +262,33 @@ TEST_CASE("without searches there are the plan's own numbers and those of its ne
   CHECK(reasons.twice.empty());
   CHECK(relaxed(reasons) == nullptr);
   CHECK(!reasons.guide.one_device);
+}
+
+TEST_CASE("neighbours of a plan for another engine run under that engine") {
+  OpGraph graph = graph_of("tiny-gpt2", 16);
+  Engine engine;
+  engine.name = "slow";
+  engine.overlaps_data = engine.overlaps_tensor = engine.overlaps_pipeline = false;
+  engine.host_per_op = Seconds(1e-4);
+  SuggestRequest request = request_of(graph, nodes_of(4, 1), 16);
+  request.training.engine = engine;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  ReasonsOptions options;
+  options.searches = false;
+  const Reasons reasons = find_reasons(graph, *found.plan, options);
+  REQUIRE(reasons.neighbours.size() > 3);
+  for (const Neighbour& neighbour : reasons.neighbours) {
+    INFO(neighbour.change << ": " << describe(neighbour.rival.plan.spec));
+    Plan other = *found.plan;
+    other.spec = neighbour.rival.plan.spec;
+    other.placements = place(graph, other.spec);
+    other.schedule = schedule_of(other.spec, other.training);
+    CHECK(step(neighbour.rival.plan.result) == doctest::Approx(step(simulate_plan(graph, other))).epsilon(1e-9));
+    // parplan's own runtime takes less.
+    other.training.engine = {};
+    CHECK(step(neighbour.rival.plan.result) > step(simulate_plan(graph, other)) * (1 + 1e-6));
+  }
 }
 
 TEST_CASE("a plan of a given layout is told what a free search finds") {
