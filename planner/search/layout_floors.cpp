@@ -190,20 +190,22 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // the largest micro-batch, which is a multiple of every other, if it waits for its data alone, and
 // each Segment is fused or not, whichever takes less (LoweredFor).
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
+  const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
   const auto [entry, inserted] = samples_.try_emplace(
-      {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));
+      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
   largest.micro_batch = micro_batches_.back();
-  entry->second = least_seconds_by_data(largest, maker_.estimator().networks().device(spec.mesh, 0));
+  entry->second = least_seconds_by_data(largest, device);
   for (Seconds& one : entry->second) one *= (1 - 1e-9) / static_cast<double>(largest.micro_batch);
   return entry->second;
 }
 
 // Whatever is chosen beside the degrees.
 const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSpec& spec) {
-  const auto [entry, inserted] = any_samples_.try_emplace({spec.tp(), spec.cp()}, std::vector<Seconds>());
+  const DeviceKind* const device = maker_.estimator().networks().device(spec.mesh, 0).device.get();
+  const auto [entry, inserted] = any_samples_.try_emplace({device, spec.tp(), spec.cp()}, std::vector<Seconds>());
   if (!inserted) return entry->second;
   for (const bool sequence_parallel : {false, true})
     for (const ContextMethod method : context_methods) {

@@ -176,10 +176,11 @@ class LayoutFloors {
   bool switches_add_ = false;                   // has_nvlink_sharp
   // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
   std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
-  // seconds_of_sample by tensor degree, sequence parallelism, context degree and method, and
-  // seconds_of_any_sample by tensor and context degree.
-  std::map<std::tuple<int, bool, int, ContextMethod>, std::vector<Seconds>> samples_;
-  std::map<std::pair<int, int>, std::vector<Seconds>> any_samples_;
+  // seconds_of_sample by the device, whose rates follow from how many of a node are at work, tensor
+  // degree, sequence parallelism, context degree and method, and seconds_of_any_sample by the device,
+  // tensor and context degree.
+  std::map<std::tuple<const DeviceKind*, int, bool, int, ContextMethod>, std::vector<Seconds>> samples_;
+  std::map<std::tuple<const DeviceKind*, int, int>, std::vector<Seconds>> any_samples_;
   // What the blocks of a layer take at least on the links that they cross, by Block::kind, for a
   // number of Estimator::paces.
   std::map<std::pair<int, int>, std::vector<Seconds>> seconds_by_pace_;

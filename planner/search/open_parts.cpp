@@ -262,7 +262,9 @@ std::vector<Open> OpenParts::look_into_recomputing(std::size_t number) {
     const std::vector<Recompute> choices = choices_of(placed.spec);
     const bool fits_alike = floors_.can_hold(placed.spec, {&placed.spec.recompute, 1});
     // Beyond what fits, the layout that recomputes nothing takes the least time.
-    if (beyond_ && beyond_->room != Beyond::Room::enough && (fits_alike || &placed != &group.front())) continue;
+    if (beyond_ && beyond_->room != Beyond::Room::enough &&
+        ((fits_alike && !beyond_->also_what_fits) || &placed != &group.front()))
+      continue;
     Part part{.step = are_equal() ? Step::any_order : Step::layout,
               .space = {.spec = placed.spec, .layouts = placed.orders},
               .floor = parts_[number].floor,

@@ -27,6 +27,7 @@ struct Beyond {
   // Layouts for which there is room; those that fit with what the space recomputes, but not with
   // what `recompute` says by itself; or those that do not, whatever they recompute.
   enum class Room { enough, with_other_recompute, any } room = Room::enough;
+  bool also_what_fits = false;  // with `any`
 };
 
 // The parts of a space that a search has opened. A part is looked into step by step: it has all

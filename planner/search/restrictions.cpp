@@ -25,6 +25,18 @@ bool has_context_ranks(const ParallelSpec& degrees) { return degrees.cp() > 1; }
 
 bool has_anything(const ParallelSpec& /*degrees*/) { return true; }
 
+// Whether every device updates its own state sooner than its host could: both move the same bytes
+// through their memory.
+bool devices_update_sooner(const Cluster& cluster) {
+  return std::ranges::all_of(cluster.groups, [](const NodeGroup& group) {
+    if (!group.host) return true;
+    const double of_host = group.host->memory_bandwidth.value / group.devices_per_machine();
+    return std::ranges::all_of(group.device.rates, [&](const DeviceRates& rates) {
+      return rates.memory.value >= of_host;
+    });
+  });
+}
+
 LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& value) {
   request[choice] = value;
   return request;
@@ -86,7 +98,8 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
       std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
   if (has_host && !request[Choice::offload])
     all.push_back({.what = "offload of the optimizer's state",
-                   .wider = {{request, width, {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::any}}}});
+                   .wider = {{request, width, {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::any,
+                               .also_what_fits = !devices_update_sooner(cluster)}}}});
   if (!request[Choice::recompute] && searched_recomputes(engine).size() > 1)
     all.push_back({.what = "other modules to recompute",
                    .wider = {{request, width,

@@ -1,0 +1,161 @@
+// What a search leaves out, with how much better that may be.
+#include "planner/search/restrictions.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/parallel/techniques.h"
+#include "planner/schedule/schedules.h"
+#include "planner/search/search.h"
+#include "planner/search/simulate_spec.h"
+#include "planner/search/space.h"
+#include "tests/planner/search/random_settings.h"
+
+namespace parplan {
+
+using testing::graph_of;
+using testing::random_cluster;
+using testing::random_cut;
+using testing::random_graph;
+using testing::training_of;
+
+namespace {
+
+constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
+constexpr const char* zero_bubble = "zero_bubble_h1";
+constexpr const char* hybrid = "hybrid sharding";
+constexpr const char* context = "context parallelism by gathered keys and values or exchange for heads";
+constexpr const char* ring = "context parallelism around a ring";
+constexpr const char* offload = "offload of the optimizer's state";
+constexpr const char* recompute = "other modules to recompute";
+
+LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& value) {
+  request[choice] = value;
+  return request;
+}
+
+// Every layout beyond each restriction, found without the search: by options that ask for it.
+std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& graph, const TrainingSpec& training,
+                                                                int most_devices) {
+  std::map<std::string, std::vector<ParallelSpec>> all;
+  for (int devices = 1; devices <= most_devices; ++devices) {
+    const auto enumerate = [&](const LayoutRequest& request) {
+      return enumerate_specs(graph, training, devices, request);
+    };
+    const std::vector<ParallelSpec> usual = enumerate({});
+    const auto is_usual = [&](const ParallelSpec& spec) { return std::ranges::find(usual, spec) != usual.end(); };
+    for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::interleaved)))
+      if (spec.pp() > 1 && !is_usual(spec)) all[interleaved].push_back(spec);
+    for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::zero_bubble_h1)))
+      if (spec.pp() > 1) all[zero_bubble].push_back(spec);
+    for (ParallelSpec spec : usual)
+      for (const std::int64_t ranks : divisors(spec.replicas())) {
+        spec.mesh.dp_shard = static_cast<int>(ranks);
+        if (ranks > 1 && ranks < spec.replicas() && !illegal(graph, training, spec)) all[hybrid].push_back(spec);
+      }
+    for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses})
+      for (const ParallelSpec& spec : enumerate(with({}, Choice::cp_method, method)))
+        if (spec.cp() > 1) all[context].push_back(spec);
+    for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, Offload::optimizer)))
+      all[offload].push_back(spec);
+    const std::span<const Recompute> searched = searched_recomputes(training.engine);
+    for (const RecomputeRow& row : recompute_rows())
+      if (std::ranges::find(searched, row.kind) == searched.end())
+        for (const ParallelSpec& spec : enumerate(with({}, Choice::recompute, row.kind)))
+          all[recompute].push_back(spec);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("what a search leaves out beats its plan by no more than is said") {
+  std::mt19937 random(23);
+  std::map<std::string, int> tried, better, told;
+  for (int setting = 0; setting < 24; ++setting) {
+    const bool gpu = setting % 4 != 3;
+    const OpGraph graph = random_graph(random, 16);
+    Cluster cluster = random_cluster(random, gpu, false);
+    NodeGroup& nodes = cluster.groups.front();
+    nodes.host = Host{.memory = {}, .memory_bandwidth = BytesPerSecond(1e12), .link = BytesPerSecond(1e11)};
+    // Every second time links are fast, and computation decides.
+    if (setting % 2 == 0)
+      for (Link& link : nodes.node.links) link.bandwidth *= 1000.0, link.latency *= 0.001;
+    TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+    training.clip_norm = setting % 2;
+    NetworkCache networks(cluster);
+    const std::map<std::string, std::vector<ParallelSpec>> beyond = layouts_beyond(graph, training, cluster.devices());
+    SearchOptions options;
+    options.bounds_left_out = true;
+    options.objective = setting % 3 == 2 ? Objective::cost : Objective::time;
+    const SearchResult roomy = search(graph, cluster, training, {}, options);
+    REQUIRE(!roomy.plans.empty());
+    if (setting % 3 != 0) {  // with less memory than that plan takes
+      const std::int64_t peak = roomy.plans.front().result.memory.peak().count;
+      nodes.device.memory_capacity = Bytes(peak - peak / (setting % 5 + 2));
+    }
+    const SearchResult found = search(graph, cluster, training, {}, options);
+    if (found.plans.empty()) {
+      CHECK(found.counts.left_out.empty());
+      continue;
+    }
+    double best = score(options.objective, cluster, found.plans.front().spec,
+                        found.plans.front().result.time.total(), {}).first;
+    for (const LeftOut& left_out : found.counts.left_out) {
+      INFO("setting " << setting << ": " << left_out.what);
+      CHECK(left_out.gap.has_value() == (left_out.what != ring));
+      if (!left_out.gap || !beyond.contains(left_out.what)) continue;
+      told[left_out.what] += *left_out.gap > 0.0 && *left_out.gap < 0.2;
+      const std::vector<ParallelSpec>& layouts = beyond.at(left_out.what);
+      for (int trial = 0; trial < 150 && !layouts.empty(); ++trial) {
+        ParallelSpec spec = layouts[random() % layouts.size()];
+        spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+        const StepResult result = simulate_spec(graph, networks, training, spec, place(graph, spec),
+                                                schedule_of(spec, training), nullptr);
+        if (result.memory.peak() > nodes.device.memory_capacity) continue;
+        ++tried[left_out.what];
+        const double its = score(options.objective, cluster, spec, result.time.total(), {}).first;
+        better[left_out.what] += its < best;
+        INFO(testing::describe(found.plans.front().spec) << " against " << testing::describe(spec));
+        CHECK(best <= its * (1.0 + *left_out.gap) * (1.0 + tied_plans) * (1 + 1e-9));
+      }
+    }
+  }
+  int all_told = 0;
+  for (const char* const what : {interleaved, zero_bubble, hybrid, context, offload, recompute}) {
+    MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what] << " are better than the plan; "
+                 << told[what] << " gaps below 20 %");
+    CHECK(tried[what] > 0);
+    all_told += told[what];
+  }
+  CHECK(all_told > 0);
+}
+
+TEST_CASE("context parallelism is searched where a batch has too few sequences for the devices") {
+  const OpGraph graph = graph_of("tiny-llama", shortest_shared_sequence);
+  Cluster cluster = testing::cluster_of("dgx-a100", 8);
+  TrainingSpec training = training_of(1, DataType::bf16);
+  training.sequence_length = shortest_shared_sequence;
+  SearchOptions options;
+  const SearchResult without = search(graph, cluster, training, {}, options);
+  options.bounds_left_out = true;
+  const SearchResult found = search(graph, cluster, training, {}, options);
+  REQUIRE(!found.plans.empty());
+  CHECK(without.plans.front().spec.cp() == 1);
+  CHECK(found.plans.front().spec.cp() > 1);
+  CHECK(found.plans.front().result.time.total() < without.plans.front().result.time.total());
+  CHECK(found.counts.space.find("x cp") != std::string::npos);
+  // Where it is fixed, nothing is left out.
+  const SearchResult fixed = search(graph, cluster, training, {{Choice::cp, 1}}, options);
+  CHECK(fixed.plans.front().spec == without.plans.front().spec);
+  CHECK(std::ranges::none_of(fixed.counts.left_out,
+                             [](const LeftOut& one) { return one.what.find("context") != std::string::npos; }));
+}
+
+}  // namespace parplan
