@@ -1,6 +1,7 @@
 #include "planner/simulator/play_calls.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -128,16 +129,54 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   rank.calls[number].complete = true;
 }
 
+// What slows the kernels of a call that starts then: collectives of earlier calls, in launch order,
+// whichever the ranks have come to.
+std::vector<InFlight> in_flight_beside(PlayedRank& rank, int call, Seconds start) {
+  std::vector<InFlight> beside;
+  if (rank.in_flight.empty()) return beside;
+  std::erase_if(rank.in_flight, [&](const InFlight& one) { return one.end <= start; });
+  std::ranges::copy_if(rank.in_flight, std::back_inserter(beside), [&](const InFlight& one) { return one.call < call; });
+  return beside;
+}
+
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
-  Seconds end = start.time;
-  for (const SplitTime& one : playable.splits) end += one.duration;
-  rank.pieces.push_back(
-      {.start = start.time, .end = end, .cause = start.piece, .work = playable.work, .progress = Progress::done});
+  const bool is_slowed = playable.costed.stream == index_of(Stream::compute);
+  const std::vector<InFlight> beside =
+      is_slowed ? in_flight_beside(rank, number, start.time) : std::vector<InFlight>();
+  Seconds end = start.time, alone = start.time;
+  for (std::size_t i = 0; i < playable.splits.size(); ++i) {
+    const Seconds duration = playable.splits[i].duration;
+    alone += duration;
+    end = beside.empty() ? end + duration : end_beside(beside, end, duration, playable.kernels[i]);
+  }
+  rank.pieces.push_back({.start = start.time,
+                         .end = end,
+                         .cause = start.piece,
+                         .work = playable.work,
+                         .progress = Progress::done,
+                         .slowed = end > alone});
+  const double longer = end > alone ? (end - start.time) / (alone - start.time) : 1.0;
   for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
     if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
-      rank.free[side] = {.time = start.time + playable.costed.alone[i].end, .piece = piece};
+      rank.free[side] = {.time = start.time + longer * playable.costed.alone[i].end, .piece = piece};
   finish_call(rank, number, playable, {.time = end, .piece = piece});
+}
+
+// The duration of an instruction that meets nobody. Collectives of calls of their own slow the
+// kernels of later calls; what slows kernels within a call is known beforehand (cost_segment).
+Seconds beside_others(PlayedRank& rank, int call, const Playable& playable, const CostedInstruction& instruction,
+                      Seconds start) {
+  if (playable.costed.stream != index_of(Stream::compute)) {
+    if (instruction.takes.takes_any())
+      rank.in_flight.push_back(
+          {.start = start, .end = start + instruction.duration, .takes = instruction.takes, .call = call});
+    return instruction.duration;
+  }
+  if (!instruction.work.computes || instruction.stream != playable.costed.stream) return instruction.duration;
+  const std::vector<InFlight> beside = in_flight_beside(rank, call, start);
+  if (beside.empty() || instruction.duration <= Seconds(0.0)) return instruction.duration;
+  return end_beside(beside, start, instruction.duration, instruction.kernel) - start;
 }
 
 // True once the call is over.
@@ -161,7 +200,10 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
       const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
       if (met && !playable.seats[i]) {
         const Seconds submitted = running.fork.time + instruction.submitted;
-        settle(rank, candidate, at.time, std::max(submitted - at.time, Seconds(0.0)) + instruction.duration);
+        const Seconds held = std::max(submitted - at.time, Seconds(0.0));
+        Seconds duration = instruction.duration;
+        if (rank.contends) duration = beside_others(rank, call, playable, instruction, at.time + held);
+        settle(rank, candidate, at.time, held + duration);
         continue;
       }
       if (met && meet(simulation, rank, *playable.seats[i], candidate)) continue;
@@ -216,10 +258,15 @@ bool advance_rank(Simulation& simulation, PlayedRank& rank) {
   bool any = false;
   for (bool progress = true; progress; any |= progress) {
     progress = false;
-    for (const std::size_t s : rank.streams)
+    // Where collectives slow kernels, they come first: what is in flight must be known.
+    for (std::size_t i = 0; i < rank.streams.size(); ++i) {
+      const std::size_t s = rank.contends ? rank.streams[rank.streams.size() - 1 - i] : rank.streams[i];
       while (rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < end &&
-             advance_stream(simulation, rank, s))
+             advance_stream(simulation, rank, s)) {
         progress = true;
+        if (rank.contends && s == index_of(Stream::compute)) break;
+      }
+    }
   }
   return any;
 }
