@@ -14,11 +14,11 @@ double passes(InstructionKind kind, int ranks) {
   return (reduces_all ? 2.0 : 1.0) * (ranks - 1) / ranks;
 }
 
-// Channels that NCCL gives a collective: all, as long as each thread has 64 bytes from every rank
-// (src/graph/tuning.cc and src/enqueue.cc at 5067397c: threadThresholds of the ring's Simple
-// protocol, 512 threads a channel).
+// Channels that NCCL gives a collective: all, as long as each of their threads has 64 bytes
+// (NVIDIA/nccl at 5067397c, src/enqueue.cc:2093 with NCCL_SIMPLE_THREAD_THRESHOLD and 512 threads a
+// channel).
 int channels_of(Bytes bytes, const GroupNetwork& network) {
-  const std::int64_t of_a_channel = std::int64_t{64} * 512 * network.ranks;
+  constexpr std::int64_t of_a_channel = std::int64_t{64} * 512;
   const std::int64_t most = collective_channels(network.nvlink, network.ranks / network.nodes, network.nodes == 1);
   return static_cast<int>(std::clamp<std::int64_t>(bytes.count / of_a_channel, 1, most));
 }

@@ -9,9 +9,9 @@ namespace parplan {
 // What a collective takes from the kernels of its device for as long as it is in flight, as shares
 // of all that there is.
 struct Contention {
-  // A channel is a block of threads that holds a multiprocessor (NVIDIA/nccl at 5067397c,
-  // src/device/common.h and src/include/device.h: one block a channel, of up to 640 threads, whose
-  // registers leave no room for a block of a matrix product beside it).
+  // A channel is a block of threads that holds a multiprocessor: 544 threads of 96 registers
+  // (NVIDIA/nccl at 5067397c, src/enqueue.cc:2108, makefiles/common.mk:103) are 80 % of its 65,536,
+  // so that no block of a product runs beside it.
   double multiprocessors = 0.0;
   // Each byte is read where it is sent and written where it arrives.
   double memory = 0.0;

@@ -102,6 +102,14 @@ bool is_complete(PlayedRank& rank, int number) {
   return true;
 }
 
+// Whether all collectives of earlier calls that may slow the kernels of this one have been played.
+bool knows_in_flight(const PlayedRank& rank, int number) {
+  for (const std::size_t s : rank.streams)
+    if (rank.contends >> s & 1u && rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < number)
+      return false;
+  return true;
+}
+
 // When what the call waits for is complete, not before `from`.
 std::optional<Moment> ready(PlayedRank& rank, const PlayList::Call& call, Moment from) {
   for (const int wait : rank.list.waits_of(call)) {
@@ -202,7 +210,7 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
         const Seconds submitted = running.fork.time + instruction.submitted;
         const Seconds held = std::max(submitted - at.time, Seconds(0.0));
         Seconds duration = instruction.duration;
-        if (rank.contends) duration = beside_others(rank, call, playable, instruction, at.time + held);
+        if (rank.contends != 0) duration = beside_others(rank, call, playable, instruction, at.time + held);
         settle(rank, candidate, at.time, held + duration);
         continue;
       }
@@ -237,6 +245,9 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
   if (!running.active) {
     for (const std::size_t other : rank.streams)
       if (playable.queues >> other & 1u && rank.queue[other][rank.head[other]] != number) return false;
+    if (rank.contends != 0 && stream == index_of(Stream::compute) && !simulation.starts_regardless &&
+        !knows_in_flight(rank, number))
+      return false;
     const std::optional<Moment> start = ready(rank, call, rank.free[stream]);
     if (!start) return false;
     const bool whole = playable.alone && idle(rank, playable.shared, start->time);
@@ -260,11 +271,11 @@ bool advance_rank(Simulation& simulation, PlayedRank& rank) {
     progress = false;
     // Where collectives slow kernels, they come first: what is in flight must be known.
     for (std::size_t i = 0; i < rank.streams.size(); ++i) {
-      const std::size_t s = rank.contends ? rank.streams[rank.streams.size() - 1 - i] : rank.streams[i];
+      const std::size_t s = rank.contends != 0 ? rank.streams[rank.streams.size() - 1 - i] : rank.streams[i];
       while (rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < end &&
              advance_stream(simulation, rank, s)) {
         progress = true;
-        if (rank.contends && s == index_of(Stream::compute)) break;
+        if (rank.contends != 0 && s == index_of(Stream::compute)) break;
       }
     }
   }
@@ -273,8 +284,10 @@ bool advance_rank(Simulation& simulation, PlayedRank& rank) {
 
 }  // namespace
 
-void play_on(Simulation& simulation) {
-  queue_calls(simulation);
+namespace {
+
+// Plays until no rank gets any further.
+void advance_all(Simulation& simulation) {
   for (PlayedRank& rank : simulation.ranks) rank.runnable = true;
   for (bool progress = true; progress;) {
     progress = false;
@@ -287,8 +300,25 @@ void play_on(Simulation& simulation) {
   }
 }
 
+bool all_is_played(const Simulation& simulation) {
+  return std::ranges::all_of(simulation.ranks, [](const PlayedRank& rank) {
+    return std::ranges::all_of(rank.streams, [&](std::size_t s) { return rank.head[s] == rank.queue[s].size(); });
+  });
+}
+
+}  // namespace
+
+void play_on(Simulation& simulation) {
+  queue_calls(simulation);
+  advance_all(simulation);
+}
+
 void play_calls(Simulation& simulation) {
   play_on(simulation);
+  if (!all_is_played(simulation)) {
+    simulation.starts_regardless = true;
+    advance_all(simulation);
+  }
   for (const PlayedRank& rank : simulation.ranks)
     for (const std::size_t s : rank.streams)
       if (rank.head[s] < rank.queue[s].size()) report_deadlock(simulation);

@@ -177,7 +177,8 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
     rank.capacity = models[r].device->memory_capacity;
     rank.list = play_list(programs[r]);
     std::vector<Playable> segments = playables(simulation, programs, r, models[r]);
-    for (const Playable& playable : segments) rank.contends = rank.contends || slows_others(playable.costed);
+    for (const Playable& playable : segments)
+      if (slows_others(playable.costed)) rank.contends |= 1u << playable.costed.stream;
     if (in_a_row == CallsInARow::joined) join_calls(rank.list, segments);
     for (Playable& playable : segments)
       playable.work = {.split = playable.splits.data(),

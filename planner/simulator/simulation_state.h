@@ -68,8 +68,9 @@ struct PlayedRank {
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
-  // Collectives on side streams slow the kernels of later calls: those that have not ended yet.
-  bool contends = false;
+  // Side streams, as bits, whose collectives slow the kernels of later calls, and those that were in
+  // flight when a kernel started last, or have begun since.
+  unsigned contends = 0;
   std::vector<InFlight> in_flight;
   std::vector<Crossing> crossings;   // where they are requested
   bool runnable = true;              // a partner may have let it go on
@@ -95,6 +96,8 @@ struct Simulation {
   std::vector<PlayedRank> ranks;  // of the pipeline
   std::vector<Meeting> meetings;
   bool notes_crossings = false;
+  // Nobody gets further while kernels wait to know what is in flight beside them: they start without.
+  bool starts_regardless = false;
 };
 
 // Whether computations in a row become one call. Times are the same, and the step is played faster,
