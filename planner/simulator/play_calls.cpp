@@ -1,9 +1,9 @@
 #include "planner/simulator/play_calls.h"
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -137,21 +137,21 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   rank.calls[number].complete = true;
 }
 
-// What slows the kernels of a call that starts then: collectives of earlier calls, in launch order,
-// whichever the ranks have come to.
-std::vector<InFlight> in_flight_beside(PlayedRank& rank, int call, Seconds start) {
-  std::vector<InFlight> beside;
-  if (rank.in_flight.empty()) return beside;
+// What slows the kernels of a call that starts then: collectives of calls that were launched before
+// it, however far ranks have been played.
+std::span<const InFlight> in_flight_beside(PlayedRank& rank, int call, Seconds start) {
+  if (rank.in_flight.empty()) return {};
   std::erase_if(rank.in_flight, [&](const InFlight& one) { return one.end <= start; });
-  std::ranges::copy_if(rank.in_flight, std::back_inserter(beside), [&](const InFlight& one) { return one.call < call; });
-  return beside;
+  const auto later = std::stable_partition(rank.in_flight.begin(), rank.in_flight.end(),
+                                           [&](const InFlight& one) { return one.call < call; });
+  return {rank.in_flight.begin(), later};
 }
 
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
   const bool is_slowed = playable.costed.stream == index_of(Stream::compute);
-  const std::vector<InFlight> beside =
-      is_slowed ? in_flight_beside(rank, number, start.time) : std::vector<InFlight>();
+  const std::span<const InFlight> beside =
+      is_slowed ? in_flight_beside(rank, number, start.time) : std::span<const InFlight>();
   Seconds end = start.time, alone = start.time;
   for (std::size_t i = 0; i < playable.splits.size(); ++i) {
     const Seconds duration = playable.splits[i].duration;
@@ -182,7 +182,7 @@ Seconds beside_others(PlayedRank& rank, int call, const Playable& playable, cons
     return instruction.duration;
   }
   if (!instruction.work.computes || instruction.stream != playable.costed.stream) return instruction.duration;
-  const std::vector<InFlight> beside = in_flight_beside(rank, call, start);
+  const std::span<const InFlight> beside = in_flight_beside(rank, call, start);
   if (beside.empty() || instruction.duration <= Seconds(0.0)) return instruction.duration;
   return end_beside(beside, start, instruction.duration, instruction.kernel) - start;
 }

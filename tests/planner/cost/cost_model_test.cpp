@@ -58,13 +58,14 @@ TEST_CASE("fused attention runs at the rate of the kernels that an engine has fo
   }
   device.peak_half = FlopsPerSecond(100.0);
   device.multiprocessors = 10;
-  const DeviceMesh mesh{.degree = {.dp = 4}};
+  DeviceMesh mesh;
+  mesh.degree.dp = 4;
   const auto seconds = [&](const char* kind, int up_to, OpKind op) {
     device.name = kind;
     const Engine engine{.name = "other", .attention_up_to = up_to};
     NetworkCache networks(cluster, engine);
     const CostModel model = cost_model(networks, mesh, 0);
-    const OpShape shape{.batch = 1, .sequence = 128, .heads = 1, .kv_heads = 1, .head_dim = 64};
+    const OpShape shape{.sequence = 128, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
     return kernel_time(op, shape, DataType::bf16, *model.device, model.rates).value;
   };
   const double whole = seconds("h100-sxm-80gb", 90, OpKind::attention);
