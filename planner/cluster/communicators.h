@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// The channels over which NCCL lays a group's rings: `members` of the group are on a node, where all
-// of it may be `inside`.
+// The channels over which NCCL lays a group's rings; `members` of the group are on one node,
+// `inside` which all of it may be.
 int collective_channels(bool nvlink, int members, bool inside);
 
 // What NCCL's communicators take on a rank, by the groups and the neighbours, in the pipeline and

@@ -22,8 +22,8 @@ inline Contention operator+(Contention a, Contention b) {
   return {.multiprocessors = a.multiprocessors + b.multiprocessors, .memory = a.memory + b.memory};
 }
 
-// Of a collective that takes `duration` on an accelerator: 0 for kernels, for transfers between two
-// ranks, whose few channels are left out, and for what is in line with kernels anyway.
+// What a collective of `duration` on an accelerator takes. Kernels take nothing, nor do transfers
+// between two ranks, whose few channels are left out, and what is in line with kernels anyway.
 Contention contention(const Instruction& instruction, Seconds duration, const CostModel& model);
 
 // Which share a kernel is slowed by: products and attention are bound by multiprocessors, all

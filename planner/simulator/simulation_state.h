@@ -68,8 +68,8 @@ struct PlayedRank {
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
-  // Side streams, as bits, whose collectives slow the kernels of later calls, and those that were in
-  // flight when a kernel started last, or have begun since.
+  // Side streams, as bits, whose collectives slow the kernels of later calls, and those that were
+  // in flight when a kernel started last, or have begun since.
   unsigned contends = 0;
   std::vector<InFlight> in_flight;
   std::vector<Crossing> crossings;   // where they are requested
@@ -96,7 +96,8 @@ struct Simulation {
   std::vector<PlayedRank> ranks;  // of the pipeline
   std::vector<Meeting> meetings;
   bool notes_crossings = false;
-  // Nobody gets further while kernels wait to know what is in flight beside them: they start without.
+  // Nobody gets further while kernels wait to know what is in flight beside them: they start
+  // without.
   bool starts_regardless = false;
 };
 
