@@ -17,9 +17,9 @@ double passes(InstructionKind kind, int ranks) {
 // Channels that NCCL gives a collective: all, as long as each of their threads has 64 bytes
 // (NVIDIA/nccl at 5067397c, src/enqueue.cc:2093 with NCCL_SIMPLE_THREAD_THRESHOLD and 512 threads a
 // channel).
-int channels_of(Bytes bytes, const GroupNetwork& network) {
+int channels_of(Bytes bytes, const GroupNetwork& network, bool nvlink) {
   constexpr std::int64_t of_a_channel = std::int64_t{64} * 512;
-  const std::int64_t most = collective_channels(network.nvlink, network.ranks / network.nodes, network.nodes == 1);
+  const std::int64_t most = collective_channels(nvlink, network.ranks / network.nodes, network.nodes == 1);
   return static_cast<int>(std::clamp<std::int64_t>(bytes.count / of_a_channel, 1, most));
 }
 
@@ -36,7 +36,7 @@ Contention contention(const Instruction& instruction, Seconds duration, const Co
       model.rates.sustained_memory.value > 0.0 ? model.rates.sustained_memory : model.rates.memory;
   Contention taken{.memory = 2.0 * passes(instruction.kind, network.ranks) * ((bytes / memory) / duration)};
   if (model.device->multiprocessors > 0)
-    taken.multiprocessors = static_cast<double>(channels_of(bytes, network)) / model.device->multiprocessors;
+    taken.multiprocessors = static_cast<double>(channels_of(bytes, network, model.device->nvlinks > 0)) / model.device->multiprocessors;
   return taken;
 }
 

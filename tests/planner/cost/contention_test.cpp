@@ -14,6 +14,7 @@ using doctest::Approx;
 CostModel beside(const GroupNetwork& network) {
   DeviceKind device = unit_device(BackendKind::cuda);
   device.multiprocessors = 100;
+  device.nvlinks = 12;
   device.rates.front().memory = BytesPerSecond(4.0);
   CostModel model;
   model.rates = device.rates.front();
