@@ -35,8 +35,9 @@ Contention contention(const Instruction& instruction, Seconds duration, const Co
   const BytesPerSecond memory =
       model.rates.sustained_memory.value > 0.0 ? model.rates.sustained_memory : model.rates.memory;
   Contention taken{.memory = 2.0 * passes(instruction.kind, network.ranks) * ((bytes / memory) / duration)};
+  const int channels = channels_of(bytes, network, model.device->nvlinks > 0);
   if (model.device->multiprocessors > 0)
-    taken.multiprocessors = static_cast<double>(channels_of(bytes, network, model.device->nvlinks > 0)) / model.device->multiprocessors;
+    taken.multiprocessors = static_cast<double>(channels) / model.device->multiprocessors;
   return taken;
 }
 
