@@ -30,6 +30,11 @@ Nodes nodes_of(const Cluster& cluster) {
 
 }  // namespace
 
+int collective_channels(bool nvlink, int members, bool inside) {
+  const int of_node = nvlink ? ring_channels : channels_without_nvlink;
+  return inside ? of_node : std::min(of_node, channels_of_nic * members);
+}
+
 Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::optional<Axis> ring) {
   Bytes sum;
   if (!is_accelerator(cluster.backend())) return sum;
@@ -48,8 +53,7 @@ Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::o
       continue;
     }
     const int members = std::clamp(nodes.devices / stride, 1, ranks);  // on a node
-    const int of_node = nodes.nvlink ? ring_channels : channels_without_nvlink;
-    sum += connection(inside) * (inside ? of_node : std::min(of_node, channels_of_nic * members));
+    sum += connection(inside) * collective_channels(nodes.nvlink, members, inside);
   }
   const int stages = mesh.degree_of(Axis::pp), stride = mesh.size() / stages;
   if (stages > 1) sum += neighbours(stages, stages * stride <= nodes.devices);

@@ -10,6 +10,10 @@
 
 namespace parplan {
 
+// The channels over which NCCL lays a group's rings; `members` of the group are on one node,
+// `inside` which all of it may be.
+int collective_channels(bool nvlink, int members, bool inside);
+
 // What NCCL's communicators take on a rank, by the groups and the neighbours, in the pipeline and
 // around the ring of an axis whose ranks have no collectives, that it talks to: connections of each
 // channel, with buffers at the receiver, and over the network at the sender, too. Counted as if the

@@ -59,7 +59,11 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
           .memory = between(low.memory, high.memory, t),
           .sustained_half = between(low.sustained_half, high.sustained_half, t),
           .sustained_weights = between(low.sustained_weights, high.sustained_weights, t),
-          .sustained_memory = between(low.sustained_memory, high.sustained_memory, t)};
+          .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
+          .attention = between(low.attention, high.attention, t),
+          .attention_gradient = between(low.attention_gradient, high.attention_gradient, t),
+          .ampere_attention = between(low.ampere_attention, high.ampere_attention, t),
+          .ampere_attention_gradient = between(low.ampere_attention_gradient, high.ampere_attention_gradient, t)};
 }
 
 bool has_units(const DeviceKind& device, DataType type) {
@@ -121,7 +125,8 @@ DeviceKind read_device(const YamlNode& document) {
 
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
-    item.allow_keys({"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained"});
+    item.allow_keys(
+        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained", "attention"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);
@@ -149,6 +154,21 @@ DeviceKind read_device(const YamlNode& document) {
       read("half", row.sustained_half, row.matrix_half, &YamlNode::as_flop_rate);
       read("weight_gradients", row.sustained_weights, row.matrix_half, &YamlNode::as_flop_rate);
       read("memory", row.sustained_memory, row.memory, &YamlNode::as_bandwidth);
+    }
+    if (const auto attention = item.find("attention")) {
+      attention->allow_keys({"forward", "backward", "ampere_forward", "ampere_backward"});
+      const auto read = [&](const char* key, FlopsPerSecond& rate) {
+        const auto value = attention->find(key);
+        if (!value) return;
+        rate = value->as_flop_rate();
+        if (rate.value <= 0.0 || rate > row.matrix_half)
+          value->fail(
+              fmt::format("expected more than 0 and at most what a product reaches, found '{}'", value->as_string()));
+      };
+      read("forward", row.attention);
+      read("backward", row.attention_gradient);
+      read("ampere_forward", row.ampere_attention);
+      read("ampere_backward", row.ampere_attention_gradient);
     }
     if (!device.rates.empty() && row.active <= device.rates.back().active)
       item.at("active").fail(
@@ -229,14 +249,23 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
       out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
     out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory);
-    const auto write_sustained = [&](const char* key, auto rate, auto write) {
+    const auto write_known = [&](const char* key, auto rate, auto write) {
       if (rate.value > 0.0) out << YAML::Key << key << YAML::Value << write(rate);
     };
     if (row.sustained_half.value > 0.0 || row.sustained_weights.value > 0.0 || row.sustained_memory.value > 0.0) {
       out << YAML::Key << "sustained" << YAML::Value << YAML::BeginMap;
-      write_sustained("half", row.sustained_half, write_flop_rate);
-      write_sustained("weight_gradients", row.sustained_weights, write_flop_rate);
-      write_sustained("memory", row.sustained_memory, write_bandwidth);
+      write_known("half", row.sustained_half, write_flop_rate);
+      write_known("weight_gradients", row.sustained_weights, write_flop_rate);
+      write_known("memory", row.sustained_memory, write_bandwidth);
+      out << YAML::EndMap;
+    }
+    if (row.attention.value > 0.0 || row.attention_gradient.value > 0.0 || row.ampere_attention.value > 0.0 ||
+        row.ampere_attention_gradient.value > 0.0) {
+      out << YAML::Key << "attention" << YAML::Value << YAML::BeginMap;
+      write_known("forward", row.attention, write_flop_rate);
+      write_known("backward", row.attention_gradient, write_flop_rate);
+      write_known("ampere_forward", row.ampere_attention, write_flop_rate);
+      write_known("ampere_backward", row.ampere_attention_gradient, write_flop_rate);
       out << YAML::EndMap;
     }
     out << YAML::EndMap;

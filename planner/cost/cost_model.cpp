@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cost/collective_time.h"
 #include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
@@ -98,7 +99,23 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           .sustained_half = std::min(known(a.sustained_half, a.matrix_half), known(b.sustained_half, b.matrix_half)),
           .sustained_weights =
               std::min(known(a.sustained_weights, a.matrix_half), known(b.sustained_weights, b.matrix_half)),
-          .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory))};
+          .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory)),
+          // 0, a share of the slower one's products, unless both are known.
+          .attention = std::min(a.attention, b.attention),
+          .attention_gradient = std::min(a.attention_gradient, b.attention_gradient)};
+}
+
+// The rates with those of the attention that an engine has on the device: kernels for such GPUs, or
+// for Ampere where they are newer than its own.
+DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, DeviceRates rates) {
+  const int capability = compute_capability_of(device.name).value_or(0);
+  if (engine.attention_up_to == 0 || capability == 0) {
+    rates.attention = rates.attention_gradient = {};
+  } else if (capability > engine.attention_up_to) {
+    rates.attention = rates.ampere_attention;
+    rates.attention_gradient = rates.ampere_attention_gradient;
+  }
+  return rates;
 }
 
 std::optional<HostShare> slower(const std::optional<HostShare>& a, const std::optional<HostShare>& b) {
@@ -139,7 +156,8 @@ const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, in
   for (std::size_t g = 0; g < cluster_->groups.size(); ++g) {
     if ((groups >> g & 1u) == 0) continue;
     const NodeGroup& group = cluster_->groups[g];
-    const DeviceRates rates = rates_at(group.device, std::min(mesh.size(), group.devices_per_node()));
+    const DeviceRates rates = with_attention_of(
+        engine_, group.device, rates_at(group.device, std::min(mesh.size(), group.devices_per_node())));
     result.rates = result.device ? slower(result.rates, rates) : rates;
     const std::optional<HostShare> host = host_share(group, std::min(mesh.size(), group.devices_per_node()));
     result.host = result.device ? slower(result.host, host) : host;

@@ -63,7 +63,9 @@ Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork&
   if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
   if (is_product && !is_aligned(op, shape, type)) return work.flops / std::min(reached, rates.vector);
   if (is_attention(op)) {
-    reached *= row_of(op).unmeasured_share;
+    const bool is_forward = row_of(op).model_products != nullptr;
+    const FlopsPerSecond known = is_forward ? rates.attention : rates.attention_gradient;
+    reached = is_half(type) && known.value > 0.0 ? known : reached * row_of(op).unmeasured_share;
     return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);
   }
   const ProductRates product_rates{

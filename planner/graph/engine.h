@@ -15,6 +15,9 @@ struct Engine {
   std::string title = "parplan's own runtime";
   // Kernels that are one; otherwise each of their ops is a kernel that reads and writes memory.
   bool fused_attention = true;   // else: scores, softmax, dropout and weighted sum, with the scores kept
+  // The newest compute capability that fused attention has kernels for, 90 for 9.0; on newer GPUs
+  // it runs those for Ampere. 0: not known.
+  int attention_up_to = 0;
   bool fused_norm = true;        // a sum with the norm behind it
   bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
   bool fused_dropout = true;     // dropout with the residual sum behind it

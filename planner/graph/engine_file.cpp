@@ -16,6 +16,8 @@ constexpr int most_multiple = 1 << 20;
 
 constexpr std::array facts = {
     EngineFact{"fused_attention", "attention is one kernel that never writes its scores", &Engine::fused_attention},
+    EngineFact{"attention_up_to", "the newest compute capability that fused attention has kernels for, 90 for 9.0",
+               &Engine::attention_up_to, 0, 999},
     EngineFact{"fused_norm", "a residual sum and the norm behind it are one kernel", &Engine::fused_norm},
     EngineFact{"fused_activation", "a product and the GELU behind it are one kernel", &Engine::fused_activation},
     EngineFact{"fused_dropout", "dropout and the residual sum behind it are one kernel", &Engine::fused_dropout},

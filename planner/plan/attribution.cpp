@@ -31,7 +31,17 @@ void attribute_gap(std::span<const Played> pieces, std::optional<int> cause, Sec
   if (t > from) time.bubble += t - from;
 }
 
+Seconds alone(const Work& work) {
+  Seconds all;
+  for (const SplitTime& split : std::span(work.split, work.in_a_row)) all += split.duration;
+  return all;
+}
+
 }  // namespace
+
+double times_as_long(const Played& piece) {
+  return piece.slowed ? (piece.end - piece.start) / alone(piece.work) : 1.0;
+}
 
 StepTime sum(const SplitTime& split) {
   StepTime time = split.parts;
@@ -76,6 +86,11 @@ SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std
       const SplitTime& end_of_row = piece.work.split[piece.work.in_a_row - 1];
       time += end_of_row.parts;
       covered = start + end_of_row.computed;
+      if (piece.slowed) {
+        const Seconds longer = piece.end - piece.start - alone(piece.work);
+        time.compute += longer;
+        covered += longer;
+      }
     } else {
       time.part(piece.work.label) += piece.end - covered;
       covered = piece.end;

@@ -41,6 +41,9 @@ struct Played {
   // A step has millions of pieces: `progress` lies in the padding of `work`.
   [[no_unique_address]] Work work = {};
   Progress progress = Progress::waiting;
+  // Several instructions that were played as one, and took longer than alone: their kernels were
+  // slowed.
+  bool slowed = false;
 
   bool done() const { return progress == Progress::done; }
 };
@@ -54,5 +57,8 @@ SplitTime attribute(std::span<const Played> pieces, std::optional<int> last);
 // The same without own memory: `scratch` holds the indices of the pieces that computed.
 SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std::vector<int>& scratch);
 StepTime sum(const SplitTime& split);
+
+// How many times as long as alone work that was played as one took; 1 where it was not slowed.
+double times_as_long(const Played& piece);
 
 }  // namespace parplan

@@ -81,8 +81,9 @@ void add_piece(Traced& traced, int piece, Seconds until) {
   const CostedSegment& costed = (*rank.segments)[segment].costed;
   std::optional<LabelTimes>& whole = traced.wholes[segment];
   if (!whole) whole = way_through(costed, costed.duration);
-  const LabelTimes way = until >= played.end ? *whole : way_through(costed, until - played.start);
-  for (std::size_t label = 0; label < way.size(); ++label) add(label, way[label]);
+  const double longer = times_as_long(played);
+  const LabelTimes way = until >= played.end ? *whole : way_through(costed, (until - played.start) / longer);
+  for (std::size_t label = 0; label < way.size(); ++label) add(label, longer * way[label]);
 }
 
 // Adds a rank's shares to the path; Segments of the same name are one row.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
@@ -101,6 +102,14 @@ bool is_complete(PlayedRank& rank, int number) {
   return true;
 }
 
+// Whether all collectives of earlier calls that may slow the kernels of this one have been played.
+bool knows_in_flight(const PlayedRank& rank, int number) {
+  for (const std::size_t s : rank.streams)
+    if (rank.contends >> s & 1u && rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < number)
+      return false;
+  return true;
+}
+
 // When what the call waits for is complete, not before `from`.
 std::optional<Moment> ready(PlayedRank& rank, const PlayList::Call& call, Moment from) {
   for (const int wait : rank.list.waits_of(call)) {
@@ -128,16 +137,54 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   rank.calls[number].complete = true;
 }
 
+// What slows the kernels of a call that starts then: collectives of calls that were launched before
+// it, however far ranks have been played.
+std::span<const InFlight> in_flight_beside(PlayedRank& rank, int call, Seconds start) {
+  if (rank.in_flight.empty()) return {};
+  std::erase_if(rank.in_flight, [&](const InFlight& one) { return one.end <= start; });
+  const auto later = std::stable_partition(rank.in_flight.begin(), rank.in_flight.end(),
+                                           [&](const InFlight& one) { return one.call < call; });
+  return {rank.in_flight.begin(), later};
+}
+
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
-  Seconds end = start.time;
-  for (const SplitTime& one : playable.splits) end += one.duration;
-  rank.pieces.push_back(
-      {.start = start.time, .end = end, .cause = start.piece, .work = playable.work, .progress = Progress::done});
+  const bool is_slowed = playable.costed.stream == index_of(Stream::compute);
+  const std::span<const InFlight> beside =
+      is_slowed ? in_flight_beside(rank, number, start.time) : std::span<const InFlight>();
+  Seconds end = start.time, alone = start.time;
+  for (std::size_t i = 0; i < playable.splits.size(); ++i) {
+    const Seconds duration = playable.splits[i].duration;
+    alone += duration;
+    end = beside.empty() ? end + duration : end_beside(beside, end, duration, playable.kernels[i]);
+  }
+  rank.pieces.push_back({.start = start.time,
+                         .end = end,
+                         .cause = start.piece,
+                         .work = playable.work,
+                         .progress = Progress::done,
+                         .slowed = end > alone});
+  const double longer = end > alone ? (end - start.time) / (alone - start.time) : 1.0;
   for (std::size_t i = 0; i < playable.costed.alone.size() && playable.shared != 0; ++i)
     if (const std::size_t side = playable.costed.instructions[i].stream; playable.shared >> side & 1u)
-      rank.free[side] = {.time = start.time + playable.costed.alone[i].end, .piece = piece};
+      rank.free[side] = {.time = start.time + longer * playable.costed.alone[i].end, .piece = piece};
   finish_call(rank, number, playable, {.time = end, .piece = piece});
+}
+
+// The duration of an instruction that meets nobody. Collectives of calls of their own slow the
+// kernels of later calls; what slows kernels within a call is known beforehand (cost_segment).
+Seconds beside_others(PlayedRank& rank, int call, const Playable& playable, const CostedInstruction& instruction,
+                      Seconds start) {
+  if (playable.costed.stream != index_of(Stream::compute)) {
+    if (instruction.takes.takes_any())
+      rank.in_flight.push_back(
+          {.start = start, .end = start + instruction.duration, .takes = instruction.takes, .call = call});
+    return instruction.duration;
+  }
+  if (!instruction.work.computes || instruction.stream != playable.costed.stream) return instruction.duration;
+  const std::span<const InFlight> beside = in_flight_beside(rank, call, start);
+  if (beside.empty() || instruction.duration <= Seconds(0.0)) return instruction.duration;
+  return end_beside(beside, start, instruction.duration, instruction.kernel) - start;
 }
 
 // True once the call is over.
@@ -161,7 +208,10 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
       const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
       if (met && !playable.seats[i]) {
         const Seconds submitted = running.fork.time + instruction.submitted;
-        settle(rank, candidate, at.time, std::max(submitted - at.time, Seconds(0.0)) + instruction.duration);
+        const Seconds held = std::max(submitted - at.time, Seconds(0.0));
+        Seconds duration = instruction.duration;
+        if (rank.contends != 0) duration = beside_others(rank, call, playable, instruction, at.time + held);
+        settle(rank, candidate, at.time, held + duration);
         continue;
       }
       if (met && meet(simulation, rank, *playable.seats[i], candidate)) continue;
@@ -195,6 +245,9 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
   if (!running.active) {
     for (const std::size_t other : rank.streams)
       if (playable.queues >> other & 1u && rank.queue[other][rank.head[other]] != number) return false;
+    if (rank.contends != 0 && stream == index_of(Stream::compute) && !simulation.starts_regardless &&
+        !knows_in_flight(rank, number))
+      return false;
     const std::optional<Moment> start = ready(rank, call, rank.free[stream]);
     if (!start) return false;
     const bool whole = playable.alone && idle(rank, playable.shared, start->time);
@@ -216,18 +269,25 @@ bool advance_rank(Simulation& simulation, PlayedRank& rank) {
   bool any = false;
   for (bool progress = true; progress; any |= progress) {
     progress = false;
-    for (const std::size_t s : rank.streams)
+    // Where collectives slow kernels, they come first: what is in flight must be known.
+    for (std::size_t i = 0; i < rank.streams.size(); ++i) {
+      const std::size_t s = rank.contends != 0 ? rank.streams[rank.streams.size() - 1 - i] : rank.streams[i];
       while (rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < end &&
-             advance_stream(simulation, rank, s))
+             advance_stream(simulation, rank, s)) {
         progress = true;
+        if (rank.contends != 0 && s == index_of(Stream::compute)) break;
+      }
+    }
   }
   return any;
 }
 
 }  // namespace
 
-void play_on(Simulation& simulation) {
-  queue_calls(simulation);
+namespace {
+
+// Plays until no rank gets any further.
+void advance_all(Simulation& simulation) {
   for (PlayedRank& rank : simulation.ranks) rank.runnable = true;
   for (bool progress = true; progress;) {
     progress = false;
@@ -240,8 +300,25 @@ void play_on(Simulation& simulation) {
   }
 }
 
+bool all_is_played(const Simulation& simulation) {
+  return std::ranges::all_of(simulation.ranks, [](const PlayedRank& rank) {
+    return std::ranges::all_of(rank.streams, [&](std::size_t s) { return rank.head[s] == rank.queue[s].size(); });
+  });
+}
+
+}  // namespace
+
+void play_on(Simulation& simulation) {
+  queue_calls(simulation);
+  advance_all(simulation);
+}
+
 void play_calls(Simulation& simulation) {
   play_on(simulation);
+  if (!all_is_played(simulation)) {
+    simulation.starts_regardless = true;
+    advance_all(simulation);
+  }
   for (const PlayedRank& rank : simulation.ranks)
     for (const std::size_t s : rank.streams)
       if (rank.head[s] < rank.queue[s].size()) report_deadlock(simulation);

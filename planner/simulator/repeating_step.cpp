@@ -39,6 +39,7 @@ Simulation longer(const RepeatingStep& step, int times) {
     longer.execution = rank.execution;
     longer.capacity = rank.capacity;
     longer.segments = rank.segments;
+    longer.contends = rank.contends;
     longer.list = list_of(step, r, times);
   }
   return more;

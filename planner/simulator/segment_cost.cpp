@@ -19,13 +19,16 @@ std::vector<std::optional<int>> recorders(const Segment& segment) {
 
 }  // namespace
 
-CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
-  return cost_segment(segment, model.execution, model.host_per_op,
-                      [&](const Instruction& instruction) { return duration(instruction, model); });
+namespace {
+
+// Seconds of one kernel.
+BoundTimes bound_times(const Instruction& instruction, Seconds duration) {
+  return needs_multiprocessors(instruction) ? BoundTimes{.multiprocessors = duration, .memory = {}}
+                                            : BoundTimes{.multiprocessors = {}, .memory = duration};
 }
 
-CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds host_per_op,
-                           const std::function<Seconds(const Instruction&)>& duration_of) {
+CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per_op,
+                   const std::function<Seconds(const Instruction&)>& duration_of, const CostModel* contending) {
   const std::vector<std::optional<int>> recorder = recorders(segment);
   CostedSegment costed;
   costed.stream = execution.stream_of(segment.stream);
@@ -33,6 +36,7 @@ CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds 
 
   std::array<Seconds, stream_count> free;
   std::array<std::optional<int>, stream_count> last_on;
+  std::vector<InFlight> in_flight;
   costed.instructions.reserve(segment.instructions.size());
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
@@ -62,7 +66,22 @@ CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds 
       }
     }
     // A stream that waits for the host is as good as busy.
-    piece.end = std::max(piece.start, one.submitted) + (posted ? Seconds() : one.duration);
+    const Seconds begin = std::max(piece.start, one.submitted);
+    if (contending != nullptr) {
+      one.takes = contention(instruction, one.duration, *contending);
+      if (one.takes.takes_any())
+        in_flight.push_back({.start = begin, .end = begin + one.duration, .takes = one.takes});
+      if (one.work.computes && instruction.stream == segment.stream) {
+        if (!in_flight.empty() && one.duration > Seconds(0.0)) {
+          const BoundTimes alone = bound_times(instruction, one.duration);
+          one.duration = end_beside(in_flight, begin, one.duration, alone) - begin;
+        }
+        one.kernel = bound_times(instruction, one.duration);
+        costed.kernels.multiprocessors += one.kernel.multiprocessors;
+        costed.kernels.memory += one.kernel.memory;
+      }
+    }
+    piece.end = begin + (posted ? Seconds() : one.duration);
     free[one.stream] = piece.end;
     last_on[one.stream] = static_cast<int>(i);
     if (!costed.last || piece.end > costed.duration) {
@@ -75,6 +94,36 @@ CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds 
   costed.split = attribute(costed.alone, costed.last);
   costed.parts = sum(costed.split);
   return costed;
+}
+
+}  // namespace
+
+Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& kernels) {
+  Seconds at = start, left = duration;  // left of it, as it would take alone
+  while (true) {
+    Contention taken;
+    std::optional<Seconds> until;
+    for (const InFlight& one : in_flight) {
+      if (one.start <= at && one.end > at) taken = taken + one.takes;
+      for (const Seconds change : {one.start, one.end})
+        if (change > at && (!until || change < *until)) until = change;
+    }
+    if (!taken.takes_any() && (!until || at + left <= *until)) return at + left;
+    const double longer = 1.0 + slowed_by(kernels, taken) / duration;
+    if (!until || at + left * longer <= *until) return at + left * longer;
+    left -= (*until - at) / longer;
+    at = *until;
+  }
+}
+
+CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
+  const auto duration_of = [&](const Instruction& instruction) { return duration(instruction, model); };
+  return cost(segment, model.execution, model.host_per_op, duration_of, &model);
+}
+
+CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds host_per_op,
+                           const std::function<Seconds(const Instruction&)>& duration_of) {
+  return cost(segment, execution, host_per_op, duration_of, nullptr);
 }
 
 }  // namespace parplan

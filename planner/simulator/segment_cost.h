@@ -3,8 +3,10 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "planner/cost/contention.h"
 #include "planner/cost/cost_model.h"
 #include "planner/program/program.h"
 #include "planner/plan/attribution.h"
@@ -18,6 +20,8 @@ struct CostedInstruction {
   std::size_t stream = 0;   // Execution::stream_of
   std::vector<int> waits;   // instructions of the segment
   Work work;
+  Contention takes = {};    // from kernels beside it
+  BoundTimes kernel = {};   // its duration by what bounds it, if it is a kernel
 };
 
 // A Segment costed once. Pieces of it count from 0 at the call's start and have causes within the
@@ -27,6 +31,7 @@ struct CostedSegment {
   unsigned streams = 0;     // all that it uses, as bits
   bool computes = false;    // holds a kernel
   std::vector<CostedInstruction> instructions;
+  BoundTimes kernels;       // on its own stream, by what bounds them
   // Played without waiting for partners:
   std::vector<Played> alone;
   std::optional<int> last;  // the instruction that ends last
@@ -34,9 +39,21 @@ struct CostedSegment {
   StepTime parts;   // sums to `duration`; a communication at the end counts, since the stream joins it
   SplitTime split;  // the same, apart at the end of the last kernel
 };
+// Kernels beside collectives of the Segment are slowed (contention.h) by those that were launched
+// before them, and take no less where the Segment is not alone.
 CostedSegment cost_segment(const Segment& segment, const CostModel& model);
-// The same with durations of another source.
+// The same with durations of another source, and without contention.
 CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds host_per_op,
                            const std::function<Seconds(const Instruction&)>& duration_of);
+
+// Work that a collective is in flight beside.
+struct InFlight {
+  Seconds start, end;
+  Contention takes;
+  int call = 0;
+};
+// When work that takes `duration` alone, of which `kernels` are bound by what collectives take,
+// ends beside those that are in flight: between two of their ends it goes on evenly.
+Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& kernels);
 
 }  // namespace parplan

@@ -35,8 +35,9 @@ Apart rows_apart(const PlayedRank& rank) {
     if (row[p] != nullptr) {
       piece.end = piece.start;
       piece.work.in_a_row = 1;
+      const double longer = times_as_long(rank.pieces[p]);
       for (const SplitTime& split : std::span(row[p]->splits).first(row[p]->splits.size() - 1)) {
-        piece.end += split.duration;
+        piece.end += longer * split.duration;
         piece.work.split = &split;
         apart.pieces.push_back(piece);
         piece.start = piece.end;
@@ -81,7 +82,10 @@ std::vector<Played> pieces_in_detail(const PlayedRank& rank) {
   const auto part_before = [&](int piece, Seconds start) {
     const auto [first, whole] = parts[piece];
     if (whole == nullptr) return first;
-    const auto end_of = [&, costed = whole](int i) { return costed->alone[i].end + played.pieces[piece].start; };
+    const double longer = times_as_long(played.pieces[piece]);
+    const auto end_of = [&, costed = whole](int i) {
+      return longer * costed->alone[i].end + played.pieces[piece].start;
+    };
     int best = whole->last.value();
     if (end_of(best) > start)
       for (int i = best = 0; i < static_cast<int>(whole->alone.size()); ++i)
@@ -97,9 +101,10 @@ std::vector<Played> pieces_in_detail(const PlayedRank& rank) {
       Played part = piece;
       std::optional<int> within;  // the cause inside the same whole
       if (call.whole) {
+        const double longer = times_as_long(piece);
         part = call.costed->alone[i];
-        part.start += piece.start;
-        part.end += piece.start;
+        part.start = longer * part.start + piece.start;
+        part.end = longer * part.end + piece.start;
         within = part.cause;
       }
       if (within)
@@ -224,14 +229,15 @@ void write(const Simulation& simulation, Timeline& timeline) {
         const Played& own = rank.pieces[static_cast<std::size_t>(pieces.first) + (pieces.whole ? 0 : i)];
         const Played& part = playable.costed.alone[i];
         const Instruction& instruction = segment.instructions[i];
+        const double longer = pieces.whole ? times_as_long(own) : 1.0;
         timeline.events.push_back({.rank = rank.program->pipeline_rank,
                                    .stage = actions[c] ? std::optional(actions[c]->stage) : std::nullopt,
                                    .stream = instruction.stream,
                                    .name = instruction_title(segment, instruction),
                                    .label = instruction.label,
                                    .micro_batch = call.micro_batch,
-                                   .start = pieces.whole ? own.start + part.start : own.start,
-                                   .end = pieces.whole ? own.start + part.end : own.end,
+                                   .start = pieces.whole ? own.start + longer * part.start : own.start,
+                                   .end = pieces.whole ? own.start + longer * part.end : own.end,
                                    .phase = actions[c] ? std::optional(actions[c]->phase) : std::nullopt});
       }
     }

@@ -15,6 +15,12 @@
 namespace parplan {
 namespace {
 
+// Whether kernels of other calls are slowed beside a call of this Segment.
+bool slows_others(const CostedSegment& segment) {
+  return segment.stream != index_of(Stream::compute) &&
+         std::ranges::any_of(segment.instructions, [](const CostedInstruction& one) { return one.takes.takes_any(); });
+}
+
 // Costs the rank's Segments, and seats those of their instructions that meet others.
 std::vector<Playable> playables(const Simulation& simulation, std::span<const Program> programs, int number,
                                 const CostModel& model) {
@@ -31,6 +37,7 @@ std::vector<Playable> playables(const Simulation& simulation, std::span<const Pr
     Playable& playable = all[i];
     playable.costed = cost_segment(segment, model);
     playable.splits = {playable.costed.split};
+    playable.kernels = {playable.costed.kernels};
     for (const Instruction& instruction : segment.instructions) {
       const std::optional<SeatAt> seat = seat_of(simulation.meetings, programs, number, instruction);
       playable.seats.push_back(seat);
@@ -63,6 +70,7 @@ Playable joined(const std::vector<Playable>& segments, const std::vector<int>& i
   Playable all{.costed = {},
                .in_a_row = in_a_row,
                .splits = {},
+               .kernels = {},
                .seats = {},
                .alone = true,
                .queues = segments[in_a_row.front()].queues,
@@ -72,6 +80,7 @@ Playable joined(const std::vector<Playable>& segments, const std::vector<int>& i
     const Playable& one = segments[segment];
     all.costed.streams |= one.costed.streams;
     all.splits.push_back(one.costed.split);
+    all.kernels.push_back(one.costed.kernels);
   }
   return all;
 }
@@ -168,6 +177,8 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
     rank.capacity = models[r].device->memory_capacity;
     rank.list = play_list(programs[r]);
     std::vector<Playable> segments = playables(simulation, programs, r, models[r]);
+    for (const Playable& playable : segments)
+      if (slows_others(playable.costed)) rank.contends |= 1u << playable.costed.stream;
     if (in_a_row == CallsInARow::joined) join_calls(rank.list, segments);
     for (Playable& playable : segments)
       playable.work = {.split = playable.splits.data(),

@@ -21,6 +21,7 @@ struct Playable {
   CostedSegment costed;                      // of several: only its streams
   std::vector<int> in_a_row;                 // several: the Segments
   std::vector<SplitTime> splits;             // of the one, or of each in the row
+  std::vector<BoundTimes> kernels;           // the same
   std::vector<std::optional<SeatAt>> seats;  // per instruction
   // Computes without meeting anyone: played as one piece where its side streams are idle.
   bool alone = false;
@@ -67,6 +68,10 @@ struct PlayedRank {
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
+  // Side streams, as bits, whose collectives slow the kernels of later calls, and those that were
+  // in flight when a kernel started last, or have begun since.
+  unsigned contends = 0;
+  std::vector<InFlight> in_flight;
   std::vector<Crossing> crossings;   // where they are requested
   bool runnable = true;              // a partner may have let it go on
   std::optional<int> calls_to_play;  // those before this one; all, where nothing is said
@@ -91,6 +96,9 @@ struct Simulation {
   std::vector<PlayedRank> ranks;  // of the pipeline
   std::vector<Meeting> meetings;
   bool notes_crossings = false;
+  // Nobody gets further while kernels wait to know what is in flight beside them: they start
+  // without.
+  bool starts_regardless = false;
 };
 
 // Whether computations in a row become one call. Times are the same, and the step is played faster,

@@ -80,7 +80,8 @@ TEST_CASE("a step that waits for the network tells what NICs reach, and leaves k
   REQUIRE(found.calibration.shares.size() == 1);
   CHECK(found.calibration.shares[0].constant == ClusterConstant::network);
   CHECK(found.calibration.shares[0].share == doctest::Approx(0.6).epsilon(0.002));
-  CHECK(found.plans[0].after.compute / found.plans[0].before.compute == doctest::Approx(1.0));
+  // But that slower collectives take less of the memory beside them.
+  CHECK(found.plans[0].after.compute / found.plans[0].before.compute == doctest::Approx(1.0).epsilon(0.001));
   CHECK(describe(found).find("1 measured step tells 1 of 4 constants") != std::string::npos);
 }
 

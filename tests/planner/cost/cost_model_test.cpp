@@ -46,6 +46,40 @@ Instruction communication(InstructionKind kind, GroupKey group, std::vector<Oper
   return instruction;
 }
 
+TEST_CASE("fused attention runs at the rate of the kernels that an engine has for the device") {
+  Cluster cluster = small_cluster(1);
+  DeviceKind& device = cluster.groups.front().device;
+  for (DeviceRates& rates : device.rates) {
+    rates.matrix_half = FlopsPerSecond(100.0);
+    rates.attention = FlopsPerSecond(80.0);
+    rates.attention_gradient = FlopsPerSecond(64.0);
+    rates.ampere_attention = FlopsPerSecond(40.0);
+    rates.ampere_attention_gradient = FlopsPerSecond(32.0);
+  }
+  device.peak_half = FlopsPerSecond(100.0);
+  device.multiprocessors = 10;
+  DeviceMesh mesh;
+  mesh.degree.dp = 4;
+  const auto seconds = [&](const char* kind, int up_to, OpKind op) {
+    device.name = kind;
+    const Engine engine{.name = "other", .attention_up_to = up_to};
+    NetworkCache networks(cluster, engine);
+    const CostModel model = cost_model(networks, mesh, 0);
+    const OpShape shape{.sequence = 128, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
+    return kernel_time(op, shape, DataType::bf16, *model.device, model.rates).value;
+  };
+  const double whole = seconds("h100-sxm-80gb", 90, OpKind::attention);
+  CHECK(seconds("h100-sxm-80gb", 100, OpKind::attention) == whole);
+  CHECK(seconds("h100-sxm-80gb", 80, OpKind::attention) == doctest::Approx(whole * 2.0));
+  CHECK(seconds("a100-sxm4-80gb", 80, OpKind::attention) == whole);
+  // A share of a product's where the engine or the device is not known.
+  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention) == doctest::Approx(whole * 80.0 / 60.0));
+  CHECK(seconds("other", 90, OpKind::attention) == doctest::Approx(whole * 80.0 / 60.0));
+  const double backward = seconds("h100-sxm-80gb", 90, OpKind::attention_gradient);
+  CHECK(seconds("h100-sxm-80gb", 80, OpKind::attention_gradient) == doctest::Approx(backward * 2.0));
+  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention_gradient) == doctest::Approx(backward * 64.0 / 50.0));
+}
+
 TEST_CASE("groups see the network of their axis, neighbours that of their two stages") {
   const Cluster cluster = small_cluster(2);
   const DeviceMesh mesh{.degree = {.pp = 2, .dp = 2, .tp = 2}, .order = {Axis::pp, Axis::dp, Axis::tp}};

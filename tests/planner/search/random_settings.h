@@ -96,6 +96,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
         &Engine::has_mlp_recompute, &Engine::has_full_recompute, &Engine::has_recompute_per_stage})
     engine.*has = apart() % 4 != 0;
   engine.most_zero_in_pipelines = static_cast<int>(apart() % 4);
+  engine.attention_up_to = apart() % 2 == 0 ? 0 : apart() % 2 == 0 ? 80 : 90;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }
@@ -151,6 +152,9 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
       rates.sustained_half = rates.matrix_half * share();
       rates.sustained_weights = rates.matrix_half * share();
       rates.sustained_memory = rates.memory * share();
+      for (FlopsPerSecond* attention : {&rates.attention, &rates.attention_gradient, &rates.ampere_attention,
+                                        &rates.ampere_attention_gradient})
+        *attention = rates.matrix_half * share();
     }
     const double inside = factor(), outside = factor();
     for (Link& link : group.node.links) {

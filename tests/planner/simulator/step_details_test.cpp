@@ -1,6 +1,7 @@
 // The details of each rank of a simulated step, and its critical path.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <random>
 
 #include "planner/cluster/find_cluster.h"
@@ -90,7 +91,15 @@ TEST_CASE("on every plan the critical path sums to the step, and no rank takes l
         for (int stage = 0; stage < spec.pp(); ++stage) models.push_back(cost_model(cluster, spec.mesh, stage));
         StepDetails details;
         const StepResult result = simulate(programs, models, nullptr, &details);
-        CHECK(result == simulate(programs, models));
+        // Where computations in a row are one, they are slowed together: parts of their time may be
+        // others.
+        const StepResult in_rows = simulate(programs, models);
+        CHECK(result.memory == in_rows.memory);
+        CHECK(result.memory_stage == in_rows.memory_stage);
+        CHECK(result.communication == in_rows.communication);
+        CHECK(result.time.total().value == doctest::Approx(in_rows.time.total().value).epsilon(1e-12));
+        CHECK(std::abs((result.time.compute - in_rows.time.compute).value) <= 1e-3 * result.time.total().value);
+        if (cluster.backend() == BackendKind::cpu) CHECK(result == in_rows);
         const double step = result.time.total().value;
         CHECK(sum(details.critical_path).value == doctest::Approx(step).epsilon(1e-9));
         REQUIRE(static_cast<int>(details.ranks.size()) == spec.pp());

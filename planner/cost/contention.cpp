@@ -1,0 +1,49 @@
+#include "planner/cost/contention.h"
+
+#include <cstdint>
+
+#include "planner/cluster/communicators.h"
+#include "planner/graph/op_kind.h"
+
+namespace parplan {
+namespace {
+
+// The share of a collective's buffer that a rank sends.
+double passes(InstructionKind kind, int ranks) {
+  const bool reduces_all = kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max;
+  return (reduces_all ? 2.0 : 1.0) * (ranks - 1) / ranks;
+}
+
+// Channels that NCCL gives a collective: all, as long as each of their threads has 64 bytes
+// (NVIDIA/nccl at 5067397c, src/enqueue.cc:2093 with NCCL_SIMPLE_THREAD_THRESHOLD and 512 threads a
+// channel).
+int channels_of(Bytes bytes, const GroupNetwork& network, bool nvlink) {
+  constexpr std::int64_t of_a_channel = std::int64_t{64} * 512;
+  const std::int64_t most = collective_channels(nvlink, network.ranks / network.nodes, network.nodes == 1);
+  return static_cast<int>(std::clamp<std::int64_t>(bytes.count / of_a_channel, 1, most));
+}
+
+}  // namespace
+
+Contention contention(const Instruction& instruction, Seconds duration, const CostModel& model) {
+  if (!communicates(instruction.kind) || !is_accelerator(model.device->backend)) return {};
+  if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) return {};
+  if (model.execution.stream_of(instruction.stream) == model.execution.stream_of(Stream::compute)) return {};
+  const GroupNetwork& network = model.network(instruction.group);
+  if (network.ranks <= 1 || duration <= Seconds(0.0)) return {};
+  const Bytes bytes = communicated_bytes(instruction);
+  const BytesPerSecond memory =
+      model.rates.sustained_memory.value > 0.0 ? model.rates.sustained_memory : model.rates.memory;
+  Contention taken{.memory = 2.0 * passes(instruction.kind, network.ranks) * ((bytes / memory) / duration)};
+  const int channels = channels_of(bytes, network, model.device->nvlinks > 0);
+  if (model.device->multiprocessors > 0)
+    taken.multiprocessors = static_cast<double>(channels) / model.device->multiprocessors;
+  return taken;
+}
+
+bool needs_multiprocessors(const Instruction& instruction) {
+  const CostClass cost = row_of(instruction.op).cost;
+  return cost == CostClass::product || cost == CostClass::attention;
+}
+
+}  // namespace parplan
