@@ -12,7 +12,7 @@ namespace parplan {
 // How a group can carry out a communication: one file per algorithm, one row per variant. All of
 // them use these letters:
 //
-//   S       bytes of the whole buffer (all-gather: what is gathered; reduce-scatter, all-to-all:
+//   S       bytes of the whole buffer (all-gather, gather, scatter: on the first rank; reduce-scatter, all-to-all:
 //           what goes in)
 //   n       ranks of the group; N the nodes that it spans
 //   B       ring_bandwidth of the GroupNetwork, T its tree_bandwidth

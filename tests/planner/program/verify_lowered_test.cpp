@@ -280,6 +280,53 @@ TEST_CASE("where the host updates, a copy that is dropped, too early, of a part 
   CHECK(moved > 100);
 }
 
+TEST_CASE("what a master and its replicas exchange is missed where it is dropped, changed or sent twice") {
+  int planted_faults = 0;
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const std::int64_t micro_batch : {2, 4}) {
+      TrainingSpec training = plain_training();
+      training.clip_norm = 0.5;
+      ParallelSpec spec;
+      spec.mesh.degree = {.dp = 4};
+      spec.dp_method = DataMethod::master;
+      spec.micro_batch = micro_batch;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+      std::string found;
+      for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
+      CHECK(found == "");
+      const auto exchanged = [](const Instruction& i) { return has_root(i.kind); };
+      for (const Spot spot : spots(programs[1], exchanged)) {
+        INFO(model << ", call " << spot.call << ", instruction " << spot.instruction);
+        // On all ranks, which have the same calls but for the master's own: then only the data tells.
+        std::vector<Program> alone = programs, less = programs;
+        silence(alone[1], spot);
+        CHECK(!find_faults(alone).empty());
+        own_segment(less[1], spot.call).instructions[spot.instruction].operands.front().bytes /= 2;
+        CHECK(!find_faults(less).empty());
+        ++planted_faults;
+      }
+      // Broadcasts and reductions dropped by everybody.
+      for (const InstructionKind kind : {InstructionKind::broadcast, InstructionKind::reduce_sum}) {
+        const auto is_kind = [&](const Instruction& i) { return i.kind == kind && i.operands.front().bytes > 0; };
+        const std::size_t count = spots(programs[0], is_kind).size();
+        for (std::size_t n = 0; n < count; ++n) {
+          std::vector<Program> dropped = programs;
+          for (Program& program : dropped) silence(program, spots(programs[program.rank], is_kind)[n]);
+          const std::vector<Fault> faults = find_faults(dropped);
+          // The parameters of a later micro-batch are those of the first.
+          if (kind == InstructionKind::broadcast && n >= programs[0].buckets.size()) continue;
+          REQUIRE(!faults.empty());
+          CHECK(faults.front().what.starts_with("dropped "));
+          ++planted_faults;
+        }
+      }
+    }
+  }
+  CHECK(planted_faults > 60);
+}
+
 TEST_CASE("a kernel of the host on memory of the device is found") {
   const OpGraph graph = graph_of("tiny-gpt2");
   ParallelSpec spec;

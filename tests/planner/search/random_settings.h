@@ -96,6 +96,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
         &Engine::has_mlp_recompute, &Engine::has_full_recompute, &Engine::has_recompute_per_stage})
     engine.*has = apart() % 4 != 0;
   engine.most_zero_in_pipelines = static_cast<int>(apart() % 4);
+  for (bool Engine::*const fact : {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update,
+                                   &Engine::master_computes_loss})
+    engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }
