@@ -43,9 +43,9 @@ const char* name(ContextMethod method);
 constexpr bool keeps_queries(ContextMethod method) { return method != ContextMethod::ulysses; }
 
 // How the ranks of the data axis come by equal parameters: each reduces the gradients of all and
-// updates them; or the first rank, the master of a single process, has the only optimizer, computes
-// the loss of all, collects their gradients, and hands parameters out before each forward (PyTorch's
-// DataParallel).
+// updates them; or the first rank, the master of a single process, has the only optimizer,
+// computes the loss of all, collects their gradients, and hands parameters out before each forward
+// (PyTorch's DataParallel).
 enum class DataMethod { all_reduce, master };
 const char* name(DataMethod method);
 

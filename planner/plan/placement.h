@@ -12,9 +12,9 @@
 namespace parplan {
 
 // How a tensor is placed over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the
-// flattened, padded bucket that a parameter belongs to (ZeRO, FSDP). Over the data axis, activations
-// are Replicate, each rank's of its own samples, or First: the axis's first rank has those of all
-// ranks, one rank's after another's, and the others have none.
+// flattened, padded bucket that a parameter belongs to (ZeRO, FSDP). Over the data axis,
+// activations are Replicate, each rank's of its own samples, or First: the axis's first rank has
+// those of all ranks, one rank's after another's, and the others have none.
 enum class PlacementKind : std::uint8_t { replicate, shard, flat_shard, partial_sum, partial_max, first };
 
 struct Placement {

@@ -156,7 +156,8 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
   for (int index = block.first_op; index < block.last_op; ++index)
     result.inputs.emplace_back(graph.ops[index].inputs.size());
   std::optional<TensorId> gathered;  // by the master
-  if (context.layout.dp_method == DataMethod::master && context.master_computes_loss) gathered = logits_of(graph, block);
+  if (context.layout.dp_method == DataMethod::master && context.master_computes_loss)
+    gathered = logits_of(graph, block);
   for (const Axis axis : all_axes) {
     if (context.layout.degree[axis] == 1) continue;
     const Placement residual = context.layout.placements.residual[axis];

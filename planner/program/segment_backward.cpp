@@ -316,7 +316,8 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
   } else {
     emit_op(lowering, op, shape, Label::compute, value_of);
   }
-  if (adds_or_copies && shape.rows > 0) lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
+  if (adds_or_copies && shape.rows > 0)
+    lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
 }
 
 // In place of an op of the second part: leaves the gradient that it reads, as it is now.

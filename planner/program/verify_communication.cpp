@@ -24,7 +24,7 @@ struct Launch {
   int meeting = -1;
 
   const std::vector<int>& ranks() const { return program->group(instruction->group); }
-  // Of a master's gather or scatter: of one rank's part.
+  // A master's gather or scatter counts by one rank's part.
   std::int64_t bytes() const {
     const bool in_parts = instruction->kind == InstructionKind::gather || instruction->kind == InstructionKind::scatter;
     return in_parts ? instruction->operands.front().bytes : instruction->operands.back().bytes;

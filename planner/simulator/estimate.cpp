@@ -593,7 +593,8 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 // c_i). Updates run in the order of blocks, and each gather of updated parameters (ZeRO-1, 2)
 // follows its update.
 //
-// A master hands out all parameters before each forward, and collects gradients after each backward.
+// A master hands out all parameters before each forward, and collects gradients after each
+// backward.
 //
 // With hybrid sharding, the reductions of the last micro-batch also sum shards over their replicas.
 //

@@ -56,8 +56,8 @@ constexpr Bytes all_to_all_bytes(std::int64_t count, std::int64_t element, int m
   return Bytes(element * (count - count / members));
 }
 
-// The first member of a group sends all of its data to every other one, or each of these sends all of
-// its own to it.
+// The first member of a group sends all of its data to every other one, or each of these sends all
+// of its own to it.
 constexpr Bytes broadcast_bytes(std::int64_t count, std::int64_t element, int members, int member) {
   return Bytes(member == 0 ? element * (members - 1) * count : 0);
 }
@@ -103,7 +103,8 @@ class Communicator {
   virtual int ranks() const = 0;
   virtual bool in_order() const = 0;
 
-  // All collectives but all_to_all, gather and scatter are in place. all_reduce: all of the data holds the result.
+  // All collectives but all_to_all, gather and scatter are in place. all_reduce: all of the data
+  // holds the result.
   virtual Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) = 0;
   // Member i's chunk_of(count, members, i) holds the sum; the other chunks are undefined.
   virtual Transfer reduce_scatter(StreamId stream, int group, Elements data) = 0;

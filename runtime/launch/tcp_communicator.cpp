@@ -675,7 +675,9 @@ void TcpCommunicator::reduce_on_first(Group& group, float* data, std::int64_t co
   const int members = group.members();
   const MessageKey key{.purpose = Purpose::with_first, .number = static_cast<std::uint32_t>(group.id)};
   const std::int64_t pieces = (count + reduction_piece - 1) / reduction_piece;
-  const auto elements_of = [&](std::int64_t piece) { return std::min(reduction_piece, count - piece * reduction_piece); };
+  const auto elements_of = [&](std::int64_t piece) {
+    return std::min(reduction_piece, count - piece * reduction_piece);
+  };
   const auto scratch_of = [&](std::int64_t piece, int member) {
     return scratch_.data() + ((piece % 2) * members + member) * reduction_piece;
   };

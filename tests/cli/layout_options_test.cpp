@@ -60,7 +60,11 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
       for (const Choice degree : {Choice::dp, Choice::tp, with_context ? Choice::cp : Choice::pp})
         if (degree != row.choice) {
           arguments.emplace_back(row_of(degree).option);
-          arguments.emplace_back(has_master && degree != Choice::dp ? "1" : !in_groups ? "2" : degree == Choice::dp ? "4" : degree == Choice::tp ? "2" : "1");
+          arguments.emplace_back(has_master && degree != Choice::dp ? "1"
+                                 : !in_groups                       ? "2"
+                                 : degree == Choice::dp             ? "4"
+                                 : degree == Choice::tp             ? "2"
+                                                                    : "1");
         }
       if (in_groups) arguments.insert(arguments.end(), {"--zero", "2"});
       if (row.choice == Choice::micro_batch_group) arguments.insert(arguments.end(), {"--virtual-stages", "2"});

@@ -300,8 +300,8 @@ Transfer CudaLocalCommunicator::all_to_all(StreamId stream, int group, Elements 
   return {.sent = all_to_all_bytes(from.count, size_of(from.type), m.members()), .waited = {}, .moving = {}};
 }
 
-// The first member shows what it hands out, and the others copy it; or they show what they have, and
-// it copies or adds it.
+// The first member shows what it hands out, and the others copy it; or they show what they have,
+// and it copies or adds it.
 Transfer CudaLocalCommunicator::broadcast(StreamId stream, int group, Elements data) {
   Membership& m = membership(group);
   if (m.members() == 1) return {};

@@ -319,8 +319,8 @@ Transfer LocalCommunicator::all_to_all(StreamId, int group, Elements from, Eleme
           .moving = between(met, Clock::now())};
 }
 
-// The first member shows what it hands out, and the others copy it; or they show what they have, and
-// it copies or adds it.
+// The first member shows what it hands out, and the others copy it; or they show what they have,
+// and it copies or adds it.
 Transfer LocalCommunicator::broadcast(StreamId, int group, Elements elements) {
   const auto [data, count] = floats(elements);
   Membership& m = membership(group);

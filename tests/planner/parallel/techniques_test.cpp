@@ -87,7 +87,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
       {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = static_cast<Offload>(value); }},
-      {"master", [](const OpGraph&, ParallelSpec& spec, int value) { spec.dp_method = static_cast<DataMethod>(value); }},
+      {"master",
+       [](const OpGraph&, ParallelSpec& spec, int value) { spec.dp_method = static_cast<DataMethod>(value); }},
   };
   for (const TechniqueRow& row : technique_rows()) {
     const auto setter = set.find(std::string(row.name));
@@ -110,7 +111,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .most_zero_in_pipelines = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
-          for (int degree = row.name == "zero" || row.name == "offload" || row.name == "master" ? 0 : 1; degree <= 13; ++degree) {
+          const bool of_values = row.name == "zero" || row.name == "offload" || row.name == "master";
+          for (int degree = of_values ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);
             const bool is_illegal =
@@ -343,6 +345,10 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
       with([](ParallelSpec& spec) {
         spec.recompute = Recompute::per_stage;
         spec.stage_recompute = {Recompute::full, Recompute::none};
+      }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 2, 1, 1);
+        spec.dp_method = DataMethod::master;
       }),
   };
   TrainingSpec training = batch_of(16);

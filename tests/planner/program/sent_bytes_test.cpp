@@ -22,7 +22,7 @@ TEST_CASE("an all-to-all sends every chunk but one's own") {
 }
 
 TEST_CASE("the first rank sends to every other one, or they send to it") {
-  // Of a gather and a scatter, the first rank has the whole of 48 B, and the others 12 B of their own.
+  // The first rank has the whole of a gather or scatter, 48 B, and the others 12 B of their own.
   CHECK(sent_bytes(InstructionKind::broadcast, 40, 4, 4, 0) == 120);
   CHECK(sent_bytes(InstructionKind::scatter, 48, 4, 4, 0) == 36);
   CHECK(sent_bytes(InstructionKind::reduce_sum, 40, 4, 4, 0) == 0);

@@ -299,7 +299,6 @@ TEST_CASE("what a master and its replicas exchange is missed where it is dropped
       const auto exchanged = [](const Instruction& i) { return has_root(i.kind); };
       for (const Spot spot : spots(programs[1], exchanged)) {
         INFO(model << ", call " << spot.call << ", instruction " << spot.instruction);
-        // On all ranks, which have the same calls but for the master's own: then only the data tells.
         std::vector<Program> alone = programs, less = programs;
         silence(alone[1], spot);
         CHECK(!find_faults(alone).empty());

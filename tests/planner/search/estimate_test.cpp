@@ -214,7 +214,8 @@ TEST_CASE("the bound stays below the step of a master with replicas, and close t
     const bool gpu = setting % 4 != 0;
     OpGraph graph = random_graph(random, 16);
     const Cluster cluster = random_cluster(random, gpu, false);
-    TrainingSpec training = training_of(16, gpu ? (setting % 8 == 1 ? DataType::fp16 : DataType::bf16) : DataType::fp32);
+    TrainingSpec training = training_of(16, setting % 8 == 1 ? DataType::fp16 : DataType::bf16);
+    if (!gpu) training.precision = DataType::fp32;
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
@@ -222,7 +223,7 @@ TEST_CASE("the bound stays below the step of a master with replicas, and close t
     std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(8, cluster.devices()),
                                                       {{Choice::dp_method, DataMethod::master}});
     std::erase_if(specs, [](const ParallelSpec& spec) { return spec.dp_method != DataMethod::master; });
-    REQUIRE(!specs.empty());
+    if (specs.empty()) continue;  // the batch has no share for each device
     for (int trial = 0; trial < 10; ++trial) {
       ParallelSpec spec = specs[random() % specs.size()];
       spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
@@ -240,10 +241,12 @@ TEST_CASE("the bound stays below the step of a master with replicas, and close t
       // No rank holds more than the master, whose step is simulated.
       ParallelSpec flat = spec;
       flat.dp_method = DataMethod::all_reduce;
-      CHECK(estimate.memory.peak() >= estimator.estimate(flat, placements, forms_of(row_of(flat.schedule))).memory.peak());
+      const Estimate of_flat = estimator.estimate(flat, placements, forms_of(row_of(flat.schedule)));
+      CHECK(estimate.memory.peak() >= of_flat.memory.peak());
     }
   }
   MESSAGE("simulated over bound: " << 100.0 * gaps / count << "% above on average of " << count);
+  CHECK(count > 400);
   CHECK(gaps / count < 0.3);
 }
 
