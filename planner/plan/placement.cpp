@@ -43,14 +43,15 @@ constexpr Pair with(Redistribution redistribution) { return {true, redistributio
 constexpr std::array<std::array<Pair, 6>, 6> pairs = {{
     //                 Replicate             Shard                 FlatShard
     //                 Partial(sum)  Partial(max)  First
-    /* Replicate    */ {{with(none),           with(slice),          with(slice),          no,         no,
-                         with(gather)}},
+    /* Replicate    */ {{with(none),           with(slice),          with(slice),
+                         no,         no,         with(gather)}},
     /* Shard        */ {{with(all_gather),     with(all_to_all),     no,                   no,         no,         no}},
     /* FlatShard    */ {{with(all_gather),     no,                   with(none),           no,         no,         no}},
-    /* Partial(sum) */ {{with(all_reduce_sum), with(reduce_scatter), with(reduce_scatter), with(none), no,
-                         no}},
+    /* Partial(sum) */ {{with(all_reduce_sum), with(reduce_scatter), with(reduce_scatter),
+                         with(none), no,         no}},
     /* Partial(max) */ {{with(all_reduce_max), no,                   no,                   no,         with(none), no}},
-    /* First        */ {{with(scatter),        no,                   no,                   no,         no,         with(none)}},
+    /* First        */ {{with(scatter),        no,                   no,
+                         no,         no,         with(none)}},
 }};
 
 }  // namespace

@@ -63,7 +63,8 @@ const std::vector<Kind> kinds = {
     {"interleaved", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::interleaved}}},
     {"zero bubble", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::zero_bubble_h1}}},
     {"hybrid sharding", {{Choice::dp, 4}}, true},
-    {"one process with a master", {{Choice::dp_method, DataMethod::master}, {Choice::dp, 2}}},
+    {"one process with a master",
+     {{Choice::dp_method, DataMethod::master}, {Choice::tp, 1}, {Choice::pp, 1}, {Choice::cp, 1}}},
 };
 
 // A way to train the model: any layout of the kind, by blocks or alike. Models whose positions do

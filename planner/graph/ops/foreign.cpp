@@ -88,9 +88,9 @@ OpWork one_product_work(const OpShape& s, DataType type) {
 OpWork attention_scores_gradient_work(const OpShape& s, DataType type) {
   return {of_product(s, 2), Bytes((2 * score_elements(s) + 4 * head_elements(s)) * e(type)), true};
 }
-// Step by step, the scale, the causal mask and the sum with a mask of padding are kernels in front of
-// the softmax, and the gradients of the first two behind its own (a sum passes its gradient on): each
-// reads and writes all scores.
+// Step by step, the scale, the causal mask and the sum with a mask of padding are kernels in front
+// of the softmax, and the gradients of the first two behind its own (a sum passes its gradient on):
+// each reads and writes all scores.
 std::int64_t masked_passes(const OpShape& s) { return s.stepwise ? 3 * 2 : 0; }
 std::int64_t masked_gradient_passes(const OpShape& s) { return s.stepwise ? 2 * 2 : 0; }
 OpWork attention_softmax_work(const OpShape& s, DataType type) {  // scale, mask, maximum, exp, sum, divide

@@ -31,7 +31,7 @@ TEST_CASE("Redistribution follows DTensor's table, pair by pair") {
   using enum Redistribution;
   constexpr std::nullopt_t no = std::nullopt;
   const std::vector<std::vector<std::optional<Redistribution>>> table = {
-      //             Replicate       S(hidden)       S(sequence)     FlatShard       P(sum) P(max) First
+      //          Replicate     S(hidden)       S(sequence)     FlatShard       P(sum) P(max) First
       /* Replicate  */ {none,           slice,          slice,          slice,          no,    no,    gather},
       /* S(hidden)  */ {all_gather,     none,           all_to_all,     no,             no,    no,    no},
       /* S(sequence)*/ {all_gather,     all_to_all,     none,           no,             no,    no,    no},

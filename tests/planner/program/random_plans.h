@@ -64,13 +64,17 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
     for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left)
       ++spec.stage_blocks[random() % spec.stage_blocks.size()];
-    std::mt19937 apart = random;  // so that these draws change no others
-    if (dp == ranks && dp > 1 && apart() % 2 == 0) {
-      spec.dp_method = DataMethod::master;
-      spec.zero_stage = spec.mesh.dp_shard = 0;
-    }
     if (!illegal(graph, training, spec)) return spec;
   }
+}
+
+// The same with a master half of the time where all ranks are data-parallel.
+inline ParallelSpec or_with_master(ParallelSpec spec, const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that the draw changes no others
+  if (spec.dp() == 1 || spec.dp() < spec.mesh.size() || apart() % 2 != 0) return spec;
+  spec.dp_method = DataMethod::master;
+  spec.zero_stage = spec.mesh.dp_shard = 0;
+  return spec;
 }
 
 }  // namespace parplan

@@ -25,7 +25,7 @@ TEST_CASE("lowered Programs of random legal plans verify, on both backends, in e
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 3, 4, 6, 8};
-      const ParallelSpec spec = random_spec(graph, training, ranks[trial % 6], random);
+      const ParallelSpec spec = or_with_master(random_spec(graph, training, ranks[trial % 6], random), random);
       INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm
                  << ", " << name(backend) << (fuse ? ", fused" : ""));
       Job job = job_of(graph, training, spec, backend);
@@ -91,7 +91,7 @@ TEST_CASE("in lowered Programs every communication that one rank drops is missed
     const OpGraph graph = graph_of(model);
     for (int trial = 0; trial < 12; ++trial) {
       const TrainingSpec training = plain_training();
-      const ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 4 : 8, random);
+      const ParallelSpec spec = or_with_master(random_spec(graph, training, trial % 2 == 0 ? 4 : 8, random), random);
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       for (int drop = 0; drop < 5; ++drop) {
         std::vector<Program> planted = programs;
@@ -346,7 +346,7 @@ TEST_CASE("in lowered Programs waits order what streams would race for") {
   const OpGraph graph = graph_of("tiny-llama");
   for (int trial = 0; trial < 8; ++trial) {
     const TrainingSpec training = plain_training();
-    const ParallelSpec spec = random_spec(graph, training, 4, random);
+    const ParallelSpec spec = or_with_master(random_spec(graph, training, 4, random), random);
     const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
     for (std::size_t c = 0; c < programs[0].calls.size(); ++c)
       for (std::size_t w = 0; w < programs[0].calls[c].waits.size(); ++w) {

@@ -91,6 +91,7 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
         row.set(with, value);
         const bool applies = !row.applies || row.applies(spec);
         if (applies && runs_backward_in_parts(with.schedule) && with.zero_stage > 1) continue;  // not legal
+        if (applies && with.dp_method == DataMethod::master && illegal(space.graph, space.training, with)) continue;
         // A value that no search tries by itself takes the place of the usual one.
         const bool replaces = !space.has(row, value) && row.get(spec) == row.get(ParallelSpec{});
         if (!applies || replaces || in_order_of(spec, with) == with)
