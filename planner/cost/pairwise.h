@@ -22,13 +22,13 @@ namespace parplan {
 // Inside NVLink, where measured (nvlink_rings.h): base + l - 0.6 us + (n-1)/n S/(u B) + S/(n C),
 // with the share u of the links' rate, and C with which a rank copies its own part; LL's base where
 // no rank sends more than 16 KiB to another (NCCL_P2P_LL_THRESHOLD, src/enqueue.cc).
-// A gather or scatter is the same from or to the first rank alone (PyTorch's DataParallel copies one
-// part after another between devices; only what other ranks have crosses links):
-//   time           (base + h) + (n-1)/n S/B
-bool first_rank_applies(InstructionKind kind, BackendKind backend);
-Seconds first_rank_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
-
 bool pairwise_applies(InstructionKind kind, BackendKind backend);
 Seconds pairwise_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
+
+// A gather or scatter is half of an all-to-all, to or from the first rank alone: base + h +
+// (n-1)/n S/B. NCCL's is such sends and receives; PyTorch's DataParallel copies one part after
+// another between devices, over the same links.
+bool first_rank_applies(InstructionKind kind, BackendKind backend);
+Seconds first_rank_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 
 }  // namespace parplan

@@ -11,8 +11,8 @@ namespace parplan {
 // its neighbour: after n-1 steps every rank has every chunk (all-gather), or one chunk's sum
 // (reduce-scatter). An all-reduce is a reduce-scatter and then an all-gather.
 //
-// A broadcast goes around from the first rank to the last in small pieces, one behind the other, and
-// a reduce the other way round: S bytes pass each link, after n-1 hops of the first piece.
+// A broadcast goes around from the first rank to the last in small pieces, one behind the other,
+// and a reduce the other way round: S bytes pass each link, after n-1 hops of the first piece.
 //
 //   steps          k = n-1 (all others), 2(n-1) (all-reduce)
 //   on the wire    k S/n bytes out of each rank, the least possible (Patarasuk and Yuan, JPDC 2009)
