@@ -111,6 +111,7 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     const bool gradients = content == ParameterContent::gradients;
     const bool from_master = !gradients && bucket.master;
     if (gradients && !bucket.gradients) continue;
+    if (is_updated_elsewhere(bucket)) continue;  // what the master had at the beginning of its step
     const int buffer = gradients ? *bucket.gradients : from_master ? *bucket.master : bucket.parameters;
     const DataType type = gradients || from_master ? DataType::fp32 : precision;
     const std::int64_t held = elements_of(program, buffer, type);

@@ -31,11 +31,15 @@ void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
     for (const Instruction& instruction : program_.segments[call.segment].instructions) {
       if (!is_load(instruction)) continue;
       const std::int64_t samples = instruction.shape.batch;
-      const std::int64_t first = data_rank * (global_batch / data_ranks) + *call.micro_batch * samples;
       const std::int64_t shift = instruction.op == OpKind::load_targets ? 1 : 0;
-      for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
-        for (std::int64_t b = 0; b < samples; ++b)
-          *to++ = batch.ids[(first + b) * stride + instruction.shape.position(s) + shift];
+      // A master loads those of its replicas, too, one rank's after another's.
+      const std::int64_t loaded_ranks = instruction.shape.rows / (instruction.shape.sequence * samples);
+      for (std::int64_t rank = data_rank; rank < data_rank + loaded_ranks; ++rank) {
+        const std::int64_t first = rank * (global_batch / data_ranks) + *call.micro_batch * samples;
+        for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
+          for (std::int64_t b = 0; b < samples; ++b)
+            *to++ = batch.ids[(first + b) * stride + instruction.shape.position(s) + shift];
+      }
     }
 }
 

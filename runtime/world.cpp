@@ -45,6 +45,16 @@ class BorrowedCommunicator final : public Communicator {
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override {
     return kept_.all_to_all(stream, group, from, to);
   }
+  Transfer broadcast(StreamId stream, int group, Elements data) override {
+    return kept_.broadcast(stream, group, data);
+  }
+  Transfer reduce(StreamId stream, int group, Elements data) override { return kept_.reduce(stream, group, data); }
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override {
+    return kept_.gather(stream, group, own, whole);
+  }
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override {
+    return kept_.scatter(stream, group, whole, own);
+  }
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
     return kept_.send(stream, destination, channel, data);
   }

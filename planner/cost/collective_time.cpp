@@ -34,6 +34,7 @@ constexpr std::array algorithms = {
         .name = "NVLS tree", .applies = nvls_applies, .available = nvls_tree_available, .time = nvls_tree_time},
     CommunicationAlgorithm{.name = "point to point", .applies = point_to_point_applies, .time = point_to_point_time},
     CommunicationAlgorithm{.name = "pairwise", .applies = pairwise_applies, .time = pairwise_time},
+    CommunicationAlgorithm{.name = "first rank", .applies = first_rank_applies, .time = first_rank_time},
     CommunicationAlgorithm{.name = "direct", .applies = direct_applies, .time = direct_time},
 };
 

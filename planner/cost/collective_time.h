@@ -13,7 +13,7 @@ namespace parplan {
 // them use these letters:
 //
 //   S       bytes of the whole buffer (all-gather: what is gathered; reduce-scatter, all-to-all:
-//           what goes in)
+//           what goes in; gather, scatter: what the first rank has of all)
 //   n       ranks of the group; N the nodes that it spans
 //   B       ring_bandwidth of the GroupNetwork, T its tree_bandwidth
 //   l, L    one hop inside a node, one hop between nodes

@@ -11,6 +11,15 @@ bool pairwise_applies(InstructionKind kind, BackendKind backend) {
   return is_accelerator(backend) && kind == InstructionKind::all_to_all;
 }
 
+bool first_rank_applies(InstructionKind kind, BackendKind backend) {
+  return is_accelerator(backend) && (kind == InstructionKind::gather || kind == InstructionKind::scatter);
+}
+
+Seconds first_rank_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
+  const double of_others = (network.ranks - 1.0) / network.ranks;
+  return simple.ring_base + hop_of_a_transfer(network) + of_others * (bytes / network.ring_bandwidth);
+}
+
 Seconds pairwise_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
   const double ranks = network.ranks, nodes = network.nodes;
   const double to_others = (ranks - 1) / ranks;

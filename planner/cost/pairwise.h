@@ -25,4 +25,10 @@ namespace parplan {
 bool pairwise_applies(InstructionKind kind, BackendKind backend);
 Seconds pairwise_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 
+// A gather or scatter is half of an all-to-all, to or from the first rank alone: base + h +
+// (n-1)/n S/B. NCCL's is such sends and receives; PyTorch's DataParallel copies one part after
+// another between devices, over the same links.
+bool first_rank_applies(InstructionKind kind, BackendKind backend);
+Seconds first_rank_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
+
 }  // namespace parplan

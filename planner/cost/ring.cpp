@@ -12,6 +12,11 @@ bool reduces_all(InstructionKind kind) {
   return kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max;
 }
 
+// From the first rank to all others, or from these to it, as one long pipeline.
+bool goes_through(InstructionKind kind) {
+  return kind == InstructionKind::broadcast || kind == InstructionKind::reduce_sum;
+}
+
 // From this size on every channel of every rank has a piece of 64 bytes. A GroupNetwork does not
 // hold the number of channels; 16 is the result of NCCL's search for nodes with eight NICs. Below
 // this buffer low latency is faster at most rates, so little depends on it.
@@ -24,7 +29,8 @@ Bytes plateau_begin(const GroupNetwork& network) {
 Seconds inside_node(InstructionKind kind, Bytes bytes, const GroupNetwork& network, Seconds base, Seconds inside,
                     BytesPerSecond bandwidth) {
   const double steps = (reduces_all(kind) ? 2.0 : 1.0) * (network.ranks - 1);
-  return base + steps * inside + (bytes / bandwidth) * (steps / network.ranks);
+  const double share = goes_through(kind) ? 1.0 : steps / network.ranks;
+  return base + steps * inside + (bytes / bandwidth) * share;
 }
 Seconds measured_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                       const NvlinkRings::Protocol& measured, BytesPerSecond bandwidth) {
@@ -43,20 +49,22 @@ Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network
   const Seconds between = network.inter_latency +
                           (network.ranks == network.nodes ? protocol.tree_inter_excess : protocol.ring_inter_excess);
   const Seconds latency = protocol.ring_base + (steps - between_nodes) * inside + between_nodes * between;
-  return latency * latency_factor + (bytes / bandwidth) * (steps / network.ranks);
+  const double share = goes_through(kind) ? 1.0 : steps / network.ranks;
+  return latency * latency_factor + (bytes / bandwidth) * share;
 }
 
 }  // namespace
 
 bool ring_applies(InstructionKind kind, BackendKind backend) {
   return is_accelerator(backend) &&
-         (reduces_all(kind) || kind == InstructionKind::all_gather || kind == InstructionKind::reduce_scatter);
+         (reduces_all(kind) || goes_through(kind) || kind == InstructionKind::all_gather ||
+          kind == InstructionKind::reduce_scatter);
 }
 
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
   if (const NvlinkRings* rings = measured_rings(network))
     return measured_time(kind, bytes, network, rings->simple, network.ring_bandwidth) +
-           (bytes / rings->copy) / network.ranks;
+           (goes_through(kind) ? Seconds(0.0) : (bytes / rings->copy) / network.ranks);
   const bool on_plateau = reduces_all(kind) && network.nodes > 1 && bytes >= plateau_begin(network);
   const double plateau = network.compute_capability != 0 && network.compute_capability < 80 ? 1.9 : 1.4;
   return ring_time(kind, bytes, network, simple, on_plateau ? plateau : 1.0, network.ring_bandwidth);

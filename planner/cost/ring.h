@@ -5,17 +5,20 @@
 
 namespace parplan {
 
-// Ring all-gather, reduce-scatter and all-reduce as NCCL runs them.
+// Ring all-gather, reduce-scatter, all-reduce, broadcast and reduce as NCCL runs them.
 //
 // The buffer is cut into n chunks. In each of n-1 steps every rank sends one chunk of S/n bytes to
 // its neighbour: after n-1 steps every rank has every chunk (all-gather), or one chunk's sum
 // (reduce-scatter). An all-reduce is a reduce-scatter and then an all-gather.
 //
-//   steps          k = n-1 (all-gather, reduce-scatter), 2(n-1) (all-reduce)
+// A broadcast goes around from the first rank to the last in small pieces, one behind the other,
+// and a reduce the other way round: S bytes pass each link, after n-1 hops of the first piece.
+//
+//   steps          k = n-1 (all others), 2(n-1) (all-reduce)
 //   on the wire    k S/n bytes out of each rank, the least possible (Patarasuk and Yuan, JPDC 2009)
 //   hops           i = N-1, 2(N-1) of the steps cross between nodes (0 when N = 1), the others stay
 //                  inside
-//   time           f (base + (k - i) l' + i L') + k S / (n B')
+//   time           f (base + (k - i) l' + i L') + k S / (n B'); broadcast, reduce: with S / B'
 //
 // l', L' and base are the protocol's (nccl_protocol.h). Across nodes l' is at least the protocol's
 // network overhead.

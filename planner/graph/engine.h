@@ -20,6 +20,9 @@ struct Engine {
   int attention_up_to = 0;
   bool fused_norm = true;        // a sum with the norm behind it
   bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
+  bool fused_scores = true;      // scale and mask of unfused attention in the softmax's kernel
+  bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel
+  bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
   bool fused_dropout = true;     // dropout with the residual sum behind it
   bool fused_loss = true;        // else: logits widened to fp32 and kept so, each step of the softmax a kernel
   bool dropout = false;          // behind attention's softmax and before residual sums (engine_graph.h)
@@ -30,6 +33,9 @@ struct Engine {
   bool overlaps_tensor = true;    // over the tensor, context and expert axes
   bool overlaps_data = true;      // over the data axis
   bool overlaps_pipeline = true;  // transfers between stages
+  // Under DataParallel, the master computes the loss of all from their logits. Else each replica
+  // computes its own, and the master gathers logits, and what else the model returns, for nobody.
+  bool master_computes_loss = true;
   // A transfer between stages is split over the tensor axis, and gathered behind it.
   bool splits_transfers = false;
   // Backwards leave gradients in half precision, and kernels of their own add those of
@@ -57,6 +63,7 @@ struct Engine {
   bool has_mlp_recompute = true;         // of the feed-forward's inside alone
   bool has_full_recompute = true;        // of whole layers
   bool has_recompute_per_stage = true;   // of more on one stage than on another
+  bool has_master = true;                // a single process of whole replicas (DataParallel)
   int most_zero = 3;                     // the highest ZeRO stage
   int most_zero_in_pipelines = 3;        // the highest where pp > 1
   bool equal_stages = false;  // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)

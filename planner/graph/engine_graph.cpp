@@ -63,6 +63,9 @@ class Rewriting {
       case OpKind::add:
         if (engine_.dropout && op.inputs.size() > 1) return write_sum(op);
         break;
+      case OpKind::activation:
+        if (!engine_.fused_gelu && op.attributes.activation == ActivationKind::gelu_tanh) return write_steps(op);
+        break;
       case OpKind::cross_entropy_max:
       case OpKind::cross_entropy_sums:
       case OpKind::cross_entropy_loss:
@@ -71,6 +74,12 @@ class Rewriting {
       default: break;
     }
     copy(op);
+  }
+
+  // An op whose steps are kernels of their own.
+  void write_steps(const Op& op) {
+    copy(op);
+    to_.ops.back().attributes.stepwise = true;
   }
 
   void copy(const Op& op) {
@@ -114,7 +123,7 @@ class Rewriting {
                        .inputs = {before},
                        .parameters = {},
                        .outputs = {probabilities},
-                       .attributes = {}});
+                       .attributes = {.stepwise = !engine_.fused_scores}});
     if (engine_.dropout) probabilities = dropped(OpKind::attention_dropout, op.name, probabilities, {});
     to_.ops.push_back({.kind = OpKind::attention_values,
                        .name = op.name + ".values",
@@ -169,7 +178,7 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph) {
   Engine facts = engine;
   facts.dropout =
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
-  const bool as_it_is = facts.fused_attention && facts.fused_loss && !facts.dropout;
+  const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && !facts.dropout;
   return as_it_is ? graph : Rewriting(facts, std::move(graph)).rewrite();
 }
 

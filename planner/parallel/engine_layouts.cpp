@@ -49,6 +49,8 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return runs_backward_in_parts(spec.schedule); }},
     EngineLayoutRow{Choice::mesh_order, &Engine::has_other_orders, "other orders of the mesh's axes",
                     "mesh_order must be pp-dp-tp", has_other_order},
+    EngineLayoutRow{Choice::dp_method, &Engine::has_master, "DataParallel", "dp_method must be all_reduce",
+                    [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
     EngineLayoutRow{Choice::recompute, &Engine::has_core_attn_recompute, "recompute of attention's core alone",
                     "recompute must be without core_attn", recomputes<Recompute::core_attn>},
     EngineLayoutRow{Choice::recompute, &Engine::has_norms_recompute, "recompute of norms alone",

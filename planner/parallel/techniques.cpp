@@ -8,6 +8,7 @@
 #include "planner/parallel/context.h"
 #include "planner/parallel/data.h"
 #include "planner/parallel/engine_layouts.h"
+#include "planner/parallel/master.h"
 #include "planner/parallel/offload.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/tensor.h"
@@ -23,6 +24,7 @@ constexpr std::array rows = {
     TechniqueRow{"data", legal_data_degrees, illegal_data, place_data},
     TechniqueRow{"zero", legal_zero_stages, illegal_zero, place_zero},
     TechniqueRow{"offload", legal_offloads, illegal_offload, place_offload},
+    TechniqueRow{"master", legal_data_methods, illegal_master, place_master},
 };
 
 }  // namespace

@@ -33,7 +33,8 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
                      .degree = spec.mesh.degree,
                      .micro_batch = spec.micro_batch,
                      .recompute = recompute,
-                     .cp_method = spec.cp_method};
+                     .cp_method = spec.cp_method,
+                     .dp_method = spec.dp_method};
   layout.degree.pp = 1;
   return layout;
 }

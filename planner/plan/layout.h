@@ -26,6 +26,7 @@ struct BlockLayout {
   std::int64_t micro_batch = 1;           // sequences
   Recompute recompute = Recompute::none;  // of this block: not per_stage
   ContextMethod cp_method = ContextMethod::all_gather;
+  DataMethod dp_method = DataMethod::all_reduce;
   auto operator<=>(const BlockLayout&) const = default;
 };
 // Which of a rank's persistent tensors of the block are shards over the data axis.
@@ -42,6 +43,8 @@ struct Layout {
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
 
+  // Whether the first rank of the data axis alone updates parameters.
+  bool has_master() const { return layouts.front().dp_method == DataMethod::master; }
   const BlockLayout& of_block(int block) const { return layouts[layout_of_block[block]]; }
   // The placement of the activation that enters a block: that of the block before, or of the first
   // block's own.

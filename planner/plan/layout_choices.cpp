@@ -489,6 +489,28 @@ constexpr std::array rows = {
                                            ? "with the optimizer's state in host memory"
                                            : "with the optimizer's state on the device");
                   }},
+    ChoiceRow{.choice = Choice::dp_method,
+              .key = "dp_method",
+              .option = "--dp-method",
+              .description = "how data-parallel ranks come by equal parameters: gradients are reduced on all, or one "
+                             "process's master hands parameters out, computes the loss and collects gradients "
+                             "(DataParallel)",
+              .get = get<&ParallelSpec::dp_method>,
+              .set = set<&ParallelSpec::dp_method>,
+              .named = named<DataMethod::all_reduce, DataMethod::master>,
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
+              .presumes = Choice::dp,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return std::string(spec.dp_method == DataMethod::master ? "master" : "");
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return std::string(std::get<DataMethod>(value) == DataMethod::master
+                                           ? "one process with a master (DataParallel)"
+                                           : "gradients reduced on all ranks");
+                  }},
 };
 
 // The index of a choice's row is its enumerator.

@@ -28,6 +28,8 @@ const char* name(ContextMethod method) {
   return names[i];
 }
 
+const char* name(DataMethod method) { return method == DataMethod::all_reduce ? "all_reduce" : "master"; }
+
 const char* name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }
 
 std::string stages_text(const ParallelSpec& spec) {
@@ -69,8 +71,9 @@ ParallelSpec placement_key(const ParallelSpec& spec) {
 ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
   const ParallelSpec one;
   ParallelSpec key = of_one_block(spec);
-  // Data-parallel ranks do equal work on their own samples; ZeRO works around blocks, not in them.
-  key.mesh.degree.dp = one.mesh.degree.dp;
+  // Data-parallel ranks do equal work on their own samples, but for a master, which computes the
+  // loss of all; ZeRO works around blocks, not in them.
+  if (spec.dp_method != DataMethod::master) key.mesh.degree.dp = one.mesh.degree.dp;
   key.zero_stage = one.zero_stage;
   key.offload = one.offload;
   key.recompute = recompute;

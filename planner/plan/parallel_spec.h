@@ -42,6 +42,13 @@ const char* name(ContextMethod method);
 // Whether a rank keeps the queries of its own tokens, two chunks of the sequence (ContextChunks).
 constexpr bool keeps_queries(ContextMethod method) { return method != ContextMethod::ulysses; }
 
+// How the ranks of the data axis come by equal parameters: each reduces the gradients of all and
+// updates them; or the first rank, the master of a single process, has the only optimizer,
+// computes the loss of all, collects their gradients, and hands parameters out before each forward
+// (PyTorch's DataParallel).
+enum class DataMethod { all_reduce, master };
+const char* name(DataMethod method);
+
 // What is kept in host memory: nothing; or the optimizer's state, with the parameters in fp32, and
 // the host's processor updates them.
 enum class Offload { none, optimizer };
@@ -66,6 +73,7 @@ struct ParallelSpec {
   InputSlots input_slots = InputSlots::in_flight;
   ContextMethod cp_method = ContextMethod::all_gather;  // so where the context axis has one rank
   Offload offload = Offload::none;
+  DataMethod dp_method = DataMethod::all_reduce;  // so where the data axis has one rank
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }

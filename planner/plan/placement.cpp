@@ -26,6 +26,7 @@ std::vector<Spelling> spellings() {
   all.push_back({"FlatShard", flat_shard()});
   all.push_back({"Partial(sum)", partial_sum()});
   all.push_back({"Partial(max)", partial_max()});
+  all.push_back({"First", on_first()});
   return all;
 }
 
@@ -39,14 +40,18 @@ struct Pair {
 };
 constexpr Pair no{};
 constexpr Pair with(Redistribution redistribution) { return {true, redistribution}; }
-constexpr std::array<std::array<Pair, 5>, 5> pairs = {{
+constexpr std::array<std::array<Pair, 6>, 6> pairs = {{
     //                 Replicate             Shard                 FlatShard
-    //                 Partial(sum)  Partial(max)
-    /* Replicate    */ {{with(none),           with(slice),          with(slice),          no,         no}},
-    /* Shard        */ {{with(all_gather),     with(all_to_all),     no,                   no,         no}},
-    /* FlatShard    */ {{with(all_gather),     no,                   with(none),           no,         no}},
-    /* Partial(sum) */ {{with(all_reduce_sum), with(reduce_scatter), with(reduce_scatter), with(none), no}},
-    /* Partial(max) */ {{with(all_reduce_max), no,                   no,                   no,         with(none)}},
+    //                 Partial(sum)  Partial(max)  First
+    /* Replicate    */ {{with(none),           with(slice),          with(slice),
+                         no,         no,         with(gather)}},
+    /* Shard        */ {{with(all_gather),     with(all_to_all),     no,                   no,         no,         no}},
+    /* FlatShard    */ {{with(all_gather),     no,                   with(none),           no,         no,         no}},
+    /* Partial(sum) */ {{with(all_reduce_sum), with(reduce_scatter), with(reduce_scatter),
+                         with(none), no,         no}},
+    /* Partial(max) */ {{with(all_reduce_max), no,                   no,                   no,         with(none), no}},
+    /* First        */ {{with(scatter),        no,                   no,
+                         no,         no,         with(none)}},
 }};
 
 }  // namespace
@@ -69,8 +74,9 @@ Placement parse_placement(const std::string& text) {
 }
 
 const char* name(Redistribution redistribution) {
-  constexpr std::array<const char*, 7> names = {"none",       "all-reduce (sum)", "all-reduce (max)", "reduce-scatter",
-                                                "all-gather", "slice",            "all-to-all"};
+  constexpr std::array<const char*, 9> names = {"none",       "all-reduce (sum)", "all-reduce (max)",
+                                                "reduce-scatter", "all-gather", "slice", "all-to-all",
+                                                "gather", "scatter"};
   const auto i = static_cast<std::size_t>(redistribution);
   PARPLAN_ASSERT(i < names.size(), fmt::format("redistribution {}", i));
   return names[i];
@@ -98,7 +104,8 @@ Placement gradient_placement(Placement placement) {
     case PlacementKind::replicate: return partial_sum();
     case PlacementKind::partial_sum: return replicate();
     case PlacementKind::shard:
-    case PlacementKind::flat_shard: return placement;
+    case PlacementKind::flat_shard:
+    case PlacementKind::first: return placement;
     case PlacementKind::partial_max: break;
   }
   throw InternalError("a Partial(max) tensor has no gradient");

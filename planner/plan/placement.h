@@ -12,8 +12,10 @@
 namespace parplan {
 
 // How a tensor is placed over one mesh axis, in the sense of PyTorch DTensor; FlatShard cuts the
-// flattened, padded bucket that a parameter belongs to (ZeRO, FSDP).
-enum class PlacementKind : std::uint8_t { replicate, shard, flat_shard, partial_sum, partial_max };
+// flattened, padded bucket that a parameter belongs to (ZeRO, FSDP). Over the data axis,
+// activations are Replicate, each rank's of its own samples, or First: the axis's first rank has
+// those of all ranks, one rank's after another's, and the others have none.
+enum class PlacementKind : std::uint8_t { replicate, shard, flat_shard, partial_sum, partial_max, first };
 
 struct Placement {
   PlacementKind kind = PlacementKind::replicate;
@@ -26,13 +28,14 @@ constexpr Placement shard(Dim dim) { return {PlacementKind::shard, dim}; }
 constexpr Placement flat_shard() { return {PlacementKind::flat_shard, {}}; }
 constexpr Placement partial_sum() { return {PlacementKind::partial_sum, {}}; }
 constexpr Placement partial_max() { return {PlacementKind::partial_max, {}}; }
+constexpr Placement on_first() { return {PlacementKind::first, {}}; }
 // Each rank has tokens of its own.
 constexpr bool cuts_tokens(Placement p) { return p.kind == PlacementKind::shard && counts_tokens(p.dim); }
 constexpr bool is_partial(Placement p) {
   return p.kind == PlacementKind::partial_sum || p.kind == PlacementKind::partial_max;
 }
 
-// "Replicate", "Shard(kv_groups)", "FlatShard", "Partial(sum)". `parse_placement` throws
+// "Replicate", "Shard(kv_groups)", "FlatShard", "Partial(sum)", "First". `parse_placement` throws
 // ConfigError.
 std::string write_placement(Placement placement);
 Placement parse_placement(const std::string& text);
@@ -47,8 +50,18 @@ constexpr bool is_partial(const TensorLayout& layout) {
 
 // The communication that takes a tensor from one placement to another over the same mesh axis. The
 // gradient of a redistribution is the reverse redistribution of the gradients (all-gather <->
-// reduce-scatter, all-reduce <-> none).
-enum class Redistribution { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, slice, all_to_all };
+// reduce-scatter, all-reduce <-> none, gather <-> scatter).
+enum class Redistribution {
+  none,
+  all_reduce_sum,
+  all_reduce_max,
+  reduce_scatter,
+  all_gather,
+  slice,
+  all_to_all,
+  gather,
+  scatter
+};
 const char* name(Redistribution redistribution);
 // Throws InternalError for pairs without meaning (into Partial, out of FlatShard into Shard).
 Redistribution redistribute(Placement from, Placement to);

@@ -19,12 +19,15 @@ struct Fusions {
 struct BlockContext {
   BlockLayout layout;
   TensorLayout entering;  // the placement of the activation that the block before passes on
-  Coordinates at;         // of the rank, along the axes that blocks are sharded over
+  // Of the rank, along the axes that blocks are sharded over; with a master, along the data axis 0
+  // for it and 1 for every replica.
+  Coordinates at;
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
   Fusions fusions;
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
+  bool master_computes_loss = true;  // Engine; else replicas do, where there is a master
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool splits_backward = false;  // its stage runs backwards in two parts (Phase)
   // Temporaries do not share scratch, and kernels are fused however much of it that takes: no

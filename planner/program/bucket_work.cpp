@@ -50,6 +50,7 @@ Instruction update_parameters(std::int64_t elements, bool decays, const Training
   instruction.shape.norm = computes_norm(training);
   instruction.shape.master = optimizer_state(training).master;
   instruction.shape.scaled = scales_loss(training);
+  instruction.shape.stepwise = !sgd && !training.engine.fused_update;
   return instruction;
 }
 

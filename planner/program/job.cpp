@@ -23,6 +23,8 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
                            const TrainingSpec& training, BackendKind backend, bool fuse) {
   Coordinates in_block;
   for (const Axis axis : block_axes) in_block[axis] = at[axis];
+  // All replicas of a master are alike.
+  if (layout.dp_method == DataMethod::master) in_block.dp = at.dp > 0 ? 1 : 0;
   return {
       .layout = layout,
       .entering = entering,
@@ -31,7 +33,8 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
       .fusions = {.norms = fuse && training.engine.fused_norm, .activations = fuse && training.engine.fused_activation},
-      .repeats_all = training.engine.repeats_layers};
+      .repeats_all = training.engine.repeats_layers,
+      .master_computes_loss = training.engine.master_computes_loss};
 }
 
 BlockContext block_context(const Job& job, int block, const Coordinates& at) {

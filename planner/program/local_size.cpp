@@ -50,7 +50,10 @@ int shard_at(Dim dim, const TensorLayout& layout, const BlockContext& context) {
 }
 
 std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context) {
-  if (dim.dim == Dim::batch) return context.layout.micro_batch;
+  if (dim.dim == Dim::batch) {
+    if (layout.dp != on_first()) return context.layout.micro_batch;
+    return context.at.dp == 0 ? context.layout.degree.dp * context.layout.micro_batch : 0;
+  }
   const int shards = shards_of(dim.dim, layout, context);
   if (dim.dim == Dim::vocabulary) return ceil_div(dim.size, shards * dim.multiple) * dim.multiple;
   if (shards == 1) return dim.size;

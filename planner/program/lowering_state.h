@@ -122,6 +122,8 @@ struct Lowering {
   const BlockSegments& segments_of(int block) const { return block_segments.at(segments_key(block)); }
   int bucket_index(int block) const;  // of its own bucket, in program.buckets
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }
+  // Whether another rank of the data axis updates this one's parameters.
+  bool is_replica() const { return job.layout.has_master() && at.dp > 0; }
   DataShards shards_of(int block) const { return rank_buckets[bucket_index(block)].shards; }
   bool has_own_slots(int block) const { return slots.head > 0 && block + 1 == static_cast<int>(graph.blocks.size()); }
   // The bucket of the tied parameter that a block uses.
@@ -139,6 +141,11 @@ void run_actions(Lowering& lowering);                            // run_actions.
 // Of the data axis, under engines that do not overlap them with the backward.
 void reduce_at_end(Lowering& lowering);                          // run_actions.cpp
 void end_step(Lowering& lowering);                               // step_begin_and_end.cpp
+// With a master: before a forward, it sends its parameters to the replicas; replicas clear their
+// gradients before each backward but the first; after it, the master adds them to its own.
+void hand_out_parameters(Lowering& lowering);                    // master.cpp
+void clear_sent_gradients(Lowering& lowering, int micro_batch);  // master.cpp
+void collect_gradients(Lowering& lowering);                      // master.cpp
 // Where the host updates the bucket's shard: copies the gradients that are ready once the data axis
 // has summed them, the others after every reduction, and the updated parameters.
 void copy_ready_gradients(Lowering& lowering, int bucket);       // offload.cpp

@@ -113,7 +113,9 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .exchanges = lowering.slots.exchanges,
                         .input_bytes = input,
                         .inputs = lowering.slots.inputs,
-                        .computes_loss = lowering.stages.back() + 1 == schedule.stages()};
+                        .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&
+                                         !(lowering.is_replica() && lowering.job.training.engine.master_computes_loss),
+                        .updates = !lowering.is_replica()};
   std::vector<RankBuffer> buffers;
   for_each_buffer(sizes, lowering.job.training, [&](const RankBuffer& buffer) { buffers.push_back(buffer); });
   return buffers;

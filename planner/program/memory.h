@@ -53,6 +53,7 @@ struct RankSizes {
   std::int64_t input_bytes = 0;
   int inputs = 0;
   bool computes_loss = true;
+  bool updates = true;  // else a master does, which keeps the optimizer's state and the norm
 };
 
 // Buffers start at multiples of this, which suits a GPU's vector loads and the CPU's cache lines.
@@ -150,7 +151,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     if (training.engine.half_gradients && training.precision == DataType::bf16) visit(buffer);
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
-    if (bucket.frozen) return;
+    if (bucket.frozen || !sizes.updates) return;
     RankBuffer buffer{.category = MemoryCategory::optimizer,
                        .home = bucket.homes.optimizer,
                        .bytes = local(bucket, bucket.shards.optimizer) * state_bytes,
@@ -194,7 +195,8 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
       if (bucket.of_layer && !bucket.frozen) largest = std::max(largest, bucket.elements);
     if (largest > 0) one(BufferRole::dummy_gradients, MemoryCategory::buffers, largest * element);
   }
-  if (scales_loss(training)) one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
+  if (scales_loss(training) && (sizes.updates || !training.engine.master_computes_loss))
+    one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is filled or emptied while the other is in use
   if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
   if (frozen.gathered) one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, pair);
@@ -231,7 +233,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (goes_back) one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
   one(BufferRole::gradient, MemoryCategory::activations, sizes.gradient_bytes, sizes.exchanges);
   constexpr std::int64_t number = 4;  // fp32
-  if (computes_norm(training)) one(BufferRole::norm, MemoryCategory::buffers, number);
+  if (computes_norm(training) && sizes.updates) one(BufferRole::norm, MemoryCategory::buffers, number);
   if (sizes.computes_loss) one(BufferRole::loss, MemoryCategory::buffers, number);
 }
 

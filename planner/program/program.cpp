@@ -20,6 +20,7 @@ static_assert(std::size(stream_names) == stream_count);
 
 constexpr const char* instruction_names[] = {"kernel",         "all_reduce_sum", "all_reduce_max", "all_gather",
                                              "reduce_scatter", "all_to_all",     "send",           "receive",
+                                             "broadcast",      "reduce_sum",     "gather",         "scatter",
                                              "copy"};
 static_assert(std::size(instruction_names) == index_of(InstructionKind::copy) + 1);
 

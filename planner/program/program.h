@@ -117,6 +117,10 @@ enum class InstructionKind {
   all_to_all,
   send,
   receive,
+  broadcast,
+  reduce_sum,
+  gather,
+  scatter,
   copy  // between the homes of a rank
 };
 const char* name(InstructionKind kind);
@@ -151,6 +155,11 @@ struct Operand {
 //   all_to_all       {from (read), to (write)}, apart and of equal size, a multiple of the members:
 //                    chunk i of `from` goes to member i, chunk i of `to` comes from member i
 //   send, receive    {buffer}
+//   broadcast        {buffer}: read by the group's first rank, written by the others
+//   reduce_sum       {buffer}: of the first rank (update) afterwards the sum of all (read)
+//   gather           {own (read), whole (write)}, or {own} but on the first rank, which puts one
+//                    rank's after another's
+//   scatter          {own (write), whole (read)}, or {own} but on the first rank: the reverse
 //   copy             {from (read), to (write)}, of equal size, in different homes: on the stream
 //                    to_host to the host, on from_host to the device
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
@@ -240,7 +249,8 @@ struct ParameterPart {
 struct Bucket {
   std::string name;
   std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
-  std::int64_t shard_begin = 0;     // this rank's elements of the optimizer state
+  // This rank's elements of the optimizer state; none where a master has all.
+  std::int64_t shard_begin = 0;
   std::int64_t shard_elements = 0;
   // Each is the whole bucket, or this rank's shard.
   int parameters = 0;  // a shard under ZeRO-3
@@ -255,6 +265,10 @@ struct Bucket {
 };
 
 std::vector<int> buffers_of(const Bucket& bucket);
+// Whether a master updates what this rank trains, and has the only state of it.
+inline bool is_updated_elsewhere(const Bucket& bucket) {
+  return bucket.gradients && bucket.elements > 0 && bucket.shard_elements == 0;
+}
 
 // Everything that one rank does in one training step. The runtime executes it, and the simulator
 // predicts its time.
@@ -288,6 +302,12 @@ struct Program {
 // The positions of a kernel's operands in the op's row, without those that its shape omits; nothing
 // where the number of operands is wrong.
 std::optional<std::vector<int>> operand_positions(const Instruction& instruction);
+
+// Whether the group's first rank has a part of its own in it.
+constexpr bool has_root(InstructionKind kind) {
+  return kind == InstructionKind::broadcast || kind == InstructionKind::reduce_sum ||
+         kind == InstructionKind::gather || kind == InstructionKind::scatter;
+}
 
 // Bytes that one rank of a group of `ranks` sends for an instruction over `bytes` bytes of `type`.
 std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t element_size, int ranks, int index);

@@ -108,12 +108,12 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
       if (needed[0] == shard(Dim::vocabulary)) result.output = partial_max();
       break;
     case ShardingRule::vocabulary_sum:
-      if (needed[0] == tokens) std::ranges::fill(needed, tokens);
+      if (needed[0] == tokens || needed[0] == on_first()) std::ranges::fill(needed, needed[0]);
       if (needed[0] == shard(Dim::vocabulary)) result.output = partial_sum();
       break;
     case ShardingRule::vocabulary_loss:
-      if (needed[0] == tokens) std::ranges::fill(needed, tokens);
-      result.output = needed[0] == tokens ? partial_sum() : replicate();
+      if (needed[0] == tokens || needed[0] == on_first()) std::ranges::fill(needed, needed[0]);
+      result.output = needed[0] == tokens ? partial_sum() : needed[0] == on_first() ? on_first() : replicate();
       break;
     case ShardingRule::none: PARPLAN_ASSERT(false, fmt::format("{} stands in a forward graph", name(op.kind)));
   }
@@ -121,6 +121,18 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
 }
 
 }  // namespace
+
+std::optional<TensorId> logits_of(const OpGraph& graph, const Block& block) {
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    if (row_of(graph.ops[i].kind).sharding != ShardingRule::vocabulary_max) continue;
+    TensorId logits = graph.ops[i].inputs[0];
+    for (int made = block.first_op; made < i; ++made)  // before a copy of them in fp32
+      if (graph.ops[made].kind == OpKind::widen && graph.ops[made].outputs[0] == logits)
+        logits = graph.ops[made].inputs[0];
+    return logits;
+  }
+  return std::nullopt;
+}
 
 TensorLayouts::TensorLayouts(const OpGraph& graph, const Block& block) {
   TensorId last = -1;
@@ -143,6 +155,9 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
   result.canonical = result.produced;
   for (int index = block.first_op; index < block.last_op; ++index)
     result.inputs.emplace_back(graph.ops[index].inputs.size());
+  std::optional<TensorId> gathered;  // by the master
+  if (context.layout.dp_method == DataMethod::master && context.master_computes_loss)
+    gathered = logits_of(graph, block);
   for (const Axis axis : all_axes) {
     if (context.layout.degree[axis] == 1) continue;
     const Placement residual = context.layout.placements.residual[axis];
@@ -164,7 +179,8 @@ BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockC
       for (const TensorId id : op.outputs) {
         const TensorRole role = graph.tensors[id].role;
         result.produced[id][axis] = placed.output;
-        result.canonical[id][axis] = resolved(placed.output, role, residual);
+        result.canonical[id][axis] =
+            axis == Axis::dp && id == gathered ? on_first() : resolved(placed.output, role, residual);
       }
     }
   }

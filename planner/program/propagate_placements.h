@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -30,6 +31,9 @@ struct BlockPlacements {
   // The layouts that each op (by its index from the block's first) needs for each of its inputs.
   std::vector<std::vector<TensorLayout>> inputs;
 };
+// What the block's loss is computed from; nothing where it computes none.
+std::optional<TensorId> logits_of(const OpGraph& graph, const Block& block);
+
 BlockPlacements propagate(const OpGraph& graph, const Block& block, const BlockContext& context);
 
 }  // namespace parplan

@@ -32,6 +32,7 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.shard_ranks : bucket.elements;
     const int place = replica_rank(job.layout.mesh, at) % bucket.shard_ranks;
     bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * place : 0;
+    if (job.layout.has_master() && at.dp > 0) bucket.shard_elements = 0;
     return bucket;
   };
   for (const int stage : stages)

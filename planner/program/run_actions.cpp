@@ -145,7 +145,7 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
   const Bucket& bucket = lowering.program.buckets[index];
   const DataShards shards = lowering.rank_buckets[index].shards;
   const DeviceMesh& mesh = lowering.job.layout.mesh;
-  if (group_size(mesh, Axis::dp) == 1 || bucket.elements == 0) return;
+  if (group_size(mesh, Axis::dp) == 1 || bucket.elements == 0 || lowering.job.layout.has_master()) return;
   if (!shards.gradients) {
     if (last_micro_batch && lowering.job.training.engine.overlaps_data)
       reduce_accumulated(lowering, index, accumulator);
@@ -238,6 +238,7 @@ std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot,
 }
 
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
+  hand_out_parameters(lowering);
   const int stages = lowering.job.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
   const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
@@ -283,6 +284,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const int first = std::max(range.first, lowering.graph.first_trained);
   if (first >= range.last) return;
   const bool last_micro_batch = is_last(lowering, action);
+  clear_sent_gradients(lowering, action.micro_batch);
   const bool in_parts = action.phase == Phase::backward_inputs, has_parts = lowering.splits_backward[action.stage] != 0;
   if (from)
     receive(lowering, {"gradient", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage,
@@ -353,6 +355,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     if (completes_tied && last_micro_batch) copy_ready_gradients(lowering, *tied);
     return call;
   });
+  collect_gradients(lowering);
   if (to)
     send(lowering, {"gradient", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage, *to,
          gradient)
@@ -397,7 +400,9 @@ void run_actions(Lowering& lowering) {
 }
 
 void reduce_at_end(Lowering& lowering) {
-  if (lowering.job.training.engine.overlaps_data || group_size(lowering.job.layout.mesh, Axis::dp) == 1) return;
+  if (lowering.job.training.engine.overlaps_data || group_size(lowering.job.layout.mesh, Axis::dp) == 1 ||
+      lowering.job.layout.has_master())
+    return;
   const std::vector<Bucket>& buckets = lowering.program.buckets;
   for (std::size_t i = buckets.size(); i-- > 0;) {
     const auto index = static_cast<int>(i);

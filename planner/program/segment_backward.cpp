@@ -66,7 +66,8 @@ std::size_t input_number(const Op& op, TensorId id) {
 TensorLayout layout_of_output_gradient(const BlockLowering& of, TensorId output) {
   TensorLayout layout = of.placements.canonical[output];
   for (const Axis axis : all_axes)
-    if (is_partial(of.placements.produced[output][axis])) layout[axis] = replicate();
+    if (is_partial(of.placements.produced[output][axis]) || layout[axis] == on_first())
+      layout[axis] = of.placements.produced[output][axis] == on_first() ? on_first() : replicate();
   return layout;
 }
 
@@ -315,7 +316,8 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
   } else {
     emit_op(lowering, op, shape, Label::compute, value_of);
   }
-  if (adds_or_copies) lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
+  if (adds_or_copies && shape.rows > 0)
+    lowering.segment.instructions.back().type = type_of_sum(lowering, *op.operands.back().tensor);
 }
 
 // In place of an op of the second part: leaves the gradient that it reads, as it is now.

@@ -40,12 +40,24 @@ const TrainingOp* in_place_consumer(const SegmentLowering& lowering, const Forwa
   return consumer && writes_over(lowering, *consumer, id) ? consumer : nullptr;
 }
 
+// Whether a master gathers what all replicas have made of the tensor.
+bool is_gathered(const SegmentLowering& lowering, TensorId id) {
+  return lowering.canonical(id).dp == on_first() && lowering.produced(id).dp != on_first();
+}
+
 // Whether the tensor, once it is whole, fills the storage that its op writes (a reduce-scatter
 // leaves only a chunk).
 bool keeps_its_size(const SegmentLowering& lowering, TensorId id) {
-  return std::ranges::none_of(all_axes, [&](Axis axis) {
+  return !is_gathered(lowering, id) && std::ranges::none_of(all_axes, [&](Axis axis) {
     return is_partial(lowering.produced(id)[axis]) && lowering.canonical(id)[axis].kind == PlacementKind::shard;
   });
+}
+
+// Whether a master gathers them only because they are a result of the model.
+bool returns_logits(const SegmentLowering& lowering, TensorId id) {
+  const BlockContext& context = lowering.of.context;
+  return context.layout.dp_method == DataMethod::master && !context.master_computes_loss &&
+         logits_of(lowering.of.graph, lowering.of.block) == id;
 }
 
 std::int64_t produced_bytes(const SegmentLowering& lowering, TensorId id) {
@@ -105,7 +117,7 @@ void load(SegmentLowering& lowering, const ForwardRun& run, const Op& reader, Te
 
 // Moves a saved tensor that a reduce-scatter left in scratch to its place.
 void settle(SegmentLowering& lowering, const ForwardRun& run, TensorId id) {
-  if (!run.delivers || keeps_its_size(lowering, id)) return;
+  if (!run.delivers || keeps_its_size(lowering, id) || is_gathered(lowering, id)) return;
   const std::optional<Value> kept = saved_value(lowering, id);
   if (!kept) return;
   Value& value = lowering.forward.at({id, lowering.canonical(id)});
@@ -145,6 +157,17 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
   for (const TensorId id : forward.outputs) {
     if (lowering.tensor(id).role == TensorRole::loss) continue;
     lowering.forward[{id, lowering.produced(id)}] = outputs.at(id);
+    if (is_gathered(lowering, id)) {
+      const std::int64_t bytes = local_bytes(lowering.tensor(id), lowering.canonical(id), lowering.of.context);
+      const std::optional<Value> kept = run.delivers ? saved_value(lowering, id) : std::nullopt;
+      lowering.forward[{id, lowering.canonical(id)}] =
+          gather_on_first(lowering, id, outputs.at(id), kept ? *kept : scratch(lowering, bytes));
+    } else if (returns_logits(lowering, id)) {
+      TensorLayout gathered = lowering.canonical(id);
+      gathered.dp = on_first();
+      gather_on_first(lowering, id, outputs.at(id),
+                      scratch(lowering, local_bytes(lowering.tensor(id), gathered, lowering.of.context)));
+    }
     // A partial sum is made whole at once: all of its readers want it whole, and saved tensors are
     // kept whole.
     if (is_partial(lowering.produced(id))) materialise(lowering, lowering.forward, id, lowering.canonical(id));

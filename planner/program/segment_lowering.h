@@ -149,6 +149,9 @@ void emit_transfer(SegmentLowering& lowering, InstructionKind kind, GroupKey nei
 // A collective over an axis, on the axis's stream.
 void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
                      const std::vector<Use>& uses);
+// Puts what the ranks of the data axis have of a tensor one behind the other on the first of them,
+// in `whole`, which is empty on the others.
+Value gather_on_first(SegmentLowering& lowering, TensorId id, const Value& own, const Value& whole);
 // The value of a tensor in `wanted`, redistributed axis by axis if it exists only in another
 // layout. `values` is one of the lowering's, or holds parts of sums.
 Value materialise(SegmentLowering& lowering, Values& values, TensorId id, const TensorLayout& wanted);

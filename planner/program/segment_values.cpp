@@ -165,6 +165,15 @@ Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, 
       const Value chunks = packed(lowering, move, value, to_cut());
       return unpacked(lowering, move, moved(InstructionKind::all_to_all, chunks, chunks.bytes), put_together());
     }
+    case Redistribution::gather:
+      return gather_on_first(lowering, id, value, scratch(lowering, local_bytes(tensor, to, context)));
+    case Redistribution::scatter: {
+      const Value own = scratch(lowering, local_bytes(tensor, to, context));
+      std::vector<Use> uses{{own, Access::write}};
+      if (move.at == 0) uses.push_back({value, Access::read});
+      emit_collective(lowering, InstructionKind::scatter, step.axis, move.type, move.what, uses);
+      return own;
+    }
     case Redistribution::none: return value;
   }
   assertion_failed("a redistribution has an instruction", __FILE__, __LINE__, move.what);
@@ -201,6 +210,15 @@ void emit_transfer(SegmentLowering& lowering, InstructionKind kind, GroupKey nei
 void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
                      const std::vector<Use>& uses) {
   emit_communication(lowering, kind, all_along(axis), type, std::move(name), uses);
+}
+
+Value gather_on_first(SegmentLowering& lowering, TensorId id, const Value& own, const Value& whole) {
+  const Tensor& tensor = lowering.tensor(id);
+  std::vector<Use> uses{{own, Access::read}};
+  if (lowering.of.context.at.dp == 0) uses.push_back({whole, Access::write});
+  emit_collective(lowering, InstructionKind::gather, Axis::dp, type_of(tensor, lowering.of.context.precision),
+                  tensor.name + ".gather", uses);
+  return whole;
 }
 
 Value add_value(SegmentLowering& lowering, const char* to, std::int64_t offset, std::int64_t bytes) {
@@ -282,6 +300,7 @@ void deliver(SegmentLowering& lowering, Values& values, TensorId id, const Tenso
 
 void emit_kernel(SegmentLowering& lowering, OpKind op, const OpShape& shape, Label label, std::string name,
                  const std::vector<Use>& uses) {
+  if (shape.rows == 0) return;  // on a replica, whose master has the tokens
   Instruction instruction;
   instruction.kind = InstructionKind::kernel;
   instruction.op = op;
@@ -319,9 +338,13 @@ void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& sha
   for (std::size_t i = 0; i < operands.size() && next < gathered.size(); ++i)
     if (operands[i].source == OperandSource::gathered || operands[i].source == OperandSource::gathered_gradient)
       uses.insert(uses.begin() + static_cast<std::ptrdiff_t>(i), gathered[next++]);
+  if (shape.rows == 0) return;
   emit_kernel(lowering, op.kind, shape, label, lowering.op(op).name, uses);
   // Logits that were widened: what is made of them is computed in their type.
-  if (shape.stepwise) lowering.segment.instructions.back().type = DataType::fp32;
+  const ShardingRule rule = row_of(lowering.op(op).kind).sharding;
+  const bool of_logits = rule == ShardingRule::vocabulary_max || rule == ShardingRule::vocabulary_sum ||
+                         rule == ShardingRule::vocabulary_loss;
+  if (shape.stepwise && of_logits) lowering.segment.instructions.back().type = DataType::fp32;
 }
 
 }  // namespace parplan

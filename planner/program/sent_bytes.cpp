@@ -17,6 +17,12 @@ std::int64_t sent_bytes(InstructionKind kind, std::int64_t bytes, std::int64_t e
     case InstructionKind::kernel:
     case InstructionKind::copy:
     case InstructionKind::receive: return 0;
+    // The first rank sends to every other one, or each of these sends to it. `bytes`: of the whole
+    // on the first rank, of its own on the others.
+    case InstructionKind::broadcast: return index == 0 ? (ranks - 1) * bytes : 0;
+    case InstructionKind::reduce_sum:
+    case InstructionKind::gather: return index == 0 ? 0 : bytes;
+    case InstructionKind::scatter: return index == 0 ? bytes - bytes / ranks : 0;
     case InstructionKind::send: return bytes;
     case InstructionKind::all_reduce_sum:
     case InstructionKind::all_reduce_max:

@@ -236,7 +236,9 @@ void reduce_loss(Lowering& lowering) {
   const BlockPlacements placed = propagate(graph, graph.blocks[last], block_context(lowering.job, last, lowering.at));
   const auto differs = [&](Axis axis) {
     if (axis == Axis::cp) return false;
-    if (axis == Axis::dp) return group_size(lowering.job.layout.mesh, axis) > 1;
+    if (axis == Axis::dp)
+      return group_size(lowering.job.layout.mesh, axis) > 1 &&
+             !(lowering.job.layout.has_master() && lowering.job.training.engine.master_computes_loss);
     for (int i = graph.blocks[last].first_op; i < graph.blocks[last].last_op; ++i)
       for (const TensorId id : graph.ops[i].outputs)
         if (graph.tensors[id].role == TensorRole::loss) return is_partial(placed.produced[id][axis]);
@@ -277,7 +279,7 @@ void end_step(Lowering& lowering) {
   copy_norm(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_updated_parameters(lowering, static_cast<int>(i));
-  if (program.loss_scale_buffer) update_loss_scale(lowering);
+  if (program.loss_scale_buffer && !lowering.is_replica()) update_loss_scale(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_in_place(lowering, i);
   if (program.loss_buffer) reduce_loss(lowering);
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});

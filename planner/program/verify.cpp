@@ -14,15 +14,20 @@ namespace {
 
 using Accesses = std::vector<Access>;
 
-const Accesses& accesses_of(InstructionKind kind) {
+// `is_first`: of a collective's group.
+const Accesses& accesses_of(InstructionKind kind, bool is_first) {
   static const Accesses update{Access::update}, move{Access::read, Access::write}, send{Access::read},
-      receive{Access::write};
+      receive{Access::write}, hand_out{Access::write, Access::read};
   switch (kind) {
     case InstructionKind::copy:
     case InstructionKind::all_gather:
     case InstructionKind::all_to_all: return move;
     case InstructionKind::send: return send;
     case InstructionKind::receive: return receive;
+    case InstructionKind::broadcast: return is_first ? send : receive;
+    case InstructionKind::reduce_sum: return is_first ? update : send;
+    case InstructionKind::gather: return is_first ? move : send;
+    case InstructionKind::scatter: return is_first ? hand_out : receive;
     default: return update;
   }
 }
@@ -126,13 +131,14 @@ class StructureCheck {
       return operand_sources(instruction) ? ""
                                           : fmt::format("the operands of {} do not fit its row", describe(instruction));
 
-    const Accesses& accesses = accesses_of(instruction.kind);
+    const std::vector<int>& ranks = program_.group(instruction.group);
+    const Accesses& accesses =
+        accesses_of(instruction.kind, !ranks.empty() && ranks.front() == program_.rank);
     const bool fits =
         std::equal(accesses.begin(), accesses.end(), instruction.operands.begin(), instruction.operands.end(),
                    [](Access access, const Operand& operand) { return access == operand.access; });
     if (!fits) return fmt::format("the operands of {} do not fit its kind", describe(instruction));
     if (instruction.kind == InstructionKind::copy) return wrong_with_copy(instruction);
-    const std::vector<int>& ranks = program_.group(instruction.group);
     const bool to_neighbour = is_neighbour(instruction.group);
     if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) {
       if (!to_neighbour || ranks.size() != 1 || ranks.front() == program_.rank)
@@ -151,6 +157,14 @@ class StructureCheck {
                          name(instruction.type));
     const int members = static_cast<int>(ranks.size());
     if (instruction.kind == InstructionKind::all_to_all) return wrong_with_exchange(instruction, members);
+    if (instruction.operands.size() == 2 && has_root(instruction.kind)) {
+      const Operand& own = instruction.operands.front();
+      if (own.bytes * members != whole.bytes)
+        return fmt::format("{} of {} B has parts of {} B for {} members", describe(instruction), whole.bytes, own.bytes,
+                           members);
+      if (overlap(own, whole)) return fmt::format("{} has its own part inside the whole", describe(instruction));
+      return "";
+    }
     if (instruction.kind != InstructionKind::all_gather) return "";
     const int member = static_cast<int>(self - ranks.begin());
     const std::int64_t begin = chunk_begin(whole.bytes / element, members, member) * element;

@@ -24,7 +24,11 @@ struct Launch {
   int meeting = -1;
 
   const std::vector<int>& ranks() const { return program->group(instruction->group); }
-  std::int64_t bytes() const { return instruction->operands.back().bytes; }
+  // A master's gather or scatter counts by one rank's part.
+  std::int64_t bytes() const {
+    const bool in_parts = instruction->kind == InstructionKind::gather || instruction->kind == InstructionKind::scatter;
+    return in_parts ? instruction->operands.front().bytes : instruction->operands.back().bytes;
+  }
 };
 
 // The launches that wait for each other: one of each member of a group, or a send and its receive.

@@ -104,6 +104,11 @@ class DataCheck {
         of_segment.push_back(instruction.kind == InstructionKind::kernel ? *operand_sources(instruction)
                                                                          : std::vector<OperandSource>{});
     }
+    is_sent_.assign(program.buffers.size(), false);
+    for (const Bucket& bucket : program.buckets)
+      if (is_updated_elsewhere(bucket))
+        for (const std::optional<int> gradients : {bucket.gradients, bucket.second_gradients})
+          if (gradients) is_sent_[*gradients] = true;
     in_first_part_.assign(program.calls.size(), false);
     for (const Task& task : program.tasks)
       for (int c = task.first_call; c < task.last_call; ++c)
@@ -164,6 +169,11 @@ class DataCheck {
         }
         interval.state = fresh;
       }
+    // What a master has updated since, and the step's gradients that it still has to take.
+    for (const Bucket& bucket : program_.buckets)
+      if (is_updated_elsewhere(bucket) && is_later_step_)
+        for (Interval& interval : contents_[bucket.parameters].all()) interval.state.stale = true;
+    is_later_step_ = true;
     for (Clock& clock : clocks_) clock.fill(0);
     recorded_.assign(static_cast<std::size_t>(program_.events), {});
   }
@@ -250,6 +260,7 @@ class DataCheck {
       }
     }
     if (instruction.kind == InstructionKind::all_reduce_sum) sum_copies(call, instruction);
+    if (instruction.kind == InstructionKind::reduce_sum) take_gradients(call, instruction);
     pass_marks(call, instruction, before);
     if (optimizer) update_parameters(call, instruction);
     if (instruction.kind == InstructionKind::copy) return_parameters(call, instruction);
@@ -315,6 +326,10 @@ class DataCheck {
                   const Interval& interval) {
     const State& state = interval.state;
     const int id = bound(call, operand);
+    if (state.partial && is_sent_[id] != 0)
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped reduction: {} writes over gradients in {}, which the master has not taken",
+                        describe(instruction), bytes_of(id, interval.begin, interval.end)));
     if (!is_lost(id, state) || state.writer.call == c) return;
     fault(Rule::definition, c, i,
           fmt::format("lost value: {} writes {}, which call {} wrote and nothing has read", describe(instruction),
@@ -372,8 +387,11 @@ class DataCheck {
       }
     }
     check_copies(call, c, i, instruction);
-    const bool sums =
-        instruction.kind == InstructionKind::all_reduce_sum || instruction.kind == InstructionKind::reduce_scatter;
+    // A master adds to what it has, and its replicas send theirs once.
+    const bool sends = instruction.kind == InstructionKind::reduce_sum &&
+                       instruction.operands.front().access == Access::read;
+    const bool sums = sends || instruction.kind == InstructionKind::all_reduce_sum ||
+                      instruction.kind == InstructionKind::reduce_scatter;
     if (!sums || !sums_gradients(instruction)) return;
     const bool over_replicas = over_members(instruction, Members::replicas);
     for (const Interval& interval : bytes(call, instruction.operands.front()))
@@ -461,6 +479,15 @@ class DataCheck {
             fmt::format("wrong reduction: {} sums {}, of which the ranks of the {} group ({}) hold no copies",
                         describe(instruction), bytes_of(bound(call, gradient), end, gradient.offset + gradient.bytes),
                         name(instruction.group), list_ranks(program_.group(instruction.group))));
+  }
+
+  // The master's sum is whole afterwards; what a replica has sent, it must not send again.
+  void take_gradients(const Call& call, const Instruction& instruction) {
+    if (!over_data(instruction)) return;
+    for (Interval& interval : bytes(call, instruction.operands.front())) {
+      interval.state.reduced |= interval.state.partial;
+      interval.state.partial = false;
+    }
   }
 
   // Whether the elements of the target are those of the source, or of sources alike, elsewhere.
@@ -614,9 +641,11 @@ class DataCheck {
   std::size_t most_;
   std::set<std::pair<Rule, std::pair<int, std::optional<int>>>> known_;
   std::vector<Intervals> contents_;                             // per buffer
+  std::vector<char> is_sent_;                                   // per buffer: gradients that a master takes
   std::vector<char> in_first_part_;                             // per call: of backward_inputs
   std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
   std::array<Clock, stream_count> clocks_{};  // what is complete when a stream's next instruction begins
+  bool is_later_step_ = false;
   std::vector<Clock> recorded_;                                 // per event of the Program
 };
 

@@ -197,6 +197,8 @@ constexpr std::array column_rows = {
            }},
     Column{"memory_host_bytes", "B", "what the worst rank keeps in its host's memory, beside the peak",
            [](const Subject& s) { return bytes(s.result.memory.host); }},
+    Column{"dp_method", "", "whether gradients are reduced on all data-parallel ranks or collected by a master",
+           [](const Subject& s) { return s.spec.dp() > 1 ? chosen<Choice::dp_method>(s) : Json(nullptr); }},
 };
 
 }  // namespace

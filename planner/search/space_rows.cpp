@@ -168,6 +168,11 @@ void nothing_on_host(const SpaceContext& /*context*/, const ParallelSpec& /*spec
   values.emplace_back(Offload::none);
 }
 
+// All ranks reducing gradients is never slower: only for those who ask.
+void no_master(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(DataMethod::all_reduce);
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -274,6 +279,12 @@ Values more_on_host(const TrainingSpec& /*training*/, const ChoiceValue& given) 
   return {Offload::optimizer};
 }
 
+// A master holds what every rank does, and the logits of all.
+Values without_master(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<DataMethod>(given) == DataMethod::all_reduce) return {};
+  return {DataMethod::all_reduce};
+}
+
 Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   if (std::get<InputSlots>(given) == InputSlots::in_flight) return {};
   return {InputSlots::in_flight};
@@ -316,6 +327,11 @@ constexpr std::array rows = {
              .decides_legality = true,
              .values = ranks_that_shard,
              .frugaler = larger_shard_groups},
+    SpaceRow{.choice = Choice::dp_method,
+             .follows_from = {Choice::dp},
+             .decides_legality = true,
+             .values = no_master,
+             .frugaler = without_master},
     SpaceRow{.choice = Choice::micro_batch,
              .follows_from = {Choice::dp, Choice::pp},
              .values = micro_batch_sizes,

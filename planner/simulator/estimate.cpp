@@ -252,8 +252,15 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     costs.regather = collective(InstructionKind::all_gather, whole * element);
     costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec) * element);
     if (runs_back) costs.gather_again = costs.gather;
+    const bool has_master = spec.dp_method == DataMethod::master;
+    if (has_master)
+      costs.hand_out = collective(InstructionKind::broadcast, whole * element) +
+                       collective(InstructionKind::broadcast, padded(frozen, spec) * element);
     if (whole == 0) return costs;
-    costs.reduce = collective(gradient_reduction(shards, training_), whole * reduced_bytes(training_));
+    if (has_master)
+      costs.collect = collective(InstructionKind::reduce_sum, whole * gradient_bytes(training_));
+    else
+      costs.reduce = collective(gradient_reduction(shards, training_), whole * reduced_bytes(training_));
     if (spec.mesh.dp_shard > 0)
       costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * reduced_bytes(training_)),
                                      *view.replicas, backend);
@@ -588,6 +595,9 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 // c_i). Updates run in the order of blocks, and each gather of updated parameters (ZeRO-1, 2)
 // follows its update.
 //
+// A master hands out all parameters before each forward, and collects gradients after each
+// backward.
+//
 // With hybrid sharding, the reductions of the last micro-batch also sum shards over their replicas.
 //
 // Ranks that carry out their own communication do all of this one after another.
@@ -600,7 +610,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const int count = range.last - range.first;
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
-  Seconds clears, updates, gathers, gathers_again, reduces, across, to_host, from_host;
+  Seconds clears, updates, gathers, gathers_again, reduces, across, to_host, from_host, hands_out, collects;
   int tied_uses = 0;
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
@@ -644,6 +654,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     bound.weights += visit.weights;
     gathers += visit.gather;
     gathers_again += visit.gather_again;
+    hands_out += own.hand_out;
+    collects += own.collect;
     if (shards.parameters) gathers += tied.gather;
     if (shards.parameters && has_backward(graph_, range.first + i)) gathers_again += tied.gather;
     reduces += visit.reduce;
@@ -711,6 +723,12 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       suffix -= overlapped;
     }
   }
+  if (tied_uses > 0) {
+    hands_out += data.tied.hand_out;
+    collects += (together ? 1.0 : tied_uses) * data.tied.collect;
+  }
+  bound.forward += hands_out;
+  bound.backward += collects;
   // Each bucket is updated, copied back where the host has updated it, and gathered.
   const bool regathers = shards.optimizer && !shards.parameters;
   Seconds updated = sequential ? updates + from_host : Seconds(0.0), copied = updated, gathered = updated;

@@ -214,6 +214,8 @@ class Estimator {
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
+    // With a master, of every micro-batch: parameters to the replicas, and their gradients back.
+    Seconds hand_out, collect;
   };
   struct DataCosts {
     std::vector<BucketCosts> own;  // by Block::kind

@@ -59,6 +59,7 @@ constexpr std::array engine_rows = {
     EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
     EngineRow{"torch", "", "ddp"},
+    EngineRow{"torch-dp", "", "data-parallel"},
     EngineRow{"llm.c", "", "llm-c"},
 };
 
@@ -146,8 +147,9 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
 
 Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std::vector<std::string>& assumed) {
   if (request.engine) return find_engine(*request.engine, request.engines);
+  const std::string engine = run.engine == "torch" && run.data_parallel == "dp" ? "torch-dp" : run.engine;
   const auto* const row = std::ranges::find_if(engine_rows, [&](const EngineRow& one) {
-    return run.engine == one.engine && run.source.find(one.source) != std::string::npos;
+    return engine == one.engine && run.source.find(one.source) != std::string::npos;
   });
   const std::string file(row == engine_rows.end() ? std::string_view(run.engine) : row->file);
   const std::vector<std::string> names = engine_names(request.engines);
@@ -157,7 +159,6 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
 }
 
 LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assumed) {
-  if (run.data_parallel == "dp") throw Skip{"one process for all devices (DataParallel) is not modelled"};
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
   const std::int64_t cp = run.cp.value_or(1);
   if (dp * tp * pp * cp != run.devices)
@@ -168,6 +169,7 @@ LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assum
     layout[Choice::cp_method] = ContextMethod::all_gather;
     assumed.emplace_back("context parallelism by gathering keys and values");
   }
+  if (run.data_parallel == "dp" && dp > 1) layout[Choice::dp_method] = DataMethod::master;
   if (dp * cp > 1) layout[Choice::zero_stage] = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
   if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed))

@@ -109,6 +109,7 @@ std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket
   const std::int64_t begin = bucket.shard_begin;
   const std::int64_t end = bucket.shard_begin + bucket.shard_elements;
   std::vector<StateBuffer> kept;
+  if (is_updated_elsewhere(bucket)) return kept;
   if (bucket.master)
     kept.push_back({.state = State::parameter, .buffer = *bucket.master, .begin = begin, .end = end});
   else

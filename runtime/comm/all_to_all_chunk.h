@@ -18,4 +18,11 @@ inline std::int64_t all_to_all_chunk(const Elements& from, const Elements& to, i
   return from.count / members * size_of(from.type);
 }
 
+// Asserts that the buffers of a gather or scatter fit each other.
+inline void check_parts(const Elements& own, const Elements& whole, int members, int member) {
+  PARPLAN_ASSERT(whole.type == own.type && whole.count == (member == 0 ? own.count * members : 0),
+                 fmt::format("{} {} elements of member {} of {}, whose whole is {} {} elements", own.count,
+                             name(own.type), member, members, whole.count, name(whole.type)));
+}
+
 }  // namespace parplan

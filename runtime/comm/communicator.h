@@ -56,6 +56,15 @@ constexpr Bytes all_to_all_bytes(std::int64_t count, std::int64_t element, int m
   return Bytes(element * (count - count / members));
 }
 
+// The first member of a group sends all of its data to every other one, or each of these sends all
+// of its own to it.
+constexpr Bytes broadcast_bytes(std::int64_t count, std::int64_t element, int members, int member) {
+  return Bytes(member == 0 ? element * (members - 1) * count : 0);
+}
+constexpr Bytes to_first_bytes(std::int64_t count, std::int64_t element, int member) {
+  return Bytes(member == 0 ? 0 : element * count);
+}
+
 // `source` sends to `destination` on `channel`. A job that knows its routes can connect them before
 // it starts.
 struct SendRoute {
@@ -94,7 +103,8 @@ class Communicator {
   virtual int ranks() const = 0;
   virtual bool in_order() const = 0;
 
-  // All collectives but all_to_all are in place. all_reduce: all of the data holds the result.
+  // All collectives but all_to_all, gather and scatter are in place. all_reduce: all of the data
+  // holds the result.
   virtual Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) = 0;
   // Member i's chunk_of(count, members, i) holds the sum; the other chunks are undefined.
   virtual Transfer reduce_scatter(StreamId stream, int group, Elements data) = 0;
@@ -103,6 +113,14 @@ class Communicator {
   // Chunk i of `from` goes to member i, and chunk i of `to` comes from member i. The two have equal
   // types and counts, a multiple of the members, and do not overlap.
   virtual Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) = 0;
+  // Those with a part for the group's first member. broadcast: all data becomes the first member's.
+  virtual Transfer broadcast(StreamId stream, int group, Elements data) = 0;
+  // The first member's data holds the sum; that of the others is only read.
+  virtual Transfer reduce(StreamId stream, int group, Elements data) = 0;
+  // The first member's `whole` holds one member's `own` after another's; on the others it is empty,
+  // as for scatter, which goes the other way. `own` and `whole` do not overlap.
+  virtual Transfer gather(StreamId stream, int group, Elements own, Elements whole) = 0;
+  virtual Transfer scatter(StreamId stream, int group, Elements whole, Elements own) = 0;
 
   // Posts a send and returns; the data must not change until the work after wait_sent. Sends and
   // receives of one (source, destination, channel) match in order and have equal counts. Posting

@@ -43,12 +43,23 @@ constexpr std::chrono::seconds reason_patience(1);
 // Looks for data before the process sleeps until some comes.
 constexpr int eager_looks = 50;
 
-enum class CollectiveCall : std::int64_t { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
-constexpr std::array<const char*, 5> call_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter",
-                                                   "all_gather", "all_to_all"};
+enum class CollectiveCall : std::int64_t {
+  all_reduce_sum,
+  all_reduce_max,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  reduce,
+  gather,
+  scatter
+};
+constexpr std::array<const char*, 9> call_names = {
+    "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather", "all_to_all",
+    "broadcast",        "reduce",           "gather",         "scatter"};
 
 // What a message belongs to: the messages of one key between two ranks match in order.
-enum class Purpose : std::uint32_t { call, reduction, gathering, exchange, channel };
+enum class Purpose : std::uint32_t { call, reduction, gathering, exchange, channel, with_first };
 struct MessageKey {
   Purpose purpose{};
   std::uint32_t number = 0;  // of the group or channel
@@ -157,6 +168,10 @@ class TcpCommunicator final : public Communicator {
   Transfer reduce_scatter(StreamId stream, int group, Elements data) override;
   Transfer all_gather(StreamId stream, int group, Elements data) override;
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
+  Transfer broadcast(StreamId stream, int group, Elements data) override;
+  Transfer reduce(StreamId stream, int group, Elements data) override;
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override;
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
@@ -207,6 +222,10 @@ class TcpCommunicator final : public Communicator {
   Clock::time_point meet(Group& group, CollectiveCall call, std::int64_t count, const float* small);
   void reduce_chunk(Group& group, InOrder adder, float* data, std::int64_t count);
   void gather_chunks(Group& group, float* data, std::int64_t count);
+  void reduce_on_first(Group& group, float* data, std::int64_t count);
+  // Between the first member and every other one: `stride` elements apart on the first.
+  Transfer with_first(Group& group, CollectiveCall call, bool first_sends, float* data, std::int64_t count,
+                      std::int64_t stride, Bytes sent);
 
   Rendezvous& job_;
   int channels_;
@@ -649,6 +668,99 @@ Transfer TcpCommunicator::all_to_all(StreamId, int id, Elements from, Elements t
   return {.sent = all_to_all_bytes(from.count, size_of(from.type), members),
           .waited = seconds_between(begin, met),
           .moving = seconds_between(met, Clock::now())};
+}
+
+// The first member's data becomes the sum of all members' data, in pieces as in reduce_chunk.
+void TcpCommunicator::reduce_on_first(Group& group, float* data, std::int64_t count) {
+  const int members = group.members();
+  const MessageKey key{.purpose = Purpose::with_first, .number = static_cast<std::uint32_t>(group.id)};
+  const std::int64_t pieces = (count + reduction_piece - 1) / reduction_piece;
+  const auto elements_of = [&](std::int64_t piece) {
+    return std::min(reduction_piece, count - piece * reduction_piece);
+  };
+  const auto scratch_of = [&](std::int64_t piece, int member) {
+    return scratch_.data() + ((piece % 2) * members + member) * reduction_piece;
+  };
+  std::array<Round, 2> rounds;
+  const auto post = [&](std::int64_t piece) {
+    Round& round = rounds[static_cast<std::size_t>(piece % 2)];
+    const std::int64_t bytes = elements_of(piece) * std::int64_t{sizeof(float)};
+    round = {};
+    if (group.member > 0) post_send(group.ranks.front(), key, data + piece * reduction_piece, bytes, &round.done);
+    for (int from = 1; from < members && group.member == 0; ++from)
+      post_receipt(group.ranks[from], key, scratch_of(piece, from), bytes, &round.done);
+    round.posted = group.member > 0 ? 1 : members - 1;
+  };
+  if (pieces > 0) post(0);
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    if (piece + 1 < pieces) post(piece + 1);
+    const Round& round = rounds[static_cast<std::size_t>(piece % 2)];
+    wait_until([&] { return round.done == round.posted; });
+    if (group.member > 0) continue;
+    float* const own = data + piece * reduction_piece;
+    for (int i = 0; i < members; ++i) inputs_[i] = i == 0 ? own : scratch_of(piece, i);
+    sum_(own, inputs_.data(), members, elements_of(piece));
+  }
+}
+
+Transfer TcpCommunicator::with_first(Group& group, CollectiveCall call, bool first_sends, float* data,
+                                     std::int64_t count, std::int64_t stride, Bytes sent) {
+  const auto begin = Clock::now();
+  const auto met = meet(group, call, count, nullptr);
+  const MessageKey key{.purpose = Purpose::with_first, .number = static_cast<std::uint32_t>(group.id)};
+  const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(float));
+  Round round;
+  const auto move = [&](bool sends, int other, float* place) {
+    if (sends)
+      post_send(group.ranks[other], key, place, bytes, &round.done);
+    else
+      post_receipt(group.ranks[other], key, place, bytes, &round.done);
+    ++round.posted;
+  };
+  if (group.member > 0) move(!first_sends, 0, data);
+  for (int other = 1; other < group.members() && group.member == 0; ++other)
+    move(first_sends, other, data + other * stride);
+  wait_until([&] { return round.done == round.posted; });
+  return {.sent = sent, .waited = seconds_between(begin, met), .moving = seconds_between(met, Clock::now())};
+}
+
+Transfer TcpCommunicator::broadcast(StreamId, int id, Elements elements) {
+  Group& group = group_of(id);
+  if (group.members() == 1) return {};
+  return with_first(group, CollectiveCall::broadcast, true, fp32(elements), elements.count, 0,
+                    broadcast_bytes(elements.count, size_of(elements.type), group.members(), group.member));
+}
+
+Transfer TcpCommunicator::reduce(StreamId, int id, Elements elements) {
+  float* data = fp32(elements);
+  Group& group = group_of(id);
+  if (group.members() == 1) return {};
+  const auto begin = Clock::now();
+  const auto met = meet(group, CollectiveCall::reduce, elements.count, nullptr);
+  reduce_on_first(group, data, elements.count);
+  return {.sent = to_first_bytes(elements.count, size_of(elements.type), group.member),
+          .waited = seconds_between(begin, met),
+          .moving = seconds_between(met, Clock::now())};
+}
+
+Transfer TcpCommunicator::gather(StreamId, int id, Elements own, Elements whole) {
+  float *part = fp32(own), *all = fp32(whole);
+  Group& group = group_of(id);
+  check_parts(own, whole, group.members(), group.member);
+  if (group.member == 0) std::copy_n(part, own.count, all);
+  if (group.members() == 1) return {};
+  return with_first(group, CollectiveCall::gather, false, group.member == 0 ? all : part, own.count, own.count,
+                    to_first_bytes(own.count, size_of(own.type), group.member));
+}
+
+Transfer TcpCommunicator::scatter(StreamId, int id, Elements whole, Elements own) {
+  float *part = fp32(own), *all = fp32(whole);
+  Group& group = group_of(id);
+  check_parts(own, whole, group.members(), group.member);
+  if (group.member == 0) std::copy_n(all, own.count, part);
+  if (group.members() == 1) return {};
+  return with_first(group, CollectiveCall::scatter, true, group.member == 0 ? all : part, own.count, own.count,
+                    broadcast_bytes(own.count, size_of(own.type), group.members(), group.member));
 }
 
 SendTicket TcpCommunicator::send(StreamId, int destination, int channel, Elements elements) {

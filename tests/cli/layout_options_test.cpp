@@ -38,6 +38,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"tied_gradients", {"together", "apart"}},
     {"input_slots", {"in_flight", "in_flight+1"}},
     {"offload", {"none", "optimizer"}},
+    {"dp_method", {"all_reduce", "master"}},
 };
 
 std::string in_json(const Json& value) {
@@ -55,10 +56,15 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
       // Context parallelism instead of a pipeline: there are eight cores.
       const bool with_context = row.choice == Choice::cp || row.choice == Choice::cp_method;
       const bool in_groups = row.choice == Choice::dp_shard;
+      const bool has_master = text == "master";  // of whole replicas
       for (const Choice degree : {Choice::dp, Choice::tp, with_context ? Choice::cp : Choice::pp})
         if (degree != row.choice) {
           arguments.emplace_back(row_of(degree).option);
-          arguments.emplace_back(!in_groups ? "2" : degree == Choice::dp ? "4" : degree == Choice::tp ? "2" : "1");
+          arguments.emplace_back(has_master && degree != Choice::dp ? "1"
+                                 : !in_groups                       ? "2"
+                                 : degree == Choice::dp             ? "4"
+                                 : degree == Choice::tp             ? "2"
+                                                                    : "1");
         }
       if (in_groups) arguments.insert(arguments.end(), {"--zero", "2"});
       if (row.choice == Choice::micro_batch_group) arguments.insert(arguments.end(), {"--virtual-stages", "2"});

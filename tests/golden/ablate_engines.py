@@ -49,7 +49,8 @@ PARTS = {
     "communication that waits, reductions at the end": lambda data: set_facts(
         data, "true", "overlaps_tensor", "overlaps_data", "overlaps_pipeline"),
     "separate elementwise kernels and loss": lambda data: set_facts(
-        data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss"),
+        data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss", "fused_scores", "fused_gelu",
+        "fused_update"),
     "gradients in half precision": lambda data: (
         set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),

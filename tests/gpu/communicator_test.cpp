@@ -380,6 +380,57 @@ TEST_CASE("all_to_all of GPUs brings each member its chunk from every member, in
     });
 }
 
+TEST_CASE("the first of several GPUs hands out its data, collects or scatters parts, and adds up, in every type") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (const int ranks : {1, 2, 3}) {
+    const std::vector<int> all = first_ranks(ranks);
+    for_each_transport(*gpu, ranks, [&](const Transport& transport) {
+      Findings findings;
+      on_all_ranks(*gpu, transport, {.ranks = ranks, .groups = {{.id = 5, .ranks = all}}}, [&](Rank self) {
+        const int rank = self.communicator.rank();
+        for (const Format& format : formats)
+          for (const std::int64_t count : {0, 1, 1003}) {
+            const std::int64_t bytes = count * size_of(format.type);
+            const Memory whole(self.backend, 4 * 1003 * ranks, true);
+            const Elements parts{.data = rank == 0 ? whole.at() : nullptr,
+                                 .count = rank == 0 ? count * ranks : 0,
+                                 .type = format.type};
+            Exchange exchange(self.backend, 1, 4 * 1003, 3);
+            const auto own = [&](std::int64_t i) { return contribution(i, rank, format); };
+            const auto expect = [&](const Transfer& transfer, bool hands_out) {
+              const std::int64_t sent = hands_out ? (rank == 0 ? (ranks - 1) * bytes : 0) : rank == 0 ? 0 : bytes;
+              if (transfer.sent != Bytes(sent)) findings.add(fmt::format("{} bytes sent", transfer.sent.count));
+            };
+            const std::byte* sum = exchange(
+                count, format, own, [&](Elements data) { expect(self.communicator.reduce(1, 5, data), false); });
+            const std::byte* first = exchange(
+                count, format, own, [&](Elements data) { expect(self.communicator.broadcast(1, 5, data), true); });
+            const std::byte* back = exchange(count, format, own, [&](Elements data) {
+              expect(self.communicator.gather(1, 5, data, parts), false);
+              if (count > 0) self.backend.fill(1, data.data, poison, (bytes + 3) / 4);
+              expect(self.communicator.scatter(1, 5, parts, data), true);
+            });
+            self.backend.synchronize();
+            for (std::int64_t i = 0; i < count; ++i) {
+              const double added = load(sum + i * size_of(format.type), format);
+              const double wanted = rank == 0 ? reduced(i, all, Reduction::sum, format) : own(i);
+              const double slack = rank > 0 || self.communicator.in_order()
+                                       ? 0.0
+                                       : tolerance(i, all, Reduction::sum, format);
+              if (!(std::fabs(added - wanted) <= slack)) findings.add(fmt::format("sum, rank {}, element {}", rank, i));
+              if (load(first + i * size_of(format.type), format) != contribution(i, 0, format))
+                findings.add(fmt::format("broadcast, rank {}, element {}", rank, i));
+              if (load(back + i * size_of(format.type), format) != own(i))
+                findings.add(fmt::format("gather and scatter, rank {}, element {}", rank, i));
+            }
+          }
+      });
+      findings.check();
+    });
+  }
+}
+
 TEST_CASE("only threads on one GPU promise sums in ascending order of rank") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

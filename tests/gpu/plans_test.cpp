@@ -125,6 +125,26 @@ TEST_CASE("hybrid sharding trains on GPUs as the one-rank reference does") {
   }
 }
 
+TEST_CASE("a master and its replicas train on GPUs as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const OpGraph graph = graph_of("tiny-gpt2");
+  for (const DataType type : all_types) {
+    TrainingSpec training = training_in(type);
+    if (type == DataType::fp16) training.clip_norm = 0.5;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.micro_batch = 2;
+    spec.dp_method = DataMethod::master;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    INFO(std::string(name(type)) << ", " << describe(spec));
+    TrainingSpec exact = training;
+    exact.precision = DataType::fp32;
+    check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3),
+                closeness_of(type));
+  }
+}
+
 TEST_CASE("plans that offload the optimizer train on a GPU as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

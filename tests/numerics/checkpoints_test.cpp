@@ -63,6 +63,8 @@ const std::vector<Kind> kinds = {
     {"interleaved", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::interleaved}}},
     {"zero bubble", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::zero_bubble_h1}}},
     {"hybrid sharding", {{Choice::dp, 4}}, true},
+    {"one process with a master",
+     {{Choice::dp_method, DataMethod::master}, {Choice::tp, 1}, {Choice::pp, 1}, {Choice::cp, 1}}},
 };
 
 // A way to train the model: any layout of the kind, by blocks or alike. Models whose positions do
@@ -82,7 +84,7 @@ Job random_job(const OpGraph& graph, const TrainingSpec& training, std::mt19937&
   }
   Job job = testing::job_of(graph, training, spec);
   what = fmt::format("{}: {} cp {}", has ? kind.name : "any", testing::describe(spec), spec.cp());
-  if (random() % 2 == 0) {
+  if (random() % 2 == 0 && spec.dp_method != DataMethod::master) {
     vary_state(graph, spec, job.layout, random);
     what += ", blocks of their own state";
   }

@@ -43,6 +43,16 @@ class FailingCommunicator final : public Communicator {
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override {
     return inner_->all_to_all(stream, group, from, to);
   }
+  Transfer broadcast(StreamId stream, int group, Elements data) override {
+    return inner_->broadcast(stream, group, data);
+  }
+  Transfer reduce(StreamId stream, int group, Elements data) override { return inner_->reduce(stream, group, data); }
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override {
+    return inner_->gather(stream, group, own, whole);
+  }
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override {
+    return inner_->scatter(stream, group, whole, own);
+  }
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
     return inner_->send(stream, destination, channel, data);
   }

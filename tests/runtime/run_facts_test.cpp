@@ -127,6 +127,7 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.stage_blocks", [](ParallelSpec& s) { std::swap(s.stage_blocks.front(), s.stage_blocks.back()); }},
       {"layout.tied_gradients", [](ParallelSpec& s) { s.tied_gradients = TiedGradients::apart; }},
       {"layout.offload", [](ParallelSpec& s) { s.offload = Offload::optimizer; }},
+      {"layout.dp_method", [](ParallelSpec& s) { s.dp_method = DataMethod::master; }},
       {"layout.input_slots", [](ParallelSpec& s) { s.input_slots = InputSlots::one_more; }},
   };
   CHECK(changes.size() == choice_rows().size());

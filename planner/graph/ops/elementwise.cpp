@@ -84,11 +84,21 @@ std::int64_t slope_operations(ActivationKind activation) {
   }
   return 0;
 }
+// The passes over all elements, read or written, of 0.5 x (1 + tanh(k (x + 0.044715 x^3))) as eight
+// kernels, of which a sum and a product read two tensors: 0.5 x, x^3, times 0.044715, plus x, times
+// k, tanh, plus 1, product.
+constexpr std::int64_t gelu_passes = 6 * 2 + 2 * 3;
+// The same of its gradient by automatic differentiation: two factors of the product (3 each), slope
+// of tanh (3), times k (2), times 0.044715 (2), slope of the cube in three kernels (2, 2, 3), times
+// 0.5 (2), and two sums of what x gets (3 each).
+constexpr std::int64_t gelu_gradient_passes = 2 * 3 + 3 + 2 + 2 + (2 + 2 + 3) + 2 + 2 * 3;
 OpWork activation_work(const OpShape& s, DataType type) {
-  return {flops(value_operations(s.activation) * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+  return {flops(value_operations(s.activation) * s.rows * s.columns),
+          Bytes((s.stepwise ? gelu_passes : 2) * s.rows * s.columns * e(type))};
 }
 OpWork activation_gradient_work(const OpShape& s, DataType type) {
-  return {flops(slope_operations(s.activation) * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+  return {flops(slope_operations(s.activation) * s.rows * s.columns),
+          Bytes((s.stepwise ? gelu_gradient_passes : 3) * s.rows * s.columns * e(type))};
 }
 // The activation times the other operand.
 OpWork gate_work(const OpShape& s, DataType type) {

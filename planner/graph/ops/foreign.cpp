@@ -88,11 +88,16 @@ OpWork one_product_work(const OpShape& s, DataType type) {
 OpWork attention_scores_gradient_work(const OpShape& s, DataType type) {
   return {of_product(s, 2), Bytes((2 * score_elements(s) + 4 * head_elements(s)) * e(type)), true};
 }
+// Step by step, the scale, the causal mask and the sum with a mask of padding are kernels in front
+// of the softmax, and the gradients of the first two behind its own (a sum passes its gradient on):
+// each reads and writes all scores.
+std::int64_t masked_passes(const OpShape& s) { return s.stepwise ? 3 * 2 : 0; }
+std::int64_t masked_gradient_passes(const OpShape& s) { return s.stepwise ? 2 * 2 : 0; }
 OpWork attention_softmax_work(const OpShape& s, DataType type) {  // scale, mask, maximum, exp, sum, divide
-  return {flops(6 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};
+  return {flops(6 * s.rows * s.columns), Bytes((2 + masked_passes(s)) * s.rows * s.columns * e(type))};
 }
 OpWork attention_softmax_gradient_work(const OpShape& s, DataType type) {
-  return {flops(4 * s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+  return {flops(4 * s.rows * s.columns), Bytes((3 + masked_gradient_passes(s)) * s.rows * s.columns * e(type))};
 }
 // In the kernel of a sum, only the mask is another operand.
 OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, compare, scale

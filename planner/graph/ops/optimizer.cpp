@@ -43,7 +43,12 @@ std::int64_t parameter_bytes(const OpShape& s, DataType type) {
   return s.master ? 8 + e(type) : 2 * e(type);
 }
 // m 3, v 4, two corrections, sqrt, epsilon, divide, step 2; decay 2.
+// Step by step, kernels read and write as they go: m beta (2), plus gradient (3), v beta (2), plus
+// gradient squared (4), square root (2), plus epsilon (2), parameter minus m by that (4); decay
+// (2), gradient times the factor of its norm (2).
+std::int64_t adamw_passes(const OpShape& s) { return 19 + (s.weight_decay ? 2 : 0) + (s.norm ? 2 : 0); }
 OpWork adamw_work(const OpShape& s, DataType type) {
+  if (s.stepwise) return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes(adamw_passes(s) * 4 * s.rows)};
   return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
 }
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum

@@ -23,9 +23,21 @@ namespace {
 
 constexpr std::int64_t ring_depth = 64;
 
-enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
-constexpr std::array<const char*, 6> collective_names = {"none",           "all_reduce (sum)", "all_reduce (max)",
-                                                         "reduce_scatter", "all_gather",       "all_to_all"};
+enum class Collective {
+  none,
+  all_reduce_sum,
+  all_reduce_max,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  reduce,
+  gather,
+  scatter
+};
+constexpr std::array<const char*, 10> collective_names = {
+    "none",       "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather",
+    "all_to_all", "broadcast",        "reduce",           "gather",         "scatter"};
 
 // A point in a stream that other streams wait for.
 class Event {
@@ -129,6 +141,10 @@ class CudaLocalCommunicator final : public Communicator {
   Transfer reduce_scatter(StreamId stream, int group, Elements data) override;
   Transfer all_gather(StreamId stream, int group, Elements data) override;
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
+  Transfer broadcast(StreamId stream, int group, Elements data) override;
+  Transfer reduce(StreamId stream, int group, Elements data) override;
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override;
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
@@ -282,6 +298,54 @@ Transfer CudaLocalCommunicator::all_to_all(StreamId stream, int group, Elements 
     copy_on_device(at(to, i * chunk), at(m.group->members[i].data, m.member * chunk), bytes, on);
   meet(m, &Member::finished, on);
   return {.sent = all_to_all_bytes(from.count, size_of(from.type), m.members()), .waited = {}, .moving = {}};
+}
+
+// The first member shows what it hands out, and the others copy it; or they show what they have,
+// and it copies or adds it.
+Transfer CudaLocalCommunicator::broadcast(StreamId stream, int group, Elements data) {
+  Membership& m = membership(group);
+  if (m.members() == 1) return {};
+  const cudaStream_t on = backend_.stream(stream);
+  arrive(m, Collective::broadcast, data, on);
+  if (m.member > 0)
+    copy_on_device(data.data, m.group->members.front().data.data, data.count * size_of(data.type), on);
+  meet(m, &Member::finished, on);
+  return {.sent = broadcast_bytes(data.count, size_of(data.type), m.members(), m.member), .waited = {}, .moving = {}};
+}
+
+Transfer CudaLocalCommunicator::reduce(StreamId stream, int group, Elements data) {
+  Membership& m = membership(group);
+  if (m.members() == 1) return {};
+  const cudaStream_t on = backend_.stream(stream);
+  arrive(m, Collective::reduce, data, on);
+  if (m.member == 0 && data.count > 0) {
+    for (std::size_t i = 0; i < m.inputs.size(); ++i) m.inputs[i] = m.group->members[i].data.data;
+    sum_in_order(data.data, m.inputs, data.count, data.type, on);
+  }
+  meet(m, &Member::finished, on);
+  return {.sent = to_first_bytes(data.count, size_of(data.type), m.member), .waited = {}, .moving = {}};
+}
+
+Transfer CudaLocalCommunicator::gather(StreamId stream, int group, Elements own, Elements whole) {
+  Membership& m = membership(group);
+  check_parts(own, whole, m.members(), m.member);
+  const cudaStream_t on = backend_.stream(stream);
+  arrive(m, Collective::gather, own, on);
+  for (int i = 0; i < m.members() && m.member == 0; ++i)
+    copy_on_device(at(whole, i * own.count), m.group->members[i].data.data, own.count * size_of(own.type), on);
+  meet(m, &Member::finished, on);
+  return {.sent = to_first_bytes(own.count, size_of(own.type), m.member), .waited = {}, .moving = {}};
+}
+
+Transfer CudaLocalCommunicator::scatter(StreamId stream, int group, Elements whole, Elements own) {
+  Membership& m = membership(group);
+  check_parts(own, whole, m.members(), m.member);
+  const cudaStream_t on = backend_.stream(stream);
+  arrive(m, Collective::scatter,
+         {.data = m.member == 0 ? whole.data : own.data, .count = own.count, .type = own.type}, on);
+  copy_on_device(own.data, at(m.group->members.front().data, m.member * own.count), own.count * size_of(own.type), on);
+  meet(m, &Member::finished, on);
+  return {.sent = broadcast_bytes(own.count, size_of(own.type), m.members(), m.member), .waited = {}, .moving = {}};
 }
 
 Ring& CudaLocalCommunicator::ring_with_events(int source, int destination, int channel) {

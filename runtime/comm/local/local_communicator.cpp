@@ -31,9 +31,21 @@ constexpr std::int64_t ring_depth = 64;
 // Below this size every member adds up everything itself, which saves a meeting.
 constexpr std::int64_t small_count = 1024;
 
-enum class Collective { none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
-constexpr std::array<const char*, 6> collective_names = {"none",           "all_reduce (sum)", "all_reduce (max)",
-                                                         "reduce_scatter", "all_gather",       "all_to_all"};
+enum class Collective {
+  none,
+  all_reduce_sum,
+  all_reduce_max,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  reduce,
+  gather,
+  scatter
+};
+constexpr std::array<const char*, 10> collective_names = {
+    "none",       "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather",
+    "all_to_all", "broadcast",        "reduce",           "gather",         "scatter"};
 
 // What a member shows the others. It is written before its `meetings` is raised, and read after
 // that was seen.
@@ -138,6 +150,10 @@ class LocalCommunicator final : public Communicator {
   Transfer reduce_scatter(StreamId stream, int group, Elements elements) override;
   Transfer all_gather(StreamId stream, int group, Elements elements) override;
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
+  Transfer broadcast(StreamId stream, int group, Elements data) override;
+  Transfer reduce(StreamId stream, int group, Elements data) override;
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override;
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements elements) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements elements) override;
@@ -236,19 +252,19 @@ Transfer LocalCommunicator::all_reduce(StreamId, int group, Reduction reduction,
   Membership& m = membership(group);
   if (m.members() == 1) return {};
   const bool sum = reduction == Reduction::sum;
-  const InOrder reduce = sum ? state_.sum : state_.max;
+  const InOrder combine = sum ? state_.sum : state_.max;
   const auto begin = Clock::now();
   const auto met = arrive(m, sum ? Collective::all_reduce_sum : Collective::all_reduce_max, data, count);
   if (count <= small_count) {
     alignas(64) std::array<float, small_count> result;
     point_inputs_at(m, 0);
-    reduce(result.data(), m.inputs.data(), m.members(), count);
+    combine(result.data(), m.inputs.data(), m.members(), count);
     meet(m);
     std::copy_n(result.data(), count, data);
   } else {
     const Chunk own = chunk_of(count, m.members(), m.member);
     point_inputs_at(m, own.begin);
-    reduce(data + own.begin, m.inputs.data(), m.members(), own.end - own.begin);
+    combine(data + own.begin, m.inputs.data(), m.members(), own.end - own.begin);
     meet(m);
     gather(m, data, count);
     meet(m);
@@ -299,6 +315,68 @@ Transfer LocalCommunicator::all_to_all(StreamId, int group, Elements from, Eleme
     std::memcpy(received + i * chunk, m.group->members[i].data + m.member * chunk, bytes);
   meet(m);
   return {.sent = all_to_all_bytes(count, sizeof(float), m.members()),
+          .waited = between(begin, met),
+          .moving = between(met, Clock::now())};
+}
+
+// The first member shows what it hands out, and the others copy it; or they show what they have,
+// and it copies or adds it.
+Transfer LocalCommunicator::broadcast(StreamId, int group, Elements elements) {
+  const auto [data, count] = floats(elements);
+  Membership& m = membership(group);
+  if (m.members() == 1) return {};
+  const auto begin = Clock::now();
+  const auto met = arrive(m, Collective::broadcast, data, count);
+  if (m.member > 0 && count > 0)
+    std::memcpy(data, m.group->members.front().data, static_cast<std::size_t>(count) * sizeof(float));
+  meet(m);
+  return {.sent = broadcast_bytes(count, sizeof(float), m.members(), m.member),
+          .waited = between(begin, met),
+          .moving = between(met, Clock::now())};
+}
+
+Transfer LocalCommunicator::reduce(StreamId, int group, Elements elements) {
+  const auto [data, count] = floats(elements);
+  Membership& m = membership(group);
+  if (m.members() == 1) return {};
+  const auto begin = Clock::now();
+  const auto met = arrive(m, Collective::reduce, data, count);
+  if (m.member == 0) {
+    point_inputs_at(m, 0);
+    state_.sum(data, m.inputs.data(), m.members(), count);
+  }
+  meet(m);
+  return {.sent = to_first_bytes(count, sizeof(float), m.member),
+          .waited = between(begin, met),
+          .moving = between(met, Clock::now())};
+}
+
+Transfer LocalCommunicator::gather(StreamId, int group, Elements own, Elements whole) {
+  const auto [data, count] = floats(own);
+  float* all = floats(whole).data;
+  Membership& m = membership(group);
+  check_parts(own, whole, m.members(), m.member);
+  const auto begin = Clock::now();
+  const auto met = arrive(m, Collective::gather, data, count);
+  for (int i = 0; i < m.members() && m.member == 0 && count > 0; ++i)
+    std::memcpy(all + i * count, m.group->members[i].data, static_cast<std::size_t>(count) * sizeof(float));
+  meet(m);
+  return {.sent = to_first_bytes(count, sizeof(float), m.member),
+          .waited = between(begin, met),
+          .moving = between(met, Clock::now())};
+}
+
+Transfer LocalCommunicator::scatter(StreamId, int group, Elements whole, Elements own) {
+  const auto [data, count] = floats(own);
+  Membership& m = membership(group);
+  check_parts(own, whole, m.members(), m.member);
+  const auto begin = Clock::now();
+  const auto met = arrive(m, Collective::scatter, m.member == 0 ? floats(whole).data : data, count);
+  if (count > 0)
+    std::memcpy(data, m.group->members.front().data + m.member * count,
+                static_cast<std::size_t>(count) * sizeof(float));
+  meet(m);
+  return {.sent = broadcast_bytes(count, sizeof(float), m.members(), m.member),
           .waited = between(begin, met),
           .moving = between(met, Clock::now())};
 }

@@ -43,10 +43,22 @@ constexpr int call_tag = 0;
 constexpr int reduce_tag = 1;
 constexpr int gather_tag = 2;
 constexpr int exchange_tag = 3;
+constexpr int first_tag = 4;  // from or to the first member
 
-enum class Collective : std::int64_t { all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, all_to_all };
-constexpr std::array<const char*, 5> collective_names = {"all_reduce (sum)", "all_reduce (max)", "reduce_scatter",
-                                                         "all_gather", "all_to_all"};
+enum class Collective : std::int64_t {
+  all_reduce_sum,
+  all_reduce_max,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  reduce,
+  gather,
+  scatter
+};
+constexpr std::array<const char*, 9> collective_names = {
+    "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather", "all_to_all",
+    "broadcast",        "reduce",           "gather",         "scatter"};
 
 // The announcement of a collective: its first message to every other member.
 struct Call {
@@ -70,6 +82,10 @@ class MpiCommunicator final : public Communicator {
   Transfer reduce_scatter(StreamId stream, int group, Elements data) override;
   Transfer all_gather(StreamId stream, int group, Elements data) override;
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
+  Transfer broadcast(StreamId stream, int group, Elements data) override;
+  Transfer reduce(StreamId stream, int group, Elements data) override;
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override;
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
@@ -110,6 +126,10 @@ class MpiCommunicator final : public Communicator {
   // Waits for every other member's announcement.
   Clock::time_point meet(Group& group);
   void reduce_chunks(Group& group, InOrder adder, float* data, std::int64_t count, Clock::time_point& met);
+  void reduce_on_first(Group& group, float* data, std::int64_t count, Clock::time_point& met);
+  // Between the first member and every other one: `stride` elements apart on the first.
+  Transfer with_first(Collective collective, int id, bool first_sends, float* data, std::int64_t count,
+                      std::int64_t stride, Bytes sent);
   void post_gather(Group& group, float* data, std::int64_t count);
   void post_exchange(Group& group, float* from, float* to, std::int64_t chunk);
   void post(Group& group, bool is_send, float* data, std::int64_t count, int member, int tag,
@@ -472,6 +492,92 @@ void MpiCommunicator::retire_sends(Line& line) {
     line.outstanding.pop_front();
     ++line.first;
   }
+}
+
+// The first member's data becomes the sum of all members' data, in pieces as in reduce_chunks.
+void MpiCommunicator::reduce_on_first(Group& group, float* data, std::int64_t count, Clock::time_point& met) {
+  const int members = group.members();
+  const std::int64_t piece_elements = static_cast<std::int64_t>(scratch_.size() / (2 * inputs_.size()));
+  const std::int64_t pieces = (count + piece_elements - 1) / piece_elements;
+  const auto scratch_of = [&](std::int64_t piece, int member) {
+    return scratch_.data() + static_cast<std::size_t>(((piece % 2) * members + member) * piece_elements);
+  };
+  const auto post_piece = [&](std::int64_t piece) {
+    const std::lock_guard lock(process_->calls());
+    const std::int64_t begin = piece * piece_elements, elements = std::min(piece_elements, count - begin);
+    if (group.member > 0) return post(group, true, data + begin, elements, 0, first_tag, requests_[piece % 2]);
+    for (int from = 1; from < members; ++from)
+      post(group, false, scratch_of(piece, from), elements, from, first_tag, requests_[piece % 2]);
+  };
+  if (pieces > 0) post_piece(0);
+  met = meet(group);
+  for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    if (piece + 1 < pieces) post_piece(piece + 1);
+    wait_for(requests_[piece % 2], group.ranks);
+    if (group.member > 0) continue;
+    float* const own = data + piece * piece_elements;
+    for (int i = 0; i < members; ++i) inputs_[i] = i == 0 ? own : scratch_of(piece, i);
+    host_.sum(own, inputs_.data(), members, std::min(piece_elements, count - piece * piece_elements));
+  }
+}
+
+Transfer MpiCommunicator::with_first(Collective collective, int id, bool first_sends, float* data, std::int64_t count,
+                                     std::int64_t stride, Bytes sent) {
+  Group& group = group_of(id);
+  return carried_out(
+      [&](Clock::time_point& met) {
+        announce(group, collective, count, nullptr);
+        {
+          const std::lock_guard lock(process_->calls());
+          if (group.member > 0)
+            post(group, !first_sends, data, count, 0, first_tag, requests_[0]);
+          else
+            for (int other = 1; other < group.members(); ++other)
+              post(group, first_sends, data + other * stride, count, other, first_tag, requests_[0]);
+        }
+        met = meet(group);
+        wait_for(requests_[0], group.ranks);
+      },
+      [&] { give_up_all(group); }, sent);
+}
+
+Transfer MpiCommunicator::broadcast(StreamId, int id, Elements elements) {
+  const Group& group = group_of(id);
+  if (group.members() == 1) return {};
+  return with_first(Collective::broadcast, id, true, checked(elements), elements.count, 0,
+                    broadcast_bytes(elements.count, size_of(elements.type), group.members(), group.member));
+}
+
+Transfer MpiCommunicator::reduce(StreamId, int id, Elements elements) {
+  float* data = checked(elements);
+  Group& group = group_of(id);
+  if (group.members() == 1) return {};
+  return carried_out(
+      [&](Clock::time_point& met) {
+        announce(group, Collective::reduce, elements.count, nullptr);
+        reduce_on_first(group, data, elements.count, met);
+      },
+      [&] { give_up_all(group); }, to_first_bytes(elements.count, size_of(elements.type), group.member));
+}
+
+Transfer MpiCommunicator::gather(StreamId, int id, Elements own, Elements whole) {
+  float *part = checked(own), *all = checked(whole);
+  const Group& group = group_of(id);
+  check_parts(own, whole, group.members(), group.member);
+  if (group.member == 0) std::copy_n(part, own.count, all);
+  if (group.members() == 1) return {};
+  return with_first(Collective::gather, id, false, group.member == 0 ? all : part, own.count, own.count,
+                    to_first_bytes(own.count, size_of(own.type), group.member));
+}
+
+Transfer MpiCommunicator::scatter(StreamId, int id, Elements whole, Elements own) {
+  float *part = checked(own), *all = checked(whole);
+  const Group& group = group_of(id);
+  check_parts(own, whole, group.members(), group.member);
+  if (group.member == 0) std::copy_n(all, own.count, part);
+  if (group.members() == 1) return {};
+  return with_first(Collective::scatter, id, true, group.member == 0 ? all : part, own.count, own.count,
+                    broadcast_bytes(own.count, size_of(own.type), group.members(), group.member));
 }
 
 SendTicket MpiCommunicator::send(StreamId, int destination, int channel, Elements elements) {

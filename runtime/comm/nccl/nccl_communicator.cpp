@@ -123,6 +123,10 @@ class NcclCommunicator final : public Communicator {
   Transfer reduce_scatter(StreamId stream, int group, Elements data) override;
   Transfer all_gather(StreamId stream, int group, Elements data) override;
   Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override;
+  Transfer broadcast(StreamId stream, int group, Elements data) override;
+  Transfer reduce(StreamId stream, int group, Elements data) override;
+  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override;
+  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override;
   SendTicket send(StreamId stream, int destination, int channel, Elements data) override;
   Transfer wait_sent(StreamId stream, SendTicket ticket) override;
   Transfer receive(StreamId stream, int source, int channel, Elements data) override;
@@ -405,6 +409,68 @@ Transfer NcclCommunicator::all_to_all(StreamId stream, int group, Elements from,
     return result == ncclSuccess ? ended : result;
   });
   return {.sent = all_to_all_bytes(from.count, size_of(from.type), g.members), .waited = {}, .moving = {}};
+}
+
+Transfer NcclCommunicator::broadcast(StreamId stream, int group, Elements data) {
+  const GroupLink& g = group_link(group);
+  if (g.members == 1 || data.count == 0) return {};
+  issue(*g.link, "broadcast", [&](ncclComm_t nccl) {
+    return ncclBroadcast(data.data, data.data, static_cast<std::size_t>(data.count), nccl_type(data.type), 0, nccl,
+                         backend_.stream(stream));
+  });
+  return {.sent = broadcast_bytes(data.count, size_of(data.type), g.members, g.member), .waited = {}, .moving = {}};
+}
+
+// NCCL ignores where the others receive.
+Transfer NcclCommunicator::reduce(StreamId stream, int group, Elements data) {
+  const GroupLink& g = group_link(group);
+  if (g.members == 1 || data.count == 0) return {};
+  issue(*g.link, "reduce", [&](ncclComm_t nccl) {
+    return ncclReduce(data.data, data.data, static_cast<std::size_t>(data.count), nccl_type(data.type), ncclSum, 0,
+                      nccl, backend_.stream(stream));
+  });
+  return {.sent = to_first_bytes(data.count, size_of(data.type), g.member), .waited = {}, .moving = {}};
+}
+
+// NCCL has a gather and a scatter of its own from 2.28 on only, with the same sends and receives.
+Transfer NcclCommunicator::gather(StreamId stream, int group, Elements own, Elements whole) {
+  const GroupLink& g = group_link(group);
+  check_parts(own, whole, g.members, g.member);
+  if (own.count == 0) return {};
+  if (g.member == 0) backend_.copy(stream, whole.data, own.data, Bytes(own.count * size_of(own.type)));
+  if (g.members == 1) return {};
+  const cudaStream_t on = backend_.stream(stream);
+  const ncclDataType_t type = nccl_type(own.type);
+  const auto count = static_cast<std::size_t>(own.count);
+  issue(*g.link, "gather", [&](ncclComm_t nccl) {
+    if (g.member > 0) return ncclSend(own.data, count, type, 0, nccl, on);
+    ncclResult_t result = ncclGroupStart();
+    for (int other = 1; other < g.members && result == ncclSuccess; ++other)
+      result = ncclRecv(at(whole, other * own.count), count, type, other, nccl, on);
+    const ncclResult_t ended = ncclGroupEnd();
+    return result == ncclSuccess ? ended : result;
+  });
+  return {.sent = to_first_bytes(own.count, size_of(own.type), g.member), .waited = {}, .moving = {}};
+}
+
+Transfer NcclCommunicator::scatter(StreamId stream, int group, Elements whole, Elements own) {
+  const GroupLink& g = group_link(group);
+  check_parts(own, whole, g.members, g.member);
+  if (own.count == 0) return {};
+  if (g.member == 0) backend_.copy(stream, own.data, whole.data, Bytes(own.count * size_of(own.type)));
+  if (g.members == 1) return {};
+  const cudaStream_t on = backend_.stream(stream);
+  const ncclDataType_t type = nccl_type(own.type);
+  const auto count = static_cast<std::size_t>(own.count);
+  issue(*g.link, "scatter", [&](ncclComm_t nccl) {
+    if (g.member > 0) return ncclRecv(own.data, count, type, 0, nccl, on);
+    ncclResult_t result = ncclGroupStart();
+    for (int other = 1; other < g.members && result == ncclSuccess; ++other)
+      result = ncclSend(at(whole, other * own.count), count, type, other, nccl, on);
+    const ncclResult_t ended = ncclGroupEnd();
+    return result == ncclSuccess ? ended : result;
+  });
+  return {.sent = broadcast_bytes(own.count, size_of(own.type), g.members, g.member), .waited = {}, .moving = {}};
 }
 
 SendTicket NcclCommunicator::send(StreamId stream, int destination, int channel, Elements data) {

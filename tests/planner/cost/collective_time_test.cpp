@@ -24,7 +24,9 @@ using doctest::Approx;
 constexpr InstructionKind communications[] = {InstructionKind::all_reduce_sum, InstructionKind::all_reduce_max,
                                               InstructionKind::all_gather,     InstructionKind::reduce_scatter,
                                               InstructionKind::all_to_all,     InstructionKind::send,
-                                              InstructionKind::receive};
+                                              InstructionKind::receive,        InstructionKind::broadcast,
+                                              InstructionKind::reduce_sum,     InstructionKind::gather,
+                                              InstructionKind::scatter};
 constexpr BackendKind backends[] = {BackendKind::cpu, BackendKind::cuda};
 
 TEST_CASE("algorithms have distinct names, and each communication one that applies on each backend") {
@@ -89,6 +91,21 @@ TEST_CASE("a ring all-gather or reduce-scatter takes n-1 steps and moves (n-1)/n
   // 3 / 4 * 800 B = 600 s, 3 hops = 30 s.
   for (const InstructionKind kind : {InstructionKind::all_gather, InstructionKind::reduce_scatter})
     CHECK(ring_simple_time(kind, Bytes(800), network).value == Approx(630.0 + 3 * 2.8e-6 + 8.4e-6).epsilon(1e-14));
+}
+
+TEST_CASE("a broadcast or reduce passes the whole buffer along the ring, a gather or scatter what others have") {
+  GroupNetwork network = unit_network(4);
+  network.intra_latency = Seconds(10.0);
+  // 800 B and 3 hops: 830 s. From or to the first rank: 3 / 4 of them and a hop: 610 s.
+  for (const InstructionKind kind : {InstructionKind::broadcast, InstructionKind::reduce_sum})
+    CHECK(ring_simple_time(kind, Bytes(800), network).value == Approx(830.0 + 3 * 2.8e-6 + 8.4e-6).epsilon(1e-14));
+  for (const InstructionKind kind : {InstructionKind::gather, InstructionKind::scatter}) {
+    CHECK(first_rank_time(kind, Bytes(800), network).value == Approx(610.0).epsilon(1e-6));
+    CHECK(direct_time(kind, Bytes(800), network).value == Approx(610.0).epsilon(1e-12));
+  }
+  // On CPU ranks the three others read 800 B each from the first one's memory, or it reads theirs.
+  for (const InstructionKind kind : {InstructionKind::broadcast, InstructionKind::reduce_sum})
+    CHECK(direct_time(kind, Bytes(800), network).value == Approx(2410.0).epsilon(1e-12));
 }
 
 TEST_CASE("a ring over several nodes leaves a node once a node and pass") {

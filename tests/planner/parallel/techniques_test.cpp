@@ -87,6 +87,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
       {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = static_cast<Offload>(value); }},
+      {"master",
+       [](const OpGraph&, ParallelSpec& spec, int value) { spec.dp_method = static_cast<DataMethod>(value); }},
   };
   for (const TechniqueRow& row : technique_rows()) {
     const auto setter = set.find(std::string(row.name));
@@ -109,7 +111,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .most_zero_in_pipelines = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
-          for (int degree = row.name == "zero" || row.name == "offload" ? 0 : 1; degree <= 13; ++degree) {
+          const bool of_values = row.name == "zero" || row.name == "offload" || row.name == "master";
+          for (int degree = of_values ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);
             const bool is_illegal =
@@ -138,6 +141,26 @@ TEST_CASE("tensor-parallel ranks divide key/value heads, or share each out by it
     }
     CAPTURE(widths.model);
     CHECK(legal_tensor_degrees(graph, batch_of(16), {}, 1000) == wanted);
+  }
+}
+
+TEST_CASE("a master has replicas that are whole, and all state") {
+  ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.dp_method = DataMethod::master;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.zero_stage = 1;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "dp_method master keeps all state on one device, and zero_stage is 1; legal stages: 0");
+  spec.zero_stage = 0;
+  spec.offload = Offload::optimizer;
+  CHECK(reason(tiny_gpt2(), spec) == "dp_method master updates on its device, and offload is optimizer; legal: none");
+  for (const auto& [dp, tp, pp, why] :
+       {std::tuple(1, 1, 1, "dp_method master hands parameters to data-parallel replicas, and there is 1 rank (dp 1)"),
+        std::tuple(2, 2, 1, "dp_method master is one process of whole replicas, and tp is 2; tp must be 1"),
+        std::tuple(2, 1, 2, "dp_method master is one process of whole replicas, and pp is 2; pp must be 1")}) {
+    spec = layout(tiny_gpt2(), dp, tp, pp);
+    spec.dp_method = DataMethod::master;
+    CHECK(reason(tiny_gpt2(), spec) == why);
   }
 }
 
@@ -322,6 +345,10 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
       with([](ParallelSpec& spec) {
         spec.recompute = Recompute::per_stage;
         spec.stage_recompute = {Recompute::full, Recompute::none};
+      }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 2, 1, 1);
+        spec.dp_method = DataMethod::master;
       }),
   };
   TrainingSpec training = batch_of(16);

@@ -14,7 +14,8 @@ using namespace parplan;
 namespace {
 
 const std::vector<Placement> all = {replicate(),  shard(Dim::hidden), shard(Dim::sequence),
-                                    flat_shard(), partial_sum(),      partial_max()};
+                                    flat_shard(), partial_sum(),      partial_max(),
+                                    on_first()};
 
 std::optional<Redistribution> try_redistribute(Placement from, Placement to) {
   try {
@@ -30,13 +31,14 @@ TEST_CASE("Redistribution follows DTensor's table, pair by pair") {
   using enum Redistribution;
   constexpr std::nullopt_t no = std::nullopt;
   const std::vector<std::vector<std::optional<Redistribution>>> table = {
-      //               Replicate       S(hidden)       S(sequence)     FlatShard       P(sum) P(max)
-      /* Replicate  */ {none,           slice,          slice,          slice,          no,    no},
-      /* S(hidden)  */ {all_gather,     none,           all_to_all,     no,             no,    no},
-      /* S(sequence)*/ {all_gather,     all_to_all,     none,           no,             no,    no},
-      /* FlatShard  */ {all_gather,     no,             no,             none,           no,    no},
-      /* P(sum)     */ {all_reduce_sum, reduce_scatter, reduce_scatter, reduce_scatter, none,  no},
-      /* P(max)     */ {all_reduce_max, no,             no,             no,             no,    none},
+      //          Replicate     S(hidden)       S(sequence)     FlatShard       P(sum) P(max) First
+      /* Replicate  */ {none,           slice,          slice,          slice,          no,    no,    gather},
+      /* S(hidden)  */ {all_gather,     none,           all_to_all,     no,             no,    no,    no},
+      /* S(sequence)*/ {all_gather,     all_to_all,     none,           no,             no,    no,    no},
+      /* FlatShard  */ {all_gather,     no,             no,             none,           no,    no,    no},
+      /* P(sum)     */ {all_reduce_sum, reduce_scatter, reduce_scatter, reduce_scatter, none,  no,    no},
+      /* P(max)     */ {all_reduce_max, no,             no,             no,             no,    none,  no},
+      /* First      */ {scatter,        no,             no,             no,             no,    no,    none},
   };
   for (std::size_t from = 0; from < all.size(); ++from)
     for (std::size_t to = 0; to < all.size(); ++to) {
@@ -57,6 +59,7 @@ TEST_CASE("The gradient of Replicate is Partial and conversely, shards are their
   CHECK(gradient_placement(partial_sum()) == replicate());
   CHECK(gradient_placement(shard(Dim::feature)) == shard(Dim::feature));
   CHECK(gradient_placement(flat_shard()) == flat_shard());
+  CHECK(gradient_placement(on_first()) == on_first());
   CHECK(error_of<InternalError>([] { gradient_placement(partial_max()); }) == "a Partial(max) tensor has no gradient");
   for (Placement p : {replicate(), partial_sum(), flat_shard(), shard(Dim::batch)})
     CHECK(gradient_placement(gradient_placement(p)) == p);
@@ -88,7 +91,8 @@ TEST_CASE("Megatron's f and g: an all-reduce on one way and nothing on the other
 
 TEST_CASE("Placements are written and read back") {
   const std::vector<std::string> texts = {"Replicate", "Shard(hidden)", "Shard(sequence)",
-                                          "FlatShard", "Partial(sum)",  "Partial(max)"};
+                                          "FlatShard", "Partial(sum)",  "Partial(max)",
+                                          "First"};
   for (std::size_t i = 0; i < all.size(); ++i) {
     CHECK(write_placement(all[i]) == texts[i]);
     CHECK(parse_placement(texts[i]) == all[i]);
@@ -100,7 +104,7 @@ TEST_CASE("Placements are written and read back") {
 TEST_CASE("An unknown placement lists the known ones") {
   const std::string known =
       "Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), Shard(feature), Shard(vocabulary), "
-      "Shard(position), Shard(adapter), FlatShard, Partial(sum), Partial(max)";
+      "Shard(position), Shard(adapter), FlatShard, Partial(sum), Partial(max), First";
   CHECK(error_of<ConfigError>([] { parse_placement("Shard(heads)"); }) ==
         "error: expected a placement, one of " + known + ", found 'Shard(heads)'; did you mean 'Shard(hidden)'?");
   CHECK(error_of<ConfigError>([] { parse_placement("everywhere"); }) ==
@@ -110,10 +114,11 @@ TEST_CASE("An unknown placement lists the known ones") {
 TEST_CASE("Every redistribution has its name") {
   using enum Redistribution;
   std::vector<std::string> names;
-  for (Redistribution r : {none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, slice, all_to_all})
+  for (Redistribution r : {none, all_reduce_sum, all_reduce_max, reduce_scatter, all_gather, slice, all_to_all, gather,
+                           scatter})
     names.push_back(name(r));
   CHECK(names == std::vector<std::string>{"none", "all-reduce (sum)", "all-reduce (max)", "reduce-scatter",
-                                          "all-gather", "slice", "all-to-all"});
+                                          "all-gather", "slice", "all-to-all", "gather", "scatter"});
 }
 
 TEST_CASE("A parameter's name in its block leaves out the layer's number") {

@@ -427,7 +427,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
         place_of("zero_stage: 2") +
             "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, cp, mesh_order, sequence_parallel, cp_method, "
             "zero_stage, dp_shard, micro_batch, micro_batches, schedule, virtual_stages, micro_batch_group, recompute, "
-            "stage_recompute, stage_blocks, tied_gradients, input_slots, offload; did you mean 'zero_stage'?");
+            "stage_recompute, stage_blocks, tied_gradients, input_slots, offload, dp_method; did "
+            "you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
@@ -505,7 +506,7 @@ TEST_CASE("Placements that contradict the layout are errors") {
         value_place("\"embedding.weight\": Replicate") +
             "expected a placement, one of Replicate, Shard(sequence), Shard(batch), Shard(hidden), Shard(kv_groups), "
             "Shard(feature), Shard(vocabulary), Shard(position), Shard(adapter), FlatShard, Partial(sum), "
-            "Partial(max), found 'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
+            "Partial(max), First, found 'Shard(vocabularies)'; did you mean 'Shard(vocabulary)'?");
 }
 
 TEST_CASE("A schedule's actions may stand between commas, as in PyTorch's CSV") {

@@ -224,7 +224,7 @@ TEST_CASE("fusing never takes more memory, and changes neither buffers nor commu
       training.global_batch = 16;
       training.precision = trial % 2 == 0 ? DataType::fp32 : DataType::bf16;
       constexpr int ranks[] = {1, 2, 4, 8};
-      const ParallelSpec spec = random_spec(graph, training, ranks[trial % 4], random);
+      const ParallelSpec spec = or_with_master(random_spec(graph, training, ranks[trial % 4], random), random);
       Job job = job_of(graph, training, spec, trial % 3 == 0 ? BackendKind::cuda : BackendKind::cpu);
       INFO(model << ": " << describe(spec));
       const std::vector<Program> fused = lower_representatives(job);

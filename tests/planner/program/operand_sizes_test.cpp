@@ -39,7 +39,7 @@ TEST_CASE("operands of lowered kernels are as large as their rows say, tables at
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 4, 8};
-      const ParallelSpec spec = random_spec(graph, training, ranks[trial % 4], random);
+      const ParallelSpec spec = or_with_master(random_spec(graph, training, ranks[trial % 4], random), random);
       for (const Program& program : lower_all(job_of(graph, training, spec)))
         for (const Segment& segment : program.segments)
           for (const Instruction& instruction : segment.instructions) {

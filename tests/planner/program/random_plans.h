@@ -33,10 +33,11 @@ inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
       "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} zero {} in groups of {} micro-batch {} {} recompute "
       "{} tied "
-      "gradients {} input slots {} stages [{}]",
+      "gradients {} input slots {} stages [{}] data by {}",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), write_order(spec.mesh.order),
       spec.sequence_parallel, spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
-      name(spec.recompute), name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "));
+      name(spec.recompute), name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "),
+      name(spec.dp_method));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.
@@ -65,6 +66,15 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
       ++spec.stage_blocks[random() % spec.stage_blocks.size()];
     if (!illegal(graph, training, spec)) return spec;
   }
+}
+
+// The same with a master half of the time where all ranks are data-parallel.
+inline ParallelSpec or_with_master(ParallelSpec spec, const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that the draw changes no others
+  if (spec.dp() == 1 || spec.dp() < spec.mesh.size() || apart() % 2 != 0) return spec;
+  spec.dp_method = DataMethod::master;
+  spec.zero_stage = spec.mesh.dp_shard = 0;
+  return spec;
 }
 
 }  // namespace parplan

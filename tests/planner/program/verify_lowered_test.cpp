@@ -25,7 +25,7 @@ TEST_CASE("lowered Programs of random legal plans verify, on both backends, in e
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 3, 4, 6, 8};
-      const ParallelSpec spec = random_spec(graph, training, ranks[trial % 6], random);
+      const ParallelSpec spec = or_with_master(random_spec(graph, training, ranks[trial % 6], random), random);
       INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", clip " << training.clip_norm
                  << ", " << name(backend) << (fuse ? ", fused" : ""));
       Job job = job_of(graph, training, spec, backend);
@@ -91,7 +91,7 @@ TEST_CASE("in lowered Programs every communication that one rank drops is missed
     const OpGraph graph = graph_of(model);
     for (int trial = 0; trial < 12; ++trial) {
       const TrainingSpec training = plain_training();
-      const ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 4 : 8, random);
+      const ParallelSpec spec = or_with_master(random_spec(graph, training, trial % 2 == 0 ? 4 : 8, random), random);
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       for (int drop = 0; drop < 5; ++drop) {
         std::vector<Program> planted = programs;
@@ -280,6 +280,52 @@ TEST_CASE("where the host updates, a copy that is dropped, too early, of a part 
   CHECK(moved > 100);
 }
 
+TEST_CASE("what a master and its replicas exchange is missed where it is dropped, changed or sent twice") {
+  int planted_faults = 0;
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const std::int64_t micro_batch : {2, 4}) {
+      TrainingSpec training = plain_training();
+      training.clip_norm = 0.5;
+      ParallelSpec spec;
+      spec.mesh.degree = {.dp = 4};
+      spec.dp_method = DataMethod::master;
+      spec.micro_batch = micro_batch;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+      std::string found;
+      for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
+      CHECK(found == "");
+      const auto exchanged = [](const Instruction& i) { return has_root(i.kind); };
+      for (const Spot spot : spots(programs[1], exchanged)) {
+        INFO(model << ", call " << spot.call << ", instruction " << spot.instruction);
+        std::vector<Program> alone = programs, less = programs;
+        silence(alone[1], spot);
+        CHECK(!find_faults(alone).empty());
+        own_segment(less[1], spot.call).instructions[spot.instruction].operands.front().bytes /= 2;
+        CHECK(!find_faults(less).empty());
+        ++planted_faults;
+      }
+      // Broadcasts and reductions dropped by everybody.
+      for (const InstructionKind kind : {InstructionKind::broadcast, InstructionKind::reduce_sum}) {
+        const auto is_kind = [&](const Instruction& i) { return i.kind == kind && i.operands.front().bytes > 0; };
+        const std::size_t count = spots(programs[0], is_kind).size();
+        for (std::size_t n = 0; n < count; ++n) {
+          std::vector<Program> dropped = programs;
+          for (Program& program : dropped) silence(program, spots(programs[program.rank], is_kind)[n]);
+          const std::vector<Fault> faults = find_faults(dropped);
+          // The parameters of a later micro-batch are those of the first.
+          if (kind == InstructionKind::broadcast && n >= programs[0].buckets.size()) continue;
+          REQUIRE(!faults.empty());
+          CHECK(faults.front().what.starts_with("dropped "));
+          ++planted_faults;
+        }
+      }
+    }
+  }
+  CHECK(planted_faults > 60);
+}
+
 TEST_CASE("a kernel of the host on memory of the device is found") {
   const OpGraph graph = graph_of("tiny-gpt2");
   ParallelSpec spec;
@@ -300,7 +346,7 @@ TEST_CASE("in lowered Programs waits order what streams would race for") {
   const OpGraph graph = graph_of("tiny-llama");
   for (int trial = 0; trial < 8; ++trial) {
     const TrainingSpec training = plain_training();
-    const ParallelSpec spec = random_spec(graph, training, 4, random);
+    const ParallelSpec spec = or_with_master(random_spec(graph, training, 4, random), random);
     const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
     for (std::size_t c = 0; c < programs[0].calls.size(); ++c)
       for (std::size_t w = 0; w < programs[0].calls[c].waits.size(); ++w) {

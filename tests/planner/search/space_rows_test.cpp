@@ -91,6 +91,7 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
         row.set(with, value);
         const bool applies = !row.applies || row.applies(spec);
         if (applies && runs_backward_in_parts(with.schedule) && with.zero_stage > 1) continue;  // not legal
+        if (applies && with.dp_method == DataMethod::master && illegal(space.graph, space.training, with)) continue;
         // A value that no search tries by itself takes the place of the usual one.
         const bool replaces = !space.has(row, value) && row.get(spec) == row.get(ParallelSpec{});
         if (!applies || replaces || in_order_of(spec, with) == with)
@@ -324,7 +325,8 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
     const bool has_names =
         std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default) ||
         std::holds_alternative<TiedGradients>(by_default) || std::holds_alternative<InputSlots>(by_default) ||
-        std::holds_alternative<ContextMethod>(by_default) || std::holds_alternative<Offload>(by_default);
+        std::holds_alternative<ContextMethod>(by_default) || std::holds_alternative<Offload>(by_default) ||
+        std::holds_alternative<DataMethod>(by_default);
     CHECK(has_names == (row.named != nullptr));
   }
 }

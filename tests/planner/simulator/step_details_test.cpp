@@ -84,7 +84,7 @@ TEST_CASE("on every plan the critical path sums to the step, and no rank takes l
       training.clip_norm = 1.0;
       training.precision = cluster.backend() == BackendKind::cpu ? DataType::fp32 : DataType::bf16;
       for (int trial = 0; trial < 60; ++trial) {
-        const ParallelSpec spec = random_spec(graph, training, 8, random);
+        const ParallelSpec spec = or_with_master(random_spec(graph, training, 8, random), random);
         INFO(model << " on " << cluster.name << ": " << describe(spec));
         const std::vector<Program> programs = lower_representatives(job_of(graph, training, spec, cluster.backend()));
         std::vector<CostModel> models;

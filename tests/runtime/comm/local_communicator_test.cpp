@@ -134,6 +134,36 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum, all_gather co
   }
 }
 
+TEST_CASE("the first member hands out its data, collects or scatters parts, and adds up in ascending order of rank") {
+  for (const int ranks : rank_counts) {
+    LocalWorld world(ranks, {{.id = 0, .ranks = first_ranks(ranks)}});
+    for (const std::int64_t count : counts) {
+      const std::vector<float> sum = reduced(count, first_ranks(ranks), Reduction::sum);
+      std::atomic<int> wrong{0};
+      on_all_ranks(world, ranks, [&](Communicator& communicator) {
+        const int rank = communicator.rank();
+        const std::vector<float> own = contribution(count, rank);
+        std::vector<float> data = own, whole(static_cast<std::size_t>(rank == 0 ? ranks * count : 0));
+        const Elements all{whole.data(), static_cast<std::int64_t>(whole.size())};
+        wrong += communicator.reduce(0, 0, {data.data(), count}).sent != Bytes(rank == 0 ? 0 : 4 * count);
+        wrong += !same_bits(data.data(), rank == 0 ? sum.data() : own.data(), count);
+        data = own;
+        wrong += communicator.gather(0, 0, {data.data(), count}, all).sent != Bytes(rank == 0 ? 0 : 4 * count);
+        for (int member = 0; member < ranks && rank == 0; ++member)
+          wrong += !same_bits(whole.data() + member * count, contribution(count, member).data(), count);
+        const Bytes handed_out(rank == 0 ? 4 * (ranks - 1) * count : 0);
+        data.assign(data.size(), std::nanf(""));
+        wrong += communicator.scatter(0, 0, all, {data.data(), count}).sent != handed_out;
+        wrong += !same_bits(data.data(), own.data(), count);
+        wrong += communicator.broadcast(0, 0, {data.data(), count}).sent != handed_out;
+        wrong += !same_bits(data.data(), contribution(count, 0).data(), count);
+      });
+      INFO(ranks, " ranks, ", count, " elements");
+      CHECK(wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("all_to_all brings each member its chunk from every member, and leaves what it sends") {
   for (const int ranks : rank_counts) {
     LocalWorld world(ranks, {{.id = 0, .ranks = first_ranks(ranks)}});

@@ -130,6 +130,26 @@ TEST_CASE("processes that are connected by TCP get the bits of ranks that are th
           if (i < own.begin || i >= own.end) data[static_cast<std::size_t>(i)] = -1.0f;
         c.all_gather(0, 3, elements(data));
         expect(same_bits(data, wanted), fmt::format("all_gather of {}", count));
+        // With the first member.
+        const bool is_first = c.rank() == 0;
+        const std::vector<float> mine = contribution(count, c.rank());
+        std::vector<float> part = mine, collected(static_cast<std::size_t>(is_first ? count * ranks : 0)), parts;
+        expect(c.reduce(0, 3, elements(part)).sent == Bytes(is_first ? 0 : 4 * count), "bytes of reduce");
+        expect(same_bits(part, is_first ? wanted : mine), fmt::format("reduce of {}", count));
+        part = mine;
+        expect(c.gather(0, 3, elements(part), elements(collected)).sent == Bytes(is_first ? 0 : 4 * count),
+               "bytes of gather");
+        for (int member = 0; member < ranks && is_first; ++member) {
+          const std::vector<float> of_member = contribution(count, member);
+          parts.insert(parts.end(), of_member.begin(), of_member.end());
+        }
+        expect(same_bits(collected, parts), fmt::format("gather of {}", count));
+        const Bytes handed_out(is_first ? 4 * (ranks - 1) * count : 0);
+        part.assign(part.size(), -1.0f);
+        expect(c.scatter(0, 3, elements(collected), elements(part)).sent == handed_out, "bytes of scatter");
+        expect(same_bits(part, mine), fmt::format("scatter of {}", count));
+        expect(c.broadcast(0, 3, elements(part)).sent == handed_out, "bytes of broadcast");
+        expect(same_bits(part, contribution(count, 0)), fmt::format("broadcast of {}", count));
         std::vector<float> from = contribution(count * ranks, c.rank()), to(from.size());
         c.all_to_all(0, 3, elements(from), elements(to));
         std::vector<float> exchanged;

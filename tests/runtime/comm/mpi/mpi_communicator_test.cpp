@@ -80,6 +80,33 @@ TEST_CASE("reduce_scatter leaves each member its chunk of the sum and all_gather
   }
 }
 
+TEST_CASE("the first member hands out its data, collects or scatters parts, and adds up in ascending order of rank") {
+  const auto communicator = job().make_communicator({{.id = 0, .ranks = all_ranks()}}, 1);
+  const int rank = communicator->rank(), ranks = communicator->ranks();
+  for (const std::int64_t count : counts) {
+    INFO(count, " elements");
+    const std::vector<float> own = contribution(count, rank);
+    std::vector<float> data = own, whole(static_cast<std::size_t>(rank == 0 ? ranks * count : 0));
+    CHECK(everywhere(communicator->reduce(0, 0, elements(data)).sent == Bytes(rank == 0 ? 0 : 4 * count)));
+    CHECK(everywhere(same_bits(data, rank == 0 ? reduced(count, all_ranks(), Reduction::sum) : own)));
+    data = own;
+    CHECK(everywhere(communicator->gather(0, 0, elements(data), elements(whole)).sent ==
+                     Bytes(rank == 0 ? 0 : 4 * count)));
+    std::vector<float> wanted;
+    for (int member = 0; member < ranks && rank == 0; ++member) {
+      const std::vector<float> part = contribution(count, member);
+      wanted.insert(wanted.end(), part.begin(), part.end());
+    }
+    CHECK(everywhere(same_bits(whole, wanted)));
+    const Bytes handed_out(rank == 0 ? 4 * (ranks - 1) * count : 0);
+    data.assign(data.size(), std::nanf(""));
+    CHECK(everywhere(communicator->scatter(0, 0, elements(whole), elements(data)).sent == handed_out));
+    CHECK(everywhere(same_bits(data, own)));
+    CHECK(everywhere(communicator->broadcast(0, 0, elements(data)).sent == handed_out));
+    CHECK(everywhere(same_bits(data, contribution(count, 0))));
+  }
+}
+
 TEST_CASE("all_to_all brings each member its chunk from every member, and leaves what it sends") {
   const auto communicator = job().make_communicator({{.id = 0, .ranks = all_ranks()}, {.id = 1, .ranks = {0}}}, 1);
   const int rank = communicator->rank();
