@@ -22,7 +22,7 @@ struct BlockContext {
   Coordinates at;         // of the rank, along the axes that blocks are sharded over
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
-  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
+  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves

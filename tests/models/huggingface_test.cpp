@@ -94,6 +94,13 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
       {"OLMo-2-1124-7B", "olmo2-7b"},
       {"OLMo-2-1124-13B", "olmo2-13b"},
       {"granite-3.1-8b-base", "granite-3.1-8b"},
+      {"c4ai-command-r-v01", "command-r"},
+      {"c4ai-command-r7b-12-2024", "command-r7b"},
+      {"c4ai-command-a-03-2025", "command-a"},
+      {"gemma-3-1b", "gemma3-1b"},
+      {"gemma-3-12b", "gemma3-12b"},
+      {"bert-base-uncased", "bert-base"},
+      {"bert-large-uncased", "bert-large"},
   };
   for (const auto& [folder, name] : names) {
     CAPTURE(folder);
@@ -104,8 +111,8 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
   }
 }
 
-// Counted by tests/golden/count_parameters.py with transformers 5.23; the numbers of the models'
-// cards where they state one.
+// Counted by tests/golden/count_parameters.py with transformers 5.23 (BERT, Command and Gemma 3:
+// 5.24); the numbers of the models' cards where they state one.
 TEST_CASE("Published configs have exactly the parameters that transformers builds of them") {
   const std::map<std::string, std::int64_t> published_counts = {
       {"Meta-Llama-3-8B", 8'030'261'248},
@@ -119,9 +126,15 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"Qwen3-0.6B", 596'049'920},
       {"Qwen3-32B", 32'762'123'264},
       {"Qwen3-8B", 8'190'735'360},
+      {"bert-base-uncased", 109'514'298},
+      {"bert-large-uncased", 335'174'458},
       {"bloom", 176'247'271'424},
       {"bloom-560m", 559'214'592},
       {"bloom-7b1", 7'069'016'064},
+      {"c4ai-command-a-03-2025", 111'057'580'032},
+      {"c4ai-command-r-plus", 103'810'674'688},
+      {"c4ai-command-r-v01", 34'980'831'232},
+      {"c4ai-command-r7b-12-2024", 8'028'033'024},
       {"falcon-11B", 11'102'822'400},
       {"falcon-40b", 41'303'293'952},
       {"falcon-7b", 6'921'720'704},
@@ -131,6 +144,8 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"gemma-2-9b", 9'241'705'984},
       {"gemma-2b", 2'506'172'416},
       {"gemma-7b", 8'537'680'896},
+      {"gemma-3-12b", 11'766'034'176},
+      {"gemma-3-1b", 999'885'952},
       {"gpt-j-6b", 6'050'882'784},
       {"gpt-neox-20b", 20'554'567'680},
       {"gpt2", 124'439'808},
@@ -367,7 +382,7 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
   CHECK(error(R"({"model_type": "bloom", "n_inner": 5})") ==
         "c.json:1:36: error: transformers' bloom has feed-forward layers of 4 x hidden_size = 256, found n_inner 5");
   CHECK(error(R"({"model_type": "gemma", "use_bidirectional_attention": true})") ==
-        "c.json:1:56: error: use_bidirectional_attention true is not supported: parplan's attention is causal");
+        "c.json:1:56: error: use_bidirectional_attention true is not supported: a Gemma's attention is causal in parplan");
   CHECK(error(R"({"model_type": "falcon", "new_decoder_architecture": true, "parallel_attn": false})") ==
         "c.json:1:77: error: a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to "
         "true");
@@ -413,8 +428,8 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
 
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
   const std::string types =
-      "bloom, falcon, gemma, gemma2, glm, glm4, gpt2, gpt_neox, gptj, granite, llama, mistral, olmo2, opt, phi3, "
-      "qwen2, qwen3, starcoder2";
+      "bert, bloom, cohere, cohere2, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, gptj, granite, "
+      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, starcoder2";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
   CHECK(
       error(

@@ -806,7 +806,7 @@ TEST_CASE("in every step around a ring but the own one, all ranks have as many p
         for (std::int64_t row = 0; row < 2 * size; ++row) positions += chunks.position(row) + 1;
         for (std::int64_t holder = 0; holder < ranks; ++holder) {
           chunks.holder = holder;
-          const RingStep step = ring_step(chunks);
+          const RingStep step = ring_step({.chunks = chunks});
           std::int64_t pairs = 0;
           for (std::int64_t row = step.first_query; row < 2 * size; ++row) pairs += step.causal ? row + 1 : step.keys;
           CHECK(pairs == (holder == rank ? size * (2 * size + 1) : 2 * size * size));
