@@ -289,7 +289,8 @@ void read_bert(Config& config, ModelSpec& spec) {
   spec.activation = config.plain_activation("hidden_act", FeedForwardKind::gelu_erf);
   spec.bidirectional = spec.head_transform = true;
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = spec.head_bias = true;
-  spec.tied_embeddings = config.flag("tie_word_embeddings", true);
+  config.require("tie_word_embeddings", true, "the head of a BERT has the embedding's weight");
+  spec.tied_embeddings = true;
   const auto mask = config.find("mask_token_id");
   spec.mask_token = mask ? config.whole("mask_token_id", *mask, 0, largest_vocabulary) : bert_mask_token;
   config.keys["mask_token"] = "mask_token_id";

@@ -33,6 +33,7 @@ enum class How {
   concatenated_transposed,
   first_half,  // of a tensor that holds two parameters
   second_half,
+  by_head,  // a vector as [heads, head_dim]
 };
 
 struct NameRow {
@@ -61,7 +62,11 @@ constexpr NameRow gemma2_names[] = {
     {"feed_forward_norm", "pre_feedforward_layernorm"},
     {"feed_forward_output_norm", "post_feedforward_layernorm"},
 };
-constexpr NameRow cohere_names[] = {{"norm", "input_layernorm"}};
+constexpr NameRow cohere_names[] = {
+    {"norm", "input_layernorm"},
+    {"attention.query_norm", "self_attn.q_norm", How::by_head},
+    {"attention.key_norm", "self_attn.k_norm", How::by_head},
+};
 constexpr NameRow olmo2_names[] = {
     {"attention_output_norm", "post_attention_layernorm"},
     {"feed_forward_output_norm", "post_feedforward_layernorm"},
@@ -271,15 +276,19 @@ struct Lister {
     const bool transposed = matrix && (how == How::transposed || how == How::concatenated_transposed);
     std::vector<std::int64_t> shape = {stored};
     if (matrix) shape.insert(transposed ? shape.begin() : shape.end(), parameter.dims[1].size);
+    const bool by_head = how == How::by_head;
+    if (by_head) shape = {stored / spec.head_dim, spec.head_dim};
     StoredRows part{.parameter = parameter.name,
                     .rows = count,
                     .tensor = tensor(name, std::move(shape), alias),
                     .transposed = transposed,
+                    .by_element = by_head,
                     .added = added};
     switch (how) {
       case How::whole:
       case How::transposed:
       case How::first_half:
+      case How::by_head:
         list.rows.push_back(part);
         break;
       case How::second_half:

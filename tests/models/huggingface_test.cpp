@@ -452,9 +452,10 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
   CHECK(error(R"({"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "time_step_rank": 48})") ==
         "c.json:1:16: error: model_type 'mamba' is not supported; supported: " + types +
             "; it cannot map state_size, conv_kernel, time_step_rank (a state space model)" + advice);
-  CHECK(error(R"({"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2})") ==
-        "c.json:1:16: error: model_type 'bert' is not supported; supported: " + types +
-            "; of its keys parplan understands hidden_size; it cannot map type_vocab_size (an encoder)" + advice);
+  CHECK(error(R"({"model_type": "albert", "hidden_size": 768, "type_vocab_size": 2})") ==
+        "c.json:1:16: error: model_type 'albert' is not supported; supported: " + types +
+            "; of its keys parplan understands hidden_size; it cannot map type_vocab_size (an encoder)" + advice +
+            "; did you mean 'bert'?");
   CHECK(
       error(R"({"model_type": "paligemma", "text_config": {"model_type": "gemma2"}, "vision_config": {"depth": 1}})") ==
       "c.json:1:16: error: model_type 'paligemma' is not supported; supported: " + types +

@@ -150,12 +150,13 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       "m.yaml:12:1: error: unknown key 'hiden'; allowed: name, source, family, layers, hidden, feature, context, "
       "vocabulary, tied_embeddings, activation, training, heads, position, norm, embedding_width, kv_heads, head_dim, "
       "position_offset, rope_theta, "
-      "rotary_dim, rotary_interleaved, alibi_multiplier, norm_epsilon, norm_placement, qk_norm, embedding_norm, "
+      "rotary_dim, rotary_interleaved, sliding_rope_theta, sliding_rotary_only, alibi_multiplier, norm_epsilon, "
+      "norm_without_bias, norm_placement, qk_norm, embedding_norm, "
       "parallel_residual, "
       "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, "
       "embedding_multiplier, "
-      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean "
-      "'hidden'?");
+      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias, bidirectional, "
+      "token_types, head_transform, mask_token, masked_share; did you mean 'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: the file is empty; expected a map with key 'family'");
@@ -321,7 +322,7 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
   CHECK(error(decoder + "norm_placement: post\n") ==
         "m.yaml:12:17: error: expected one of before_branch, after_branch, around_branch, after_add, found 'post'");
   CHECK(error(decoder + "qk_norm: head\n") ==
-        "m.yaml:12:10: error: expected one of none, per_head, whole_width, found 'head'");
+        "m.yaml:12:10: error: expected one of none, per_head, whole_width, layer_norm_per_head, found 'head'");
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 
