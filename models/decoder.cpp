@@ -77,7 +77,9 @@ TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t la
   const bool slides = window_of(spec, layer).has_value();
   if (spec.position == PositionKind::rotary && (slides || !spec.sliding_rotary_only)) {
     OpShape rotary = widths.attributes;
-    rotary.theta = slides ? spec.sliding_rope_theta.value_or(spec.rope_theta) : spec.rope_theta;
+    const bool own = slides && spec.sliding_rope_theta;
+    rotary.theta = own ? *spec.sliding_rope_theta : spec.rope_theta;
+    if (!own && spec.rope_factor != 1.0) rotary.factor = spec.rope_factor;
     rotary.rotary_dim = spec.rotary_dim.value_or(0);
     rotary.interleaved = spec.rotary_interleaved;
     const TensorId rotated = builder.activation(name + ".rotary", widths.fused);

@@ -17,6 +17,7 @@ constexpr std::string_view decoder_optional[] = {
     "head_dim",
     "position_offset",
     "rope_theta",
+    "rope_factor",
     "rotary_dim",
     "rotary_interleaved",
     "sliding_rope_theta",

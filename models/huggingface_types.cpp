@@ -55,6 +55,22 @@ struct RotaryKeys {
   double absent_fraction = 1.0;
 };
 
+// Linear scaling divides positions; other kinds are left out.
+void read_scaling(Config& config, ModelSpec& spec, const YamlNode& rope, const char* key) {
+  auto type = rope.find("rope_type");
+  if (!type) type = rope.find("type");
+  const std::string kind = type ? type->as_string() : "default";
+  if (kind == "default") return;
+  const auto factor = rope.find("factor");
+  if (kind == "linear" && factor) {
+    spec.rope_factor = factor->as_number();
+    if (spec.rope_factor <= 0.0)
+      factor->fail(fmt::format("expected a factor above 0, found '{}'", factor->as_string()));
+    return;
+  }
+  config.notes.push_back(fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
+}
+
 // The head_dim is known here. transformers 5 keeps theta, fraction and scaling in one map,
 // `rope_parameters`; earlier versions have `rope_scaling`, with the other two beside it.
 void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
@@ -81,12 +97,7 @@ void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
       fraction = node->as_number();
       blamed = node;
     }
-    auto type = rope->find("rope_type");
-    if (!type) type = rope->find("type");
-    const std::string kind = type ? type->as_string() : "default";
-    if (kind == "default") continue;
-    config.notes.push_back(
-        fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
+    read_scaling(config, spec, *rope, key);
   }
   if (fraction <= 0.0 || fraction > 1.0) {
     (blamed ? *blamed : config.root)
@@ -442,20 +453,17 @@ void read_gemma2(Config& config, ModelSpec& spec) {
 // transformers 5 keeps a map for each kind of layer.
 void read_gemma3_rotary(Config& config, ModelSpec& spec) {
   spec.position = PositionKind::rotary;
-  const auto note = [&](const YamlNode& rope, const char* key) {
-    auto type = rope.find("rope_type");
-    if (!type) type = rope.find("type");
-    if (type && type->as_string() != "default")
-      config.notes.push_back(fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key,
-                                         type->as_string()));
-  };
   double full = config.number("rope_theta", 1e6), sliding = config.number("rope_local_base_freq", 1e4);
-  if (const auto scaling = config.find("rope_scaling")) note(*scaling, "rope_scaling");
+  if (const auto scaling = config.find("rope_scaling")) read_scaling(config, spec, *scaling, "rope_scaling");
   if (const auto rope = config.find("rope_parameters")) {
     for (const auto& [key, theta] : {std::pair("full_attention", &full), std::pair("sliding_attention", &sliding)}) {
       const auto kind = rope->find(key);
       if (!kind) continue;
-      note(*kind, "rope_parameters");
+      if (theta == &full) {
+        read_scaling(config, spec, *kind, "rope_parameters");
+      } else if (const auto type = kind->find("rope_type"); type && type->as_string() != "default") {
+        type->fail("layers that slide have no scaling in parplan; leave rope_type out");
+      }
       const auto node = kind->find("rope_theta");
       if (!node) continue;
       *theta = node->as_number();
@@ -466,7 +474,8 @@ void read_gemma3_rotary(Config& config, ModelSpec& spec) {
   if (!spec.sliding_window) return;
   if (spec.attention_pattern.empty()) {
     spec.rope_theta = sliding;
-  } else if (sliding != full) {
+    spec.rope_factor = 1.0;
+  } else if (sliding != full || spec.rope_factor != 1.0) {
     spec.sliding_rope_theta = sliding;
   }
 }

@@ -361,6 +361,7 @@ Json every_key(const ModelSpec& spec) {
   if (spec.position == PositionKind::rotary) {
     for (const char* key : {"rope_theta", "rotary_emb_base"}) json[key] = spec.rope_theta;
     json["rope_local_base_freq"] = spec.sliding_rope_theta.value_or(spec.rope_theta);
+    if (spec.rope_factor != 1.0) json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", spec.rope_factor}};
     const std::int64_t rotary = spec.rotary_dim.value_or(spec.head_dim);
     json["rotary_dim"] = rotary;
     for (const char* key : {"partial_rotary_factor", "rotary_pct"})

@@ -106,6 +106,7 @@ struct Multiplier {
   double ModelSpec::*member;
 };
 constexpr Multiplier multipliers[] = {
+    {"rope_factor", &ModelSpec::rope_factor},
     {"alibi_multiplier", &ModelSpec::alibi_multiplier},
     {"embedding_multiplier", &ModelSpec::embedding_multiplier},
     {"residual_multiplier", &ModelSpec::residual_multiplier},
@@ -119,6 +120,7 @@ struct PositionKey {
 };
 constexpr PositionKey position_keys[] = {
     {"rope_theta", PositionKind::rotary},
+    {"rope_factor", PositionKind::rotary},
     {"rotary_dim", PositionKind::rotary},
     {"rotary_interleaved", PositionKind::rotary},
     {"sliding_rope_theta", PositionKind::rotary},

@@ -68,6 +68,8 @@ struct ModelSpec {
   // How many elements of a head are rotated, from its first on; all if absent.
   std::optional<std::int64_t> rotary_dim = std::nullopt;
   bool rotary_interleaved = false;  // pairs of neighbours are rotated (GPT-J), else i and i + rotary_dim / 2
+  // Divisor of positions: linear scaling. It leaves out layers with a base of their own.
+  double rope_factor = 1.0;
   // Layers that slide: the base of their frequencies where it is another than that of full layers
   // (Gemma 3); whether they alone are rotated, and full ones have no positions (Command R7B).
   std::optional<double> sliding_rope_theta = std::nullopt;

@@ -160,7 +160,7 @@ struct OpShape {
   double epsilon = 0.0;       // norms
   double theta = 0.0;         // rotary base
   double scale = 0.0;         // cross_entropy_gradient: 1 / tokens of the global batch
-  double factor = 0.0;        // scale
+  double factor = 0.0;        // scale; rotary: divisor of positions, 0: none
   double score_scale = 0.0;   // attention: multiplier of query times key; 0: 1 / sqrt(head_dim)
   double softcap = 0.0;       // softcap; attention: cap of the scores (Gemma 2); 0: none
   // Attention: multiplier of the head's slope times (key's - query's position), added to the score;

@@ -457,6 +457,7 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
     bool interleaved = false;
     ContextChunks chunks = {};
     std::vector<std::int64_t> positions = {};  // of the rows; none: consecutive ones from `begin` on
+    double factor = 0.0;
   };
   std::vector<Case> cases;
   for (const Heads& h :
@@ -473,7 +474,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
         {3, 2, 2, 1, 256, 4, 64, true},
         {2, 1, 2, 2, 128, 4, 0, true},
         {5, 2, 2, 1, 64, 0, 0, false, {.ranks = 3, .rank = 1, .size = 4, .first = 1}, {5, 6, 7, 16, 17}},
-        {2, 1, 2, 1, 6, 0, 4, true, {.ranks = 2, .rank = 0, .size = 1}, {0, 3}}}) {
+        {2, 1, 2, 1, 6, 0, 4, true, {.ranks = 2, .rank = 0, .size = 1}, {0, 3}},
+        {4, 1, 2, 1, 64, 30, 0, false, {}, {}, 8.0}}) {
     const std::int64_t turning = h.rotary_dim > 0 ? h.rotary_dim : h.head_dim;
     const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = turning / 2,
                        per_group = h.heads / h.kv_heads + 2;
@@ -485,7 +487,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
         for (std::int64_t i = 0; i < half; ++i) {
           // In fp32, as in Hugging Face.
           const auto frequency =
-              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning)));
+              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning))) /
+              (h.factor > 0.0 ? static_cast<float>(h.factor) : 1.0f);
           const std::int64_t place = row / h.batch,
                              position = h.positions.empty() ? h.begin + place : h.positions[at(place)];
           const double angle = static_cast<double>(static_cast<float>(position) * frequency);
@@ -507,7 +510,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
                       .begin = h.begin,
                       .chunks = h.chunks,
                       .interleaved = h.interleaved,
-                      .theta = 10000.0},
+                      .theta = 10000.0,
+                      .factor = h.factor},
                      {reads(type, x), writes(type, y, tolerance)}});
   }
   return cases;

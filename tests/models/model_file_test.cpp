@@ -149,7 +149,7 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       error(decoder + "hiden: 3\n") ==
       "m.yaml:12:1: error: unknown key 'hiden'; allowed: name, source, family, layers, hidden, feature, context, "
       "vocabulary, tied_embeddings, activation, training, heads, position, norm, embedding_width, kv_heads, head_dim, "
-      "position_offset, rope_theta, "
+      "position_offset, rope_theta, rope_factor, "
       "rotary_dim, rotary_interleaved, sliding_rope_theta, sliding_rotary_only, alibi_multiplier, norm_epsilon, "
       "norm_without_bias, norm_placement, qk_norm, embedding_norm, "
       "parallel_residual, "

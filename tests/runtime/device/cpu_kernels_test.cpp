@@ -275,6 +275,7 @@ TEST_CASE(
   struct Case {
     std::int64_t head_dim, rotary_dim;
     bool interleaved;
+    double factor = 0.0;
   };
   // For each key/value head: 2 query heads, the key and the value.
   for (const Case& c : {Case{2, 0, false},
@@ -287,12 +288,14 @@ TEST_CASE(
                         {2, 2, true},
                         {6, 0, true},
                         {40, 10, true},
-                        {200, 136, true}}) {
+                        {200, 136, true},
+                        {32, 0, false, 8.0},
+                        {40, 10, true, 2.5}}) {
     const std::int64_t sequence = 3, batch = 2, begin = 5, head_dim = c.head_dim;
     const std::int64_t turning = c.rotary_dim > 0 ? c.rotary_dim : head_dim, width = 8 * head_dim;
     const OpShape shape{.rows = 6, .sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 2,
                         .head_dim = head_dim, .rotary_dim = c.rotary_dim, .begin = begin, .interleaved = c.interleaved,
-                        .theta = 10000.0};
+                        .theta = 10000.0, .factor = c.factor};
     const Vector x = numbers(6 * width, 1);
     Vector wanted = x;
     for (std::int64_t row = 0; row < 6; ++row)
@@ -300,7 +303,7 @@ TEST_CASE(
         if (head % 4 == 3) continue;
         for (std::int64_t i = 0; i < turning / 2; ++i) {
           const std::int64_t position = begin + row / batch;
-          const double angle = static_cast<double>(position) *
+          const double angle = static_cast<double>(position) / (c.factor > 0.0 ? c.factor : 1.0) *
                                std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning));
           const std::int64_t first = row * width + head * head_dim;
           const std::size_t low = at(first + (c.interleaved ? 2 * i : i));
