@@ -1,6 +1,6 @@
 // The meaning of transformers' config classes, one function per model_type: which keys, which
-// defaults (v5.23.0; BERT's, Cohere's, Gemma 3's and GLM's v5.24.0, transformers/models/TYPE/configuration_TYPE.py) and what
-// modeling_TYPE.py builds from them.
+// defaults (v5.23.0; BERT's, Cohere's, Gemma 3's and GLM's v5.24.0;
+// transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py builds from them.
 #include <algorithm>
 #include <cmath>
 
@@ -68,7 +68,8 @@ void read_scaling(Config& config, ModelSpec& spec, const YamlNode& rope, const c
       factor->fail(fmt::format("expected a factor above 0, found '{}'", factor->as_string()));
     return;
   }
-  config.notes.push_back(fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
+  config.notes.push_back(
+      fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
 }
 
 // The head_dim is known here. transformers 5 keeps theta, fraction and scaling in one map,
@@ -689,12 +690,14 @@ void read_starcoder2(Config& config, ModelSpec& spec) {
 }
 
 constexpr HuggingFaceType types[] = {
-    {"bert", read_bert},     {"bloom", read_bloom},           {"cohere", read_cohere}, {"cohere2", read_cohere2},
-    {"falcon", read_falcon}, {"gemma", read_gemma},           {"gemma2", read_gemma2}, {"gemma3_text", read_gemma3_text},
-    {"glm", read_glm},       {"glm4", read_glm4},             {"gpt2", read_gpt2},     {"gpt_neox", read_gpt_neox},
-    {"gptj", read_gptj},     {"granite", read_granite},       {"llama", read_llama},   {"mistral", read_mistral},
-    {"olmo2", read_olmo2},   {"opt", read_opt},               {"phi3", read_phi3},     {"qwen2", read_qwen2},
-    {"qwen3", read_qwen3},   {"starcoder2", read_starcoder2},
+    {"bert", read_bert},             {"bloom", read_bloom},             {"cohere", read_cohere},
+    {"cohere2", read_cohere2},       {"falcon", read_falcon},           {"gemma", read_gemma},
+    {"gemma2", read_gemma2},         {"gemma3_text", read_gemma3_text}, {"glm", read_glm},
+    {"glm4", read_glm4},             {"gpt2", read_gpt2},               {"gpt_neox", read_gpt_neox},
+    {"gptj", read_gptj},             {"granite", read_granite},         {"llama", read_llama},
+    {"mistral", read_mistral},       {"olmo2", read_olmo2},             {"opt", read_opt},
+    {"phi3", read_phi3},             {"qwen2", read_qwen2},             {"qwen3", read_qwen3},
+    {"starcoder2", read_starcoder2},
 };
 
 }  // namespace

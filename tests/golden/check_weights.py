@@ -223,7 +223,8 @@ def check(parplan, case, number, folder):
     ok = max(loaded, trained, alone) <= LOSS_BOUND and logits <= LOGIT_BOUND and exported <= (
         NORM_BOUND if config.model_type.startswith("gemma") else 0.0)
     bits = "equal" if exported == 0 else f"{exported:.1e}"
-    print(f"| {case.stem} | {'' if is_masked(config) else f'{logits:.1e}'} | {loaded:.1e} | {bits} | {trained:.1e} | {alone:.1e} | {found} |"
+    of_logits = "" if is_masked(config) else f" {logits:.1e}"
+    print(f"| {case.stem} |{of_logits} | {loaded:.1e} | {bits} | {trained:.1e} | {alone:.1e} | {found} |"
           f"{'' if ok else '  FAILED'}", flush=True)
     return ok
 

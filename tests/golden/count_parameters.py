@@ -2,7 +2,8 @@
 """Counts the parameters of every tests/data/huggingface/*/config.json as transformers builds them.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the counts in
-tests/models/huggingface_test.cpp are of 5.23 or 5.24, and 2.15) and takes no memory: models are built on the meta device.
+tests/models/huggingface_test.cpp are of 5.23 or 5.24, and 2.15) and takes no memory: models are built on the meta
+device.
 
     python3 tests/golden/count_parameters.py [NAME]
 

@@ -619,7 +619,8 @@ TEST_CASE("attention and its gradient with windows, both ways, capped scores, AL
     check_attention(*backend, {DataType::fp16, 65, 2, 2, 1, 24, 1.0, asked});
   }
   // Whole tiles: bidirectional attention on matrix units.
-  for (const DataType type : half_types) check_attention(*backend, {type, 256, 1, 2, 1, 64, 1.0, {.bidirectional = true}});
+  for (const DataType type : half_types)
+    check_attention(*backend, {type, 256, 1, 2, 1, 64, 1.0, {.bidirectional = true}});
   check_attention(*backend, {DataType::bf16, 128, 2, 2, 2, 128, 1.0, {.bidirectional = true}});
 }
 

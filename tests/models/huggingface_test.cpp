@@ -194,6 +194,77 @@ TEST_CASE("GLM-4 rotates half of each head in pairs of neighbours, and has biase
   }
 }
 
+TEST_CASE("Cohere's branches share a norm without a bias, and in Command R7B only layers that slide are rotated") {
+  const ModelSpec r = published("c4ai-command-r-v01").spec, plus = published("c4ai-command-r-plus").spec,
+                  seven = published("c4ai-command-r7b-12-2024").spec;
+  for (const ModelSpec& spec : {r, plus, seven}) {
+    CHECK((spec.parallel_residual && spec.shared_norm && spec.norm_without_bias && spec.rotary_interleaved));
+    CHECK(spec.norm == NormKind::layer_norm);
+    CHECK(spec.tied_embeddings);
+  }
+  CHECK(r.logits_multiplier == 0.0625);
+  CHECK(plus.qk_norm == QkNorm::layer_norm_per_head);
+  CHECK(r.qk_norm == QkNorm::none);
+  CHECK((seven.sliding_rotary_only && !r.sliding_rotary_only));
+  const std::vector<AttentionSpan> pattern = {AttentionSpan::sliding, AttentionSpan::sliding, AttentionSpan::sliding,
+                                              AttentionSpan::full};
+  CHECK(seven.attention_pattern == pattern);
+  const std::string sizes =
+      R"("num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 50)";
+  CHECK(error(R"({"model_type": "cohere2", )" + sizes +
+              R"(, "layer_types": ["full_attention", "full_attention"]})") ==
+        "c.json:1:1: error: full layers of a cohere2 have no positions, and no layer of this one slides");
+  CHECK(error(R"({"model_type": "cohere2", )" + sizes + R"(, "sliding_window": null})") ==
+        "c.json:1:1: error: layers of this model_type slide, and sliding_window is null; give it a number");
+}
+
+TEST_CASE("Gemma 3's layers that slide have a base of their own, and the others may be scaled, in either spelling") {
+  const ModelSpec spec = published("gemma-3-12b").spec;
+  CHECK(spec.rope_theta == 1e6);
+  CHECK(spec.rope_factor == 8.0);
+  CHECK(spec.sliding_rope_theta == 1e4);
+  CHECK(spec.sliding_window == 1024);
+  CHECK(spec.attention_pattern.size() == 6);
+  CHECK(spec.attention_pattern.back() == AttentionSpan::full);
+  CHECK(!spec.attention_softcap);
+  Json config = Json::parse(read_file(source / "tests/data/huggingface/gemma-3-12b/config.json"));
+  for (const char* key : {"rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"})
+    config.erase(key);
+  config["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+                               {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}};
+  config["_name_or_path"] = "gemma-3-12b";
+  CHECK(read_huggingface(config.dump(), "c.json").spec == spec);
+  config["rope_parameters"]["sliding_attention"]["rope_type"] = "linear";
+  CHECK(error(config.dump()).ends_with("layers that slide have no scaling in parplan; leave rope_type out"));
+  config["rope_parameters"] = {{"full_attention", {{"rope_type", "yarn"}, {"factor", 8.0}}}};
+  CHECK(read_huggingface(config.dump(), "c.json").notes ==
+        std::vector<std::string>{
+            "rope_parameters of type yarn is ignored: it changes angles, neither time nor memory"});
+}
+
+TEST_CASE("A BERT is an encoder that learns masked tokens, and other uses of its class are refused") {
+  const ModelFile base = published("bert-base-uncased");
+  CHECK((base.spec.bidirectional && base.spec.head_transform && base.spec.embedding_norm && base.spec.head_bias));
+  CHECK(base.spec.mask_token == 103);
+  CHECK(base.spec.token_types == 2);
+  CHECK(base.spec.norm_placement == NormPlacement::after_add);
+  CHECK(base.notes ==
+        std::vector<std::string>{"hidden_dropout_prob 0.1 is ignored: parplan trains without dropout",
+                                 "attention_probs_dropout_prob 0.1 is ignored: parplan trains without dropout"});
+  const auto with = [](const std::string& more) {
+    return R"({"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, )"
+           R"("intermediate_size": 96, "vocab_size": 50)" + more + "}";
+  };
+  CHECK(read_huggingface(with(R"(, "mask_token_id": 7)"), "c.json").spec.mask_token == 7);
+  CHECK(error(with("")) == "c.json:1:1: error: the mask token 103 is beyond the vocabulary, which ends at 49");
+  CHECK(error(with(R"(, "mask_token_id": 7, "is_decoder": true)"))
+            .ends_with("is_decoder true is not supported: a BERT is built as an encoder"));
+  CHECK(error(with(R"(, "mask_token_id": 7, "tie_word_embeddings": false)"))
+            .ends_with("tie_word_embeddings false is not supported: the head of a BERT has the embedding's weight"));
+  CHECK(error(with(R"(, "mask_token_id": 7, "position_embedding_type": "relative_key")"))
+            .ends_with("expected one of absolute, found 'relative_key'"));
+}
+
 TEST_CASE("What a config says and parplan ignores is noted") {
   CHECK(published("gpt2").notes ==
         std::vector<std::string>{"attn_pdrop 0.1 is ignored: parplan trains without dropout",
@@ -382,7 +453,8 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
   CHECK(error(R"({"model_type": "bloom", "n_inner": 5})") ==
         "c.json:1:36: error: transformers' bloom has feed-forward layers of 4 x hidden_size = 256, found n_inner 5");
   CHECK(error(R"({"model_type": "gemma", "use_bidirectional_attention": true})") ==
-        "c.json:1:56: error: use_bidirectional_attention true is not supported: a Gemma's attention is causal in parplan");
+        "c.json:1:56: error: use_bidirectional_attention true is not supported: a Gemma's attention is causal in "
+        "parplan");
   CHECK(error(R"({"model_type": "falcon", "new_decoder_architecture": true, "parallel_attn": false})") ==
         "c.json:1:77: error: a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to "
         "true");

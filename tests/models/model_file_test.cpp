@@ -323,6 +323,27 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
         "m.yaml:12:17: error: expected one of before_branch, after_branch, around_branch, after_add, found 'post'");
   CHECK(error(decoder + "qk_norm: head\n") ==
         "m.yaml:12:10: error: expected one of none, per_head, whole_width, layer_norm_per_head, found 'head'");
+  CHECK(error(decoder + "norm_without_bias: true\n") ==
+        "m.yaml:12:20: error: an RMS norm has no bias; leave norm_without_bias out");
+  CHECK(error(decoder + "sliding_rope_theta: 100\n") ==
+        "m.yaml:12:21: error: sliding_rope_theta is for layers that slide, and none does; leave it out, or add a "
+        "sliding_window");
+  CHECK(error(replaced("rotary", "learned") + "sliding_rotary_only: true\n") ==
+        "m.yaml:12:22: error: sliding_rotary_only belongs to rotary positions, and position is learned");
+  CHECK(error(decoder + "bidirectional: true\n") ==
+        "m.yaml:12:16: error: every token sees the next one, which would be its target; add a mask_token, so that the "
+        "model learns masked tokens");
+  CHECK(error(decoder + "bidirectional: true\nmask_token: 1\nsliding_window: 4\n") ==
+        "m.yaml:12:16: error: a sliding window ends at its own token; leave out sliding_window");
+  CHECK(error(replaced("rotary", "alibi") + "bidirectional: true\nmask_token: 1\n") ==
+        "m.yaml:12:16: error: alibi falls towards earlier tokens; choose learned or rotary positions");
+  CHECK(error(decoder + "mask_token: 1\n") ==
+        "m.yaml:12:13: error: only what is behind a masked token and before it tells it; add bidirectional");
+  CHECK(error(decoder + "bidirectional: true\nmask_token: 16777216\n").starts_with(
+      "m.yaml:13:13: error: the mask token 16777216 is beyond the vocabulary, which ends at"));
+  CHECK(error(decoder + "masked_share: 0.3\n") == "m.yaml:12:15: error: nothing is masked without a mask_token");
+  CHECK(error(decoder + "masked_share: 1\n") ==
+        "m.yaml:12:15: error: expected a number above 0 and below 1, found '1'");
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 

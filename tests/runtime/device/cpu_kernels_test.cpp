@@ -606,7 +606,7 @@ const OpShape attention_features[] = {{},
 }  // namespace
 
 TEST_CASE(
-    "attention is causal or not, shares key/value heads within groups, honours what it is asked for and saves log-sum-exp") {
+    "attention is causal or not, shares key/value heads, honours what it is asked for and saves log-sum-exp") {
   // The last two have several blocks of queries.
   std::vector<AttentionSize> sizes;
   for (const OpShape& features : attention_features)

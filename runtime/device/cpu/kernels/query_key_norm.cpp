@@ -10,7 +10,7 @@ PARPLAN_INLINE float reciprocal_root(float mean_square, double epsilon) {
   return 1.0f / __builtin_sqrtf(mean_square + static_cast<float>(epsilon));
 }
 
-// Of differences from `mean`.
+// The squares of differences from `mean`.
 float sum_of_squares(const float* x, std::int64_t n, float mean = 0.0f) {
   Wide squares{};
   for_each_wide(n, [&](std::int64_t i, auto lanes) {
@@ -20,7 +20,7 @@ float sum_of_squares(const float* x, std::int64_t n, float mean = 0.0f) {
   return sum_lanes(squares);
 }
 
-// Of a head, where the norm takes it off.
+// A head's mean, where the norm takes it off; else 0.
 float mean_of(const OpShape& s, const float* x) {
   if (!s.centered) return 0.0f;
   Wide sum{};

@@ -9,9 +9,10 @@ namespace {
 constexpr std::int64_t pairs_at_a_time = 64;
 
 // Rotates the first rotary_dim features of query and key heads by position * theta^(-2 i /
-// rotary_dim), over the factor of linear scaling where there is one, pairing element i with i + rotary_dim / 2 (the convention of GPT-NeoX and Hugging
-// Face), or 2i with 2i + 1 (GPT-J's); `direction` -1 rotates back, which is the gradient. The angle
-// is rounded to float32 where Hugging Face rounds it. The rest is copied; `from` may be `to`.
+// rotary_dim), over the factor of linear scaling where there is one, pairing element i with i +
+// rotary_dim / 2 (the convention of GPT-NeoX and Hugging Face), or 2i with 2i + 1 (GPT-J's);
+// `direction` -1 rotates back, which is the gradient. The angle is rounded to float32 where Hugging
+// Face rounds it. The rest is copied; `from` may be `to`.
 void rotate(const OpShape& s, const float* from, float* to, float direction) {
   const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
   const std::int64_t half = turning / 2;

@@ -21,11 +21,11 @@
 // place. The backward has one kernel for query gradients, which also writes D, and one for key and
 // value gradients, which goes over all query heads of the group. Scores and dP are thus computed
 // twice (seven products instead of FlashAttention-2's five), but nothing is added atomically: no
-// fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes
-// S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy
-// and dk += dS^T q and never go through shared memory. Windows skip the tiles before them as the
-// diagonal skips those behind it. Bidirectional attention has all its queries behind all keys, whose
-// order is of no account to it: neither chunks nor rows of a ring. Kernels exist twice: `plain`, and with the other options of heads
+// fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes S^T
+// = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy and dk
+// += dS^T q and never go through shared memory. Windows skip the tiles before them as the diagonal
+// skips those behind it. Bidirectional attention has all its queries behind all keys, in whatever
+// order these lie. Kernels exist twice: `plain`, and with the other options of heads
 // (AttentionScores) and gathered keys, which cost registers. A step around a ring
 // (attention_span.h) is a plain one over some of the rows, which ends with adding to what is there.
 namespace parplan {

@@ -26,8 +26,9 @@ __device__ __forceinline__ void turn(float& low, float& high, float cosine, floa
 // blockIdx.x is the row of a position; its cosines and sines are computed once for all heads and
 // samples (blockIdx.y divides those). Element i of a head is paired with i + half (the convention
 // of GPT-NeoX and Hugging Face), or with `interleaved` 2i with 2i + 1 (GPT-J's); the angle position
-// * theta^(-i / half) / factor is rounded to fp32 where Hugging Face rounds it. `direction` -1 rotates back,
-// which is the gradient. The rest of a head and the values are copied; `to` may be `from`.
+// * theta^(-i / half) / factor is rounded to fp32 where Hugging Face rounds it. `direction` -1
+// rotates back, which is the gradient. The rest of a head and the values are copied; `to` may be
+// `from`.
 template <class T, int width, bool interleaved>
 __global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, ContextChunks chunks,
                        double theta, float factor, float direction) {
