@@ -278,18 +278,20 @@ void read_sliding_layers(Config& config, ModelSpec& spec, std::int64_t window, s
 
 // Types -------------------------------------------------------------------------------------------
 
-// The mask token of Google's vocabularies: [MASK] of bert-base-uncased and all its kin.
-constexpr std::int64_t bert_mask_token = 103;
+// The mask tokens of Google's vocabularies, [MASK] of bert-base-uncased and all its kin, and of
+// RoBERTa's: <mask>, behind GPT-2's.
+constexpr std::int64_t bert_mask_token = 103, roberta_mask_token = 50264;
 
-// An encoder, and BertForMaskedLM's head (modeling_bert.py). What it learns is not in the file.
-void read_bert(Config& config, ModelSpec& spec) {
+// An encoder with the head of masked language modelling (modeling_bert.py). What it learns is not
+// in the file.
+void read_encoder(Config& config, ModelSpec& spec, std::int64_t vocabulary, std::int64_t mask_token) {
   spec.layers = config.size("layers", {"num_hidden_layers"}, largest_layers, 12);
   spec.hidden = config.size("hidden", {"hidden_size"}, largest_width, 768);
   spec.heads = config.size("heads", {"num_attention_heads"}, largest_width, 12);
   spec.kv_heads = spec.heads;
   divide_heads(config, spec);
   spec.feature = config.size("feature", {"intermediate_size"}, largest_width, 3072);
-  spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, 30522);
+  spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, vocabulary);
   spec.context = config.size("context", {"max_position_embeddings"}, largest_vocabulary, 512);
   spec.position = PositionKind::learned;
   if (const auto positions = config.find("position_embedding_type")) positions->as_choice({"absolute"});
@@ -301,15 +303,17 @@ void read_bert(Config& config, ModelSpec& spec) {
   spec.activation = config.plain_activation("hidden_act", FeedForwardKind::gelu_erf);
   spec.bidirectional = spec.head_transform = true;
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = spec.head_bias = true;
-  config.require("tie_word_embeddings", true, "the head of a BERT has the embedding's weight");
+  config.require("tie_word_embeddings", true, "the head of an encoder has the embedding's weight");
   spec.tied_embeddings = true;
   const auto mask = config.find("mask_token_id");
-  spec.mask_token = mask ? config.whole("mask_token_id", *mask, 0, largest_vocabulary) : bert_mask_token;
+  spec.mask_token = mask ? config.whole("mask_token_id", *mask, 0, largest_vocabulary) : mask_token;
   config.keys["mask_token"] = "mask_token_id";
-  config.require("is_decoder", false, "a BERT is built as an encoder");
-  config.require("add_cross_attention", false, "a BERT is built as an encoder");
+  config.require("is_decoder", false, "models of this type are built as encoders");
+  config.require("add_cross_attention", false, "models of this type are built as encoders");
   config.note_dropout({"hidden_dropout_prob", "attention_probs_dropout_prob"});
 }
+
+void read_bert(Config& config, ModelSpec& spec) { read_encoder(config, spec, 30522, bert_mask_token); }
 
 void read_bloom(Config& config, ModelSpec& spec) {
   spec.layers = config.size("layers", {"n_layer", "num_hidden_layers"}, largest_layers, 2);
@@ -667,6 +671,19 @@ void read_qwen3(Config& config, ModelSpec& spec) {
   read_qwen_window(config, spec);
 }
 
+// A BERT whose first token has the position behind that of padding (modeling_roberta.py).
+void read_roberta(Config& config, ModelSpec& spec) {
+  read_encoder(config, spec, 50265, roberta_mask_token);
+  const auto padding = config.find("pad_token_id");
+  spec.position_offset = 1 + (padding ? config.whole("pad_token_id", *padding, 0, largest_vocabulary) : 1);
+  spec.context -= spec.position_offset;
+  if (spec.context < 1)
+    config.fail("context", fmt::format("the first {} positions belong to padding, and there are no others",
+                                       spec.position_offset));
+  if (spec.activation != FeedForwardKind::gelu_erf)
+    config.fail("activation", "the head of a roberta has the activation gelu, and its layers have another");
+}
+
 void read_starcoder2(Config& config, ModelSpec& spec) {
   read_gated(config, spec,
              {.layers = 30,
@@ -690,14 +707,14 @@ void read_starcoder2(Config& config, ModelSpec& spec) {
 }
 
 constexpr HuggingFaceType types[] = {
-    {"bert", read_bert},             {"bloom", read_bloom},             {"cohere", read_cohere},
-    {"cohere2", read_cohere2},       {"falcon", read_falcon},           {"gemma", read_gemma},
-    {"gemma2", read_gemma2},         {"gemma3_text", read_gemma3_text}, {"glm", read_glm},
-    {"glm4", read_glm4},             {"gpt2", read_gpt2},               {"gpt_neox", read_gpt_neox},
-    {"gptj", read_gptj},             {"granite", read_granite},         {"llama", read_llama},
-    {"mistral", read_mistral},       {"olmo2", read_olmo2},             {"opt", read_opt},
-    {"phi3", read_phi3},             {"qwen2", read_qwen2},             {"qwen3", read_qwen3},
-    {"starcoder2", read_starcoder2},
+    {"bert", read_bert},       {"bloom", read_bloom},             {"cohere", read_cohere},
+    {"cohere2", read_cohere2}, {"falcon", read_falcon},           {"gemma", read_gemma},
+    {"gemma2", read_gemma2},   {"gemma3_text", read_gemma3_text}, {"glm", read_glm},
+    {"glm4", read_glm4},       {"gpt2", read_gpt2},               {"gpt_neox", read_gpt_neox},
+    {"gptj", read_gptj},       {"granite", read_granite},         {"llama", read_llama},
+    {"mistral", read_mistral}, {"olmo2", read_olmo2},             {"opt", read_opt},
+    {"phi3", read_phi3},       {"qwen2", read_qwen2},             {"qwen3", read_qwen3},
+    {"roberta", read_roberta}, {"starcoder2", read_starcoder2},
 };
 
 }  // namespace

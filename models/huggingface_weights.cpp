@@ -157,6 +157,15 @@ constexpr NameRow bert_names[] = {
     {"head.transform.norm", "cls.predictions.transform.LayerNorm"},
 };
 
+constexpr NameRow roberta_names[] = {
+    {"embedding", "roberta.embeddings.word_embeddings"},
+    {"position", "roberta.embeddings.position_embeddings"},
+    {"token_type", "roberta.embeddings.token_type_embeddings"},
+    {"embedding.norm", "roberta.embeddings.LayerNorm"},
+    {"head.transform", "lm_head.dense"},
+    {"head.transform.norm", "lm_head.layer_norm"},
+};
+
 struct TypeRow {
   std::string_view type;
   std::string_view architecture;
@@ -196,6 +205,8 @@ constexpr TypeRow type_rows[] = {
     {"phi3", "Phi3ForCausalLM", "model.", "layers.", phi3_names, llama_names, 0.0f, "lm_head", "", true},
     {"qwen2", "Qwen2ForCausalLM", "model.", "layers."},
     {"qwen3", "Qwen3ForCausalLM", "model.", "layers."},
+    {"roberta", "RobertaForMaskedLM", "", "roberta.encoder.layer.", roberta_names, bert_names, 0.0f, "lm_head.decoder",
+     "", false, "lm_head"},
     {"starcoder2", "Starcoder2ForCausalLM", "model.", "layers.", starcoder2_names},
 };
 
@@ -433,7 +444,11 @@ ModelSpec computed(ModelSpec spec) {
 }
 
 // The config of a type that builds this model; nothing where the type has none.
-std::optional<std::string> config_of_type(const Json& every, std::string_view type, const ModelSpec& spec) {
+std::optional<std::string> config_of_type(Json every, std::string_view type, const ModelSpec& spec) {
+  if (type == "roberta") {  // its positions are counted with those of padding
+    every["max_position_embeddings"] = spec.context + spec.position_offset;
+    every["pad_token_id"] = spec.position_offset - 1;
+  }
   try {
     const std::string own = keys_of_type(every, type);
     if (computed(read_huggingface(own, "config.json").spec) == computed(spec)) return own;

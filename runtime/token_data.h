@@ -66,7 +66,6 @@ void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t g
 // `count` samples from number `first` on.
 void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int64_t count);
 
-
 // Masks tokens of a batch whose first sample has the number `first` of the job: of each sample,
 // `masked.count` positions have their own id for a target. Eight of ten of these become the mask
 // token, one any id of the vocabulary, and one stays (Devlin et al. 2019, arXiv:1810.04805, section

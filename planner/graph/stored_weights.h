@@ -25,7 +25,7 @@ struct StoredRows {
   std::int64_t stored_row = 0;
   bool transposed = false;
   bool by_element = false;  // the tensor is a matrix, and its elements are the rows of a vector
-  float added = 0.0f;  // parameter = stored + added
+  float added = 0.0f;       // parameter = stored + added
   bool operator==(const StoredRows&) const = default;
 };
 

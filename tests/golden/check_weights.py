@@ -46,7 +46,14 @@ NORM_BOUND = 2.4e-7  # Gemma's norms are kept as weight + 1
 
 
 def is_masked(config):
-    return config.model_type == "bert"
+    return config.model_type in ("bert", "roberta")
+
+
+# A RoBERTa would give tokens that pad none.
+def positions_of(config, sequences):
+    if config.model_type != "roberta":
+        return {}
+    return dict(position_ids=torch.arange(SEQUENCE).expand(sequences, -1) + config.pad_token_id + 1)
 
 
 def class_of(config):
@@ -85,7 +92,8 @@ def losses_of(model, tokens):
         if is_masked(model.config):
             inputs, targets = masked(inputs, step * BATCH, model.config)
         with torch.no_grad():
-            logits = model(inputs, **({} if is_masked(model.config) else dict(use_cache=False))).logits
+            options = positions_of(model.config, BATCH) if is_masked(model.config) else dict(use_cache=False)
+            logits = model(inputs, **options).logits
         losses.append(F.cross_entropy(logits.reshape(-1, logits.shape[-1]).double(), targets.reshape(-1)).item())
     return losses
 

@@ -23,7 +23,8 @@ for path in sorted(folder.iterdir()):
         continue
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
-        model = (AutoModelForMaskedLM if config.model_type == "bert" else AutoModelForCausalLM).from_config(config)
+        masked = config.model_type in ("bert", "roberta")
+        model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)
     model.tie_weights()
     if len(sys.argv) > 1:
         for name, parameter in model.named_parameters():

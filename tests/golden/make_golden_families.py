@@ -82,6 +82,9 @@ CASES = {
     "phi3-partial": LLAMA | dict(partial_rotary_factor=0.5, tie_word_embeddings=True),
     "qwen2": LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
     "qwen3": LLAMA | dict(head_dim=6),
+    "roberta": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
+                    vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, mask_token_id=5, pad_token_id=3,
+                    type_vocab_size=1),
     "starcoder2": LLAMA | dict(sliding_window=6),
 }
 
@@ -153,8 +156,8 @@ RULES = {
     r"embeddings\.token_type_embeddings": direct("token_type"),
     "norm|ln_f|final_layer_norm": direct("head.norm"),
     r"lm_head|embed_out|cls\.predictions\.decoder|cls\.predictions": direct("head"),
-    r"cls\.predictions\.transform\.dense": direct("head.transform"),
-    r"cls\.predictions\.transform\.LayerNorm": direct("head.transform.norm"),
+    r"cls\.predictions\.transform\.dense|lm_head\.dense": direct("head.transform"),
+    r"cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm": direct("head.transform.norm"),
     r"attention\.self\.query": part("q"),
     r"attention\.self\.key": part("k"),
     r"attention\.self\.value": part("v"),
@@ -201,7 +204,7 @@ BY_TYPE = {
 
 
 def place(name, shape, config, weights):
-    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.|bert\.encoder\.|bert\.)?"
+    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.|(?:bert|roberta)\.(?:encoder\.)?)?"
                          r"(?:(?:layers|h|layer)\.(\d+)\.)?(.*)\.(weight|bias)", name)
     layer, part_name, kind = match.groups()
     at = "" if layer is None else f"layers.{layer}."
@@ -222,7 +225,7 @@ def golden(path):
     # Eager knows soft caps. Falcon's eager attention of 5.23 adds ALiBi to the scores and has it in
     # the mask already; sdpa adds it once.
     attention = "sdpa" if config.model_type == "falcon" else "eager"
-    masked = config.model_type == "bert"
+    masked = config.model_type in ("bert", "roberta")
     kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
     model.tie_weights()
@@ -237,8 +240,10 @@ def golden(path):
                 embedding = "embed_tokens|word_embeddings.weight|wte|embed_in"
                 if name.endswith("weight"):
                     placed[name] = placed[next(n for n in placed if re.search(embedding, n))]
-    if masked:
+    if config.model_type == "bert":
         placed["cls.predictions.decoder.bias"] = placed["cls.predictions.bias"]
+    if config.model_type == "roberta":
+        placed["lm_head.decoder.bias"] = placed["lm_head.bias"]
     text = torch.from_numpy(numbers("text", BATCH * (SEQUENCE + 1)) % config.vocab_size).view(BATCH, SEQUENCE + 1)
     tokens, targets = text[:, :-1], text[:, 1:]
     if masked:  # two of 16 positions, 15%
@@ -246,6 +251,8 @@ def golden(path):
         for position in MASKED:
             targets[:, position], tokens[:, position] = tokens[:, position], config.mask_token_id
     options = {} if masked else dict(use_cache=False)
+    if config.model_type == "roberta":  # else a token that pads would have no position
+        options["position_ids"] = torch.arange(SEQUENCE).expand(BATCH, -1) + config.pad_token_id + 1
     logits = torch.func.functional_call(model, placed, (tokens,), options).logits
     loss = F.cross_entropy(logits.reshape(-1, config.vocab_size), targets.reshape(-1))
     loss.backward()
@@ -260,7 +267,7 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name, keys in CASES.items():
         path = FOLDER / (name + ".json")
-        path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS, indent=2) + "\n")
+        path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS | keys, indent=2) + "\n")
         tensors = golden(path)
         write(FOLDER / (name + ".golden"), tensors)
         parameters = sum(math.prod(t.shape) for n, t in tensors.items() if n.startswith("gradient"))

@@ -157,6 +157,8 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"opt-6.7b", 6'658'473'984},
       {"pythia-6.9b", 6'857'302'016},
       {"pythia-70m", 70'426'624},
+      {"roberta-base", 124'697'433},
+      {"roberta-large", 355'412'057},
       {"starcoder2-15b", 15'957'889'024},
       {"starcoder2-3b", 3'030'371'328},
       {"starcoder2-7b", 7'173'923'840},
@@ -258,11 +260,28 @@ TEST_CASE("A BERT is an encoder that learns masked tokens, and other uses of its
   CHECK(read_huggingface(with(R"(, "mask_token_id": 7)"), "c.json").spec.mask_token == 7);
   CHECK(error(with("")) == "c.json:1:1: error: the mask token 103 is beyond the vocabulary, which ends at 49");
   CHECK(error(with(R"(, "mask_token_id": 7, "is_decoder": true)"))
-            .ends_with("is_decoder true is not supported: a BERT is built as an encoder"));
+            .ends_with("is_decoder true is not supported: models of this type are built as encoders"));
   CHECK(error(with(R"(, "mask_token_id": 7, "tie_word_embeddings": false)"))
-            .ends_with("tie_word_embeddings false is not supported: the head of a BERT has the embedding's weight"));
+            .ends_with("tie_word_embeddings false is not supported: the head of an encoder has the embedding's "
+                       "weight"));
   CHECK(error(with(R"(, "mask_token_id": 7, "position_embedding_type": "relative_key")"))
             .ends_with("expected one of absolute, found 'relative_key'"));
+}
+
+TEST_CASE("A RoBERTa is a BERT whose positions begin behind that of padding") {
+  const ModelSpec spec = published("roberta-base").spec;
+  CHECK(spec.position_offset == 2);
+  CHECK(spec.context == 512);
+  CHECK(spec.token_types == 1);
+  CHECK(spec.mask_token == 50264);
+  const auto with = [](const std::string& more) {
+    return R"({"model_type": "roberta", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, )"
+           R"("intermediate_size": 96, "vocab_size": 50, "mask_token_id": 7)" + more + "}";
+  };
+  CHECK(error(with(R"(, "max_position_embeddings": 2)"))
+            .ends_with("the first 2 positions belong to padding, and there are no others"));
+  CHECK(error(with(R"(, "hidden_act": "relu")"))
+            .ends_with("the head of a roberta has the activation gelu, and its layers have another"));
 }
 
 TEST_CASE("What a config says and parplan ignores is noted") {
@@ -501,7 +520,7 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
   const std::string types =
       "bert, bloom, cohere, cohere2, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, gptj, granite, "
-      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, starcoder2";
+      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, roberta, starcoder2";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
   CHECK(
       error(

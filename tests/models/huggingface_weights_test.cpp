@@ -71,7 +71,7 @@ TEST_CASE("every parameter of every imported model lies in one place of transfor
     CHECK(differences(read_huggingface(found.config, "config.json").spec, spec).empty());
     check_once(huggingface_weights(found.model_type, spec, graph), graph);
   }
-  CHECK(configs == 34);
+  CHECK(configs == 35);
 }
 
 TEST_CASE("models of the zoo are of the types that they came from") {

@@ -339,8 +339,8 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
         "m.yaml:12:16: error: alibi falls towards earlier tokens; choose learned or rotary positions");
   CHECK(error(decoder + "mask_token: 1\n") ==
         "m.yaml:12:13: error: only what is behind a masked token and before it tells it; add bidirectional");
-  CHECK(error(decoder + "bidirectional: true\nmask_token: 16777216\n").starts_with(
-      "m.yaml:13:13: error: the mask token 16777216 is beyond the vocabulary, which ends at"));
+  CHECK(error(decoder + "bidirectional: true\nmask_token: 16777216\n")
+            .starts_with("m.yaml:13:13: error: the mask token 16777216 is beyond the vocabulary, which ends at"));
   CHECK(error(decoder + "masked_share: 0.3\n") == "m.yaml:12:15: error: nothing is masked without a mask_token");
   CHECK(error(decoder + "masked_share: 1\n") ==
         "m.yaml:12:15: error: expected a number above 0 and below 1, found '1'");

@@ -18,10 +18,15 @@ constexpr OperandRow rms_norm_operands[] = {{input, 0, read, matrix},
                                             {parameter, 0, read, per_column},
                                             {output, 0, write, matrix},
                                             {output, 1, write, per_row}};
-constexpr OperandRow add_layer_norm_operands[] = {
-    {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
-    {parameter, 1, read, per_column}, beta_of(2, per_column),              {output, 0, write, matrix},
-    {output, 1, write, matrix},       {output, 2, write, per_row},         {output, 3, write, per_row}};
+constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read, matrix},
+                                                  {input, 1, read, matrix, if_second},
+                                                  {parameter, 0, read, per_column, if_bias},
+                                                  {parameter, 1, read, per_column},
+                                                  beta_of(2, per_column),
+                                                  {output, 0, write, matrix},
+                                                  {output, 1, write, matrix},
+                                                  {output, 2, write, per_row},
+                                                  {output, 3, write, per_row}};
 constexpr OperandRow add_rms_norm_operands[] = {
     {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
     {parameter, 1, read, per_column}, {output, 0, write, matrix},          {output, 1, write, matrix},

@@ -41,9 +41,9 @@ constexpr OperandRow query_key_norm_operands[] = {{input, 0, read, fused},
                                                   {output, 0, write, fused}};
 
 constexpr OperandRow head_norm_gradient_operands[] = {
-    {output_gradient, 0, read, fused},   {input, 0, read, fused},          {parameter, 0, read, of_query_heads},
-    {parameter, 1, read, of_key_heads},  {output, 1, read, per_head},      {input_gradient, 0, write, fused},
-    of_first(in_fp32(of_query_heads)),   of_second(in_fp32(of_key_heads)), {workspace, 0, update}};
+    {output_gradient, 0, read, fused},  {input, 0, read, fused},          {parameter, 0, read, of_query_heads},
+    {parameter, 1, read, of_key_heads}, {output, 1, read, per_head},      {input_gradient, 0, write, fused},
+    of_first(in_fp32(of_query_heads)),  of_second(in_fp32(of_key_heads)), {workspace, 0, update}};
 constexpr OperandRow query_key_squares_gradient_operands[] = {
     {output_gradient, 0, read, two_sums}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
 constexpr OperandRow query_key_norm_gradient_operands[] = {

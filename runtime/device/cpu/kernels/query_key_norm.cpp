@@ -49,7 +49,9 @@ WidthNorm width_norm(const OpShape& s, const float* squares) {
 }  // namespace
 
 // From a head's gamma to the next head's of its part.
-std::int64_t gamma_of(const OpShape& s, const FusedHead& head) { return s.centered ? head.index * s.head_dim : 0; }
+std::int64_t gamma_of(const OpShape& s, const FusedHead& head) {
+  return s.centered ? head.index * s.head_dim : 0;
+}
 
 // qkv, gamma of queries, gamma of keys -> y, rstd [rows, heads + key/value heads], in the order of
 // memory

@@ -75,8 +75,7 @@ __global__ void __launch_bounds__(1024)
   const int thread = static_cast<int>(threadIdx.x);
   double total = 0.0;
   for (std::int64_t row = thread; row < rows; row += loss_threads)
-    if (targets[row] >= 0)
-      total += log(static_cast<double>(sums[2 * row])) - static_cast<double>(sums[2 * row + 1]);
+    if (targets[row] >= 0) total += log(static_cast<double>(sums[2 * row])) - static_cast<double>(sums[2 * row + 1]);
   shared[thread] = total;
   for (int half = loss_threads / 2; half > 0; half /= 2) {
     __syncthreads();
