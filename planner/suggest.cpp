@@ -142,8 +142,10 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
 }
 
 SuggestResult suggest(const SuggestRequest& request) {
+  SearchOptions options = request.options;
+  options.bounds_left_out = true;
   const ArrangedResult arranged = search_with_headroom(*request.graph, request.cluster, request.training,
-                                                       request.layout, request.options, request.precision_of);
+                                                       request.layout, options, request.precision_of);
   const SearchResult& found = arranged.found;
   SuggestResult result;
   result.counts = found.counts;

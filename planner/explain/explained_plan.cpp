@@ -41,6 +41,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.to_beat = to_beat;
   search_options.steps = steps.get();
   search_options.shapes = shapes;
+  search_options.searches_context = plan.spec.cp() > 1;
   return search(graph, cluster, training, {}, search_options);
 }
 

@@ -20,15 +20,24 @@ struct ContextLimits {
   }
 };
 
+// Calls `visit` with each op of attention's core, once for blocks that do equal work.
+template <class Visit>
+void for_each_attention(const OpGraph& graph, const Visit& visit) {
+  for (const int kind : graph.kinds) {
+    const Block& block = graph.blocks[static_cast<std::size_t>(kind)];
+    for (int i = block.first_op; i < block.last_op; ++i)
+      if (row_of(graph.ops[i].kind).module == OpModule::core_attention) visit(graph.ops[i]);
+  }
+}
+
 // The greatest number of groups of heads that divides those of every attention.
 std::int64_t common_groups(const OpGraph& graph) {
   std::int64_t common = 0;
-  for (const Op& op : graph.ops)
-    if (const OpRow& row = row_of(op.kind);
-        row.sharding == ShardingRule::heads && row.module == OpModule::core_attention) {
-      const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
-      common = std::gcd(common, heads.size / heads.granule);
-    }
+  for_each_attention(graph, [&](const Op& op) {
+    if (row_of(op.kind).sharding != ShardingRule::heads) return;
+    const TensorDim& heads = graph.tensors[op.inputs[0]].dims.back();
+    common = std::gcd(common, heads.size / heads.granule);
+  });
   return common;
 }
 
@@ -57,14 +66,16 @@ bool is_unknown_to_engine(const TrainingSpec& training, const ParallelSpec& spec
 
 // What a ring's steps, which know rows and not positions, cannot do.
 std::optional<std::string> not_around_a_ring(const OpGraph& graph, const ParallelSpec& spec) {
-  if (spec.cp_method != ContextMethod::ring) return std::nullopt;
-  for (const Op& op : graph.ops) {
-    if (row_of(op.kind).module != OpModule::core_attention) continue;
+  std::optional<std::string> what;
+  if (spec.cp_method != ContextMethod::ring) return what;
+  for_each_attention(graph, [&](const Op& op) {
+    if (what) return;
     if (op.attributes.window > 0 && op.attributes.window < graph.sequence)
-      return fmt::format("attention to a window of {} of {} tokens", op.attributes.window, graph.sequence);
-    if (op.attributes.alibi != 0.0) return std::string("attention with ALiBi");
-  }
-  return std::nullopt;
+      what = fmt::format("attention to a window of {} of {} tokens", op.attributes.window, graph.sequence);
+    else if (op.attributes.alibi != 0.0)
+      what = "attention with ALiBi";
+  });
+  return what;
 }
 
 }  // namespace

@@ -238,6 +238,9 @@ std::string write_search(const SearchCounts& search) {
       search.candidates, search.infeasible_memory, search.pruned_by_bound, search.simulated, number(search.seconds),
       search.certified, search.gap ? number(*search.gap) : "null");
   if (search.cut_gap) out += fmt::format("cut_gap: {}\n", number(*search.cut_gap));
+  if (!search.left_out.empty()) out += "left_out:\n";
+  for (const LeftOut& one : search.left_out)
+    out += fmt::format("  - {{what: {}, gap: {}}}\n", quoted(one.what), one.gap ? number(*one.gap) : "null");
   return out;
 }
 
@@ -515,7 +518,7 @@ StepResult read_result(const YamlNode& node) {
 SearchCounts read_search(const YamlNode& node) {
   node.allow_keys(
       {"objective", "space", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified",
-       "gap", "cut_gap"});
+       "gap", "cut_gap", "left_out"});
   SearchCounts search{.candidates = node.at("candidates").as_integer(0),
                       .infeasible_memory = node.at("infeasible_memory").as_integer(0),
                       .pruned_by_bound = node.at("pruned_by_bound").as_integer(0),
@@ -527,6 +530,12 @@ SearchCounts read_search(const YamlNode& node) {
   if (const auto objective = node.find("objective")) search.objective = read_choice(*objective, objectives);
   if (const auto gap = node.find("gap")) search.gap = read_number(*gap);
   if (const auto gap = node.find("cut_gap")) search.cut_gap = read_number(*gap);
+  if (const auto left_out = node.find("left_out"))
+    for (const YamlNode& one : left_out->items()) {
+      one.allow_keys({"what", "gap"});
+      search.left_out.push_back({.what = printable_line(one.at("what").as_string()), .gap = std::nullopt});
+      if (const auto gap = one.find("gap")) search.left_out.back().gap = read_number(*gap);
+    }
   return search;
 }
 

@@ -30,6 +30,14 @@ struct RankedPlan {
   bool operator==(const RankedPlan&) const = default;
 };
 
+// What a search left out, and how much better than the best plan found any of it may be at most, by
+// lower bounds: 0 where nothing is better; absent where no bound was taken.
+struct LeftOut {
+  std::string what;
+  std::optional<double> gap;
+  bool operator==(const LeftOut&) const = default;
+};
+
 // What the search did. `simulated` includes candidates with the same work as a simulated one. `gap`
 // is the best plan found over the smallest bound that was not simulated, minus one; absent when
 // certified. Beyond some number of cuts, not every cut of a layout is a candidate: `cut_gap` is the
@@ -46,6 +54,7 @@ struct SearchCounts {
   bool certified = false;
   std::optional<double> gap;
   std::optional<double> cut_gap = {};
+  std::vector<LeftOut> left_out = {};  // legal layouts that are not in the space, although no option excludes them
   bool operator==(const SearchCounts&) const = default;
 };
 

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace parplan {
 namespace {
@@ -16,50 +19,69 @@ void merge(Clock& into, const Clock& other) {
 }
 
 bool conflict(const Operand& a, const Operand& b) {
-  return a.binding == b.binding && (a.access != Access::read || b.access != Access::read) &&
-         a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  return (a.access != Access::read || b.access != Access::read) && a.offset < b.offset + b.bytes &&
+         b.offset < a.offset + a.bytes;
 }
 
-bool conflict(const Instruction& a, const Instruction& b) {
-  for (const Operand& x : a.operands)
-    for (const Operand& y : b.operands)
-      if (conflict(x, y)) return true;
-  return false;
-}
+// An operand, in the list of those with its binding and stream, the last one first.
+struct Use {
+  int instruction = 0;
+  const Operand* operand = nullptr;
+  int before = -1;  // the place of the next one in the list; -1: none
+};
 
 }  // namespace
 
 void order_instructions(Segment& segment) {
   std::array<Clock, stream_count> streams{};
   std::vector<Clock> completed(segment.instructions.size());
+  std::vector<Use> uses;
+  std::vector<std::array<int, stream_count>> last(segment.bindings.size());  // in `uses`, by binding and stream
+  for (auto& of_binding : last) of_binding.fill(-1);
+  std::vector<int> conflicting;  // earlier instructions of other streams
   for (int i = 0; i < static_cast<int>(segment.instructions.size()); ++i) {
     Instruction& current = segment.instructions[i];
-    Clock& clock = streams[index_of(current.stream)];
-    for (int j = i - 1; j >= 0; --j) {
+    const std::size_t own = index_of(current.stream);
+    Clock& clock = streams[own];
+    conflicting.clear();
+    for (const Operand& operand : current.operands)
+      for (std::size_t stream = 0; stream < stream_count; ++stream) {
+        if (stream == own) continue;
+        for (int at = last[operand.binding][stream]; at >= 0; at = uses[at].before) {
+          if (uses[at].instruction < clock[stream]) break;
+          if (conflict(*uses[at].operand, operand)) conflicting.push_back(uses[at].instruction);
+        }
+      }
+    // Later ones first: their clocks may cover earlier ones.
+    std::ranges::sort(conflicting, std::greater<>());
+    for (const int j : conflicting) {
       Instruction& earlier = segment.instructions[j];
-      if (earlier.stream == current.stream || clock[index_of(earlier.stream)] > j || !conflict(earlier, current))
-        continue;
+      if (clock[index_of(earlier.stream)] > j) continue;
       if (!earlier.records) earlier.records = segment.events++;
       current.waits.push_back(*earlier.records);
       merge(clock, completed[j]);
     }
-    clock[index_of(current.stream)] = i + 1;
+    clock[own] = i + 1;
     completed[i] = clock;
+    for (const Operand& operand : current.operands) {
+      int& place = last[operand.binding][own];
+      uses.push_back({.instruction = i, .operand = &operand, .before = std::exchange(place, static_cast<int>(uses.size()))});
+    }
   }
 }
 
 void order_calls(Program& program) {
-  // The use that a Segment makes of each of its bindings.
-  struct Use {
+  // What a Segment does with each of its bindings.
+  struct BindingUse {
     bool reads = false;
     bool writes = false;
   };
-  std::vector<std::vector<Use>> uses;
+  std::vector<std::vector<BindingUse>> uses;
   for (const Segment& segment : program.segments) {
-    std::vector<Use> of_segment(segment.bindings.size());
+    std::vector<BindingUse> of_segment(segment.bindings.size());
     for (const Instruction& instruction : segment.instructions)
       for (const Operand& operand : instruction.operands) {
-        Use& use = of_segment[operand.binding];
+        BindingUse& use = of_segment[operand.binding];
         use.reads |= operand.access != Access::write;
         use.writes |= operand.access != Access::read;
       }
@@ -90,7 +112,7 @@ void order_calls(Program& program) {
       call.waits.push_back(*other.records);
       merge(clock, completed[earlier]);
     };
-    const std::vector<Use>& of_segment = uses[call.segment];
+    const std::vector<BindingUse>& of_segment = uses[call.segment];
     // Later items first: their clocks may cover earlier ones.
     for (std::size_t b = 0; b < of_segment.size(); ++b) {
       const History& history = histories[call.buffers[b]];

@@ -131,7 +131,18 @@ std::string explain_search(const SearchCounts& search) {
 }
 
 std::string explain_space(const SearchCounts& search) {
-  return search.space.empty() ? "" : fmt::format("space: {}\n", search.space);
+  std::string text = search.space.empty() ? "" : fmt::format("space: {}\n", search.space);
+  if (search.left_out.empty()) return text;
+  const char* const less = words_of(search.objective).less;
+  std::vector<std::string> all;
+  for (const LeftOut& one : search.left_out) {
+    const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
+    all.push_back(fmt::format("{} ({})", one.what,
+                              !one.gap        ? "not bounded"
+                              : gap == "0.0" ? fmt::format("not {}", less)
+                                              : fmt::format("at most {} % {}", gap, less)));
+  }
+  return text + fmt::format("left out: {}\n", fmt::join(all, ", "));
 }
 
 namespace {

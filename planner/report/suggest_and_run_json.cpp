@@ -47,6 +47,8 @@ Json head(const char* schema, const ReportInputs& inputs) {
 }
 
 Json search_json(const SearchCounts& search) {
+  Json left_out = Json::array();
+  for (const LeftOut& one : search.left_out) left_out.push_back({{"what", one.what}, {"gap", optional_number(one.gap)}});
   return {{"space", search.space.empty() ? Json(nullptr) : Json(search.space)},
           {"candidates", search.candidates},
           {"infeasible_memory", search.infeasible_memory},
@@ -55,7 +57,8 @@ Json search_json(const SearchCounts& search) {
           {"seconds", json_number(search.seconds)},
           {"certified", search.certified},
           {"gap", optional_number(search.gap)},
-          {"cut_gap", optional_number(search.cut_gap)}};
+          {"cut_gap", optional_number(search.cut_gap)},
+          {"left_out", left_out}};
 }
 
 Json columns_json() {

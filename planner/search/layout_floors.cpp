@@ -66,7 +66,7 @@ std::int64_t slots_of_last_block(const ParallelSpec& spec, const PipelineShape& 
 }  // namespace
 
 LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                           const LayoutRequest& request, CandidateMaker& maker)
+                           const LayoutRequest& request, const SpaceWidth& width, CandidateMaker& maker)
     : graph_(graph),
       cluster_(cluster),
       training_(training),
@@ -82,6 +82,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
     if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
+  width_ = width;
   method_ = given<ContextMethod>(request, Choice::cp_method);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
@@ -206,7 +207,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
   if (!inserted) return entry->second;
   for (const bool sequence_parallel : {false, true})
     for (const ContextMethod method : context_methods) {
-      if (method_ ? method != *method_ : !is_searched(method, spec.cp())) continue;
+      if (method_ ? method != *method_ : !is_searched(method, spec.cp(), width_)) continue;
       ParallelSpec one = spec;
       one.sequence_parallel = sequence_parallel;
       one.cp_method = method;
@@ -324,22 +325,23 @@ std::vector<Seconds> LayoutFloors::least_seconds_by_data(const ParallelSpec& spe
     specs.push_back(spec);
     specs.back().schedule = ScheduleKind::zero_bubble_h1;
   }
-  for (const Recompute recompute : recomputes_)
-    for (const ParallelSpec& one : specs) {
-      const auto seconds_for = [&](LoweredFor purpose) {
-        return segment_seconds(maker_.estimator().blocks_for(purpose, one, maker_.placements_of(one), recompute)->kinds,
-                               one, device);
-      };
-      const std::vector<SegmentSeconds> fused = seconds_for(LoweredFor::floors_fused),
-                                        unfused = seconds_for(LoweredFor::floors_unfused);
-      for (std::size_t kind = 0; kind < least.size(); ++kind) {
-        const SegmentSeconds &a = fused[kind], &b = unfused[kind];
-        const SegmentSeconds both{.forward = std::min(a.forward, b.forward),
-                                  .backward = std::min(a.backward, b.backward),
-                                  .weights = std::min(a.weights, b.weights)};
-        least[kind] = std::min(least[kind], both.all());
-      }
+  // What is recomputed is work more: where calls wait for their data alone, none takes the least.
+  const Recompute recompute = recomputes_.size() == 1 ? recomputes_.front() : Recompute::none;
+  for (const ParallelSpec& one : specs) {
+    const auto seconds_for = [&](LoweredFor purpose) {
+      return segment_seconds(maker_.estimator().blocks_for(purpose, one, maker_.placements_of(one), recompute)->kinds,
+                             one, device);
+    };
+    const std::vector<SegmentSeconds> fused = seconds_for(LoweredFor::floors_fused),
+                                      unfused = seconds_for(LoweredFor::floors_unfused);
+    for (std::size_t kind = 0; kind < least.size(); ++kind) {
+      const SegmentSeconds &a = fused[kind], &b = unfused[kind];
+      const SegmentSeconds both{.forward = std::min(a.forward, b.forward),
+                                .backward = std::min(a.backward, b.backward),
+                                .weights = std::min(a.weights, b.weights)};
+      least[kind] = std::min(least[kind], both.all());
     }
+  }
   return least;
 }
 
@@ -523,15 +525,26 @@ LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Reco
     holdings.of_stage.push_back(static_cast<std::size_t>(pace - known.begin()));
     if (pace != known.end()) continue;
     known.push_back(paces[stage]);
+    BlockTable room;
+    if (!spare_tables_.empty()) {
+      room = std::move(spare_tables_.back());
+      spare_tables_.pop_back();
+    }
     holdings.each.push_back(
-        {.table = maker_.estimator().block_table(spec, placements, static_cast<int>(stage), choice), .fixed = {}});
+        {.table = maker_.estimator().block_table(spec, placements, static_cast<int>(stage), choice, std::move(room)),
+         .fixed = {}});
   }
   return holdings;
 }
 
+void LayoutFloors::forget_holdings() {
+  for (auto& [key, holdings] : holdings_)
+    for (Holding& one : holdings.each) spare_tables_.push_back(std::move(one.table));
+  holdings_.clear();
+}
+
 bool LayoutFloors::holds_anything(const ParallelSpec& spec) const {
-  return runs_backward_in_parts(spec.schedule) ||
-         (spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more));
+  return spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more);
 }
 
 LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
@@ -572,7 +585,8 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
 }
 
 Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {
-  if (holds_anything(spec) || spec.input_slots == InputSlots::one_more) return Bytes(0);
+  if (holds_anything(spec) || spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule))
+    return Bytes(0);
   const Shares shares = shares_of(spec, choices);
   double room = 0.0;
   for (const double of_byte : shares.of_byte) room += of_byte;
@@ -588,7 +602,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   const PipelineShape shape = shape_of(spec, training_);
   const std::size_t blocks = graph_.blocks.size();
   const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
-  if (!most && spec.input_slots == InputSlots::in_flight) {
+  // What a stage holds besides the state does not grow with its blocks alone.
+  const bool has_own_peaks = spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule);
+  if (!most && !has_own_peaks) {
     const Shares shares = shares_of(spec, choices);
     double room = 0.0;
     for (std::size_t s = 0; s < shares.of_byte.size(); ++s)
@@ -596,7 +612,7 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
     if (shares.needed * (1 - 1e-9) > room) return false;
   }
   constexpr std::size_t most_kept = 256;
-  if (holdings_.size() + choices.size() > most_kept) holdings_.clear();
+  if (holdings_.size() + choices.size() > most_kept) forget_holdings();
   std::vector<Holdings*> holdings;
   for (const Recompute choice : choices) holdings.push_back(&holdings_of(spec, choice, most.has_value()));
   // Each rank takes as many blocks as it can and leaves one for each stage of the later ranks: what
@@ -628,12 +644,15 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       const auto fits = [&](std::size_t end) {
         if (most && table.seconds[end] - table.seconds[held] > *most * (1 + 1e-9)) return false;
         const std::size_t shared = stages > 1 && end == blocks ? end - 1 : end;  // of these blocks
-        const std::int64_t growing = table.state[end] - table.state[held] +
-                                     in_flight * (table.saved[shared] - table.saved[held]) / stages +
+        const std::int64_t state = table.state[end] - table.state[held];
+        const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
+        if (runs_backward_in_parts(spec.schedule))
+          return state <= capacity &&
+                 estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;
+        const std::int64_t growing = state + in_flight * (table.saved[shared] - table.saved[held]) / stages +
                                      heads * (table.saved[end] - table.saved[shared]);
         if (growing + table.least_fixed > capacity) return false;
         if (stages > 1) return true;
-        const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
         if (spec.input_slots == InputSlots::one_more)
           return estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;
         const std::pair kinds(spec.schedule,

@@ -17,9 +17,11 @@
 #include "planner/graph/training_spec.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/plan/parallel_spec.h"
+#include "planner/plan/spec_hash.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
 #include "planner/search/device_count_bound.h"
+#include "planner/search/space_width.h"
 
 namespace parplan {
 
@@ -36,7 +38,7 @@ struct Floor {
 class LayoutFloors {
  public:
   LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-               CandidateMaker& maker);
+               const SpaceWidth& width, CandidateMaker& maker);
 
   // With the number of devices alone: all products at the highest rate of their devices, and a
   // device's share of the state.
@@ -134,6 +136,7 @@ class LayoutFloors {
   };
   Shares shares_of(const ParallelSpec& spec, std::span<const Recompute> choices);
   Holdings& holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds);
+  void forget_holdings();
   // Whether a layout may run backwards in two parts, and its blocks on a stage that does.
   bool may_divide() const;
   std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
@@ -164,6 +167,7 @@ class LayoutFloors {
   std::vector<const ScheduleRow*> schedules_;   // that pipelines may have
   std::vector<std::int64_t> micro_batches_;     // that layouts may have
   std::optional<ContextMethod> method_;         // where it is given
+  SpaceWidth width_;
   int group_ = 0;                               // micro_batch_group of layouts that interleave
   std::vector<int> blocks_;                     // by Block::kind
   bool alike_inside_ = true;                    // all blocks but the first and the last
@@ -185,7 +189,13 @@ class LayoutFloors {
   std::unordered_map<FillKey, Seconds, TupleHash> fills_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold depends neither on the schedule nor on the order of the axes.
-  std::map<std::pair<ParallelSpec, bool>, Holdings> holdings_;
+  struct HoldingsHash {
+    std::size_t operator()(const std::pair<ParallelSpec, bool>& key) const {
+      return SpecHash()(key.first) + static_cast<std::size_t>(key.second);
+    }
+  };
+  std::unordered_map<std::pair<ParallelSpec, bool>, Holdings, HoldingsHash> holdings_;
+  std::vector<BlockTable> spare_tables_;  // of those that were forgotten
   std::map<std::pair<ParallelSpec, std::size_t>, Bytes> memories_;
   std::vector<Seconds> of_micro_batch_;  // by Block::kind: a buffer of of_samples
 };

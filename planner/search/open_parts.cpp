@@ -12,28 +12,56 @@ namespace {
 constexpr int place_bits = 38;  // of a layout in its part, with its candidates
 constexpr int candidate_bits = 14;
 
-// The degrees to consider: all that the devices allow, or those that use all of them.
-std::vector<SpacePart> parts_of(Space& space, const Cluster& cluster, const LayoutRequest& request, bool fewer) {
-  if (gives_every_degree(request)) return space.parts(static_cast<int>(product_of_degrees(request)), Devices::exactly);
-  return space.parts(cluster.devices(), fewer ? Devices::at_most : Devices::exactly);
+// The devices to consider: up to all of them, or exactly these.
+std::pair<int, Devices> devices_of(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+  if (gives_every_degree(request)) return {static_cast<int>(product_of_degrees(request)), Devices::exactly};
+  return {cluster.devices(), fewer ? Devices::at_most : Devices::exactly};
 }
 
 }  // namespace
 
 OpenParts::OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                     const LayoutRequest& request, Objective objective, bool fewer_devices, CandidateMaker& maker)
+                     const LayoutRequest& request, const SpaceWidth& width, Objective objective, bool fewer_devices,
+                     LayoutFloors& floors)
     : cluster_(cluster),
       engine_(training.engine),
       request_(request),
       objective_(objective),
       fewer_devices_(fewer_devices),
-      space_(graph, training, request),
-      floors_(graph, cluster, training, request, maker) {}
+      space_(graph, training, request, width),
+      floors_(floors) {}
 
 std::vector<Open> OpenParts::open_all() {
+  const auto [devices, wanted] = devices_of(cluster_, request_, fewer_devices_);
+  std::vector<SpacePart> parts = space_.parts(devices, wanted);
+  for (const SpacePart& one : parts) count_all_ += one.layouts;
+  return open_degrees(std::move(parts));
+}
+
+std::vector<Open> OpenParts::open_beyond(const Beyond& beyond, const OpenParts* than) {
+  beyond_ = beyond;
+  if (than == nullptr) {
+    const auto [devices, wanted] = devices_of(cluster_, request_, fewer_devices_);
+    std::vector<SpacePart> parts = space_.degrees(devices, wanted);
+    std::erase_if(parts, [&](const SpacePart& one) { return !beyond.of_degrees(one.spec); });
+    return open_degrees(std::move(parts));
+  }
   std::vector<Open> open;
-  for (SpacePart& one : parts_of(space_, cluster_, request_, fewer_devices_)) {
-    count_all_ += one.layouts;
+  for (const std::size_t number : than->looked_into_) {
+    Part part = than->parts_[number];
+    const bool lacks_room = part.step == Step::micro_batch_at_peak;
+    if (!beyond.of_degrees(part.space.spec) || (lacks_room && beyond.room != Beyond::Room::any)) continue;
+    part.step = lacks_room ? Step::micro_batch : part.step;
+    part.groups = nullptr;
+    part.place = open.size() << place_bits;
+    open.push_back(open_part(std::move(part)));
+  }
+  return open;
+}
+
+std::vector<Open> OpenParts::open_degrees(std::vector<SpacePart> parts) {
+  std::vector<Open> open;
+  for (SpacePart& one : parts) {
     Part part{.step = Step::devices, .space = std::move(one), .floor = {}, .place = open.size() << place_bits};
     part.floor = floors_.of_devices(part.space.spec.mesh.size());
     open.push_back(open_part(std::move(part)));
@@ -139,10 +167,12 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
   if (size + 1 < groups.sizes.size()) opened.push_back(open_groups(number, groups, size + 1));
   Part& part = parts_[number];
   part.space.layouts = groups.sizes[size].layouts;
-  if (floors_.lacks_room(part.space.spec))
+  if (!has_room(Beyond::Room::any) && floors_.lacks_room(part.space.spec)) {
     leave_out(number);
-  else
+    looked_into_.push_back(number);
+  } else {
     opened.push_back(open_again(number, Step::micro_batch, floors_.of_micro_batch(part.space.spec)));
+  }
   return opened;
 }
 
@@ -182,8 +212,10 @@ Open OpenParts::open_on_links(std::size_t number) {
 }
 
 std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
+  looked_into_.push_back(number);
   std::vector<std::pair<ParallelSpec, Recomputing>> groups;  // by the layout without recompute
   for (PlacedSpec& placed : list_layouts(number, !are_equal())) {
+    if (!is_open(placed.spec)) continue;
     ParallelSpec key = placed.spec;
     key.recompute = Recompute::none;
     auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
@@ -214,6 +246,7 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
 std::vector<Open> OpenParts::look_for_room(std::size_t number) {
   const ParallelSpec& spec = parts_[number].recomputing->front().spec;
   const std::vector<Recompute> choices = choices_of(*parts_[number].recomputing);
+  if (has_room(Beyond::Room::any)) return look_into_recomputing(number);
   if (!floors_.can_hold(spec, choices)) return leave_out(number);
   Floor floor = parts_[number].floor;
   // Equal devices hold the same in every order of the axes.
@@ -228,13 +261,15 @@ std::vector<Open> OpenParts::look_into_recomputing(std::size_t number) {
   for (const PlacedSpec& placed : group) {
     const std::vector<Recompute> choices = choices_of(placed.spec);
     const bool fits_alike = floors_.can_hold(placed.spec, {&placed.spec.recompute, 1});
+    // Beyond what fits, the layout that recomputes nothing takes the least time.
+    if (beyond_ && beyond_->room != Beyond::Room::enough && (fits_alike || &placed != &group.front())) continue;
     Part part{.step = are_equal() ? Step::any_order : Step::layout,
               .space = {.spec = placed.spec, .layouts = placed.orders},
               .floor = parts_[number].floor,
               .place = parts_[number].place +
                        (static_cast<std::uint64_t>(placed.place - group.front().place) << candidate_bits),
               .has_to_mix = choices.size() > 1 && !fits_alike};
-    if (!fits_alike && choices.size() == 1) {
+    if (!fits_alike && choices.size() == 1 && !has_room(Beyond::Room::any)) {
       parts_.push_back(std::move(part));
       leave_out(parts_.size() - 1);
     } else {
@@ -294,7 +329,7 @@ std::optional<std::vector<Open>> OpenParts::refine(std::size_t number) {
   const std::vector<Recompute> choices = choices_of(spec);
   if (objective_ == Objective::memory)
     floor.memory = floors_.memory_of(spec, choices, floor.memory);
-  else if (part.has_to_mix)
+  else if (part.has_to_mix && (!beyond_ || beyond_->room == Beyond::Room::enough))
     floor.time = std::max(floor.time, floors_.time_within_memory(spec, choices));
   if (floor == part.floor) return std::nullopt;
   return std::vector{open_again(number, Step::refined_layout, floor)};

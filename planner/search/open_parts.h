@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -18,6 +19,16 @@
 
 namespace parplan {
 
+// The layouts beyond a restriction, among those of the space without it.
+struct Beyond {
+  std::function<bool(const ParallelSpec&)> of_degrees;  // whether some layout of these degrees is one
+  // Whether one is, by its degrees, schedule, stages and ZeRO; empty: the degrees or the room decide.
+  std::function<bool(const ParallelSpec&)> layout;
+  // Layouts for which there is room; those that fit with what the space recomputes, but not with
+  // what `recompute` says by itself; or those that do not, whatever they recompute.
+  enum class Room { enough, with_other_recompute, any } room = Room::enough;
+};
+
 // The parts of a space that a search has opened. A part is looked into step by step: it has all
 // layouts of some degrees, then those with one micro-batch and one kind of tensor parallelism, then
 // those that differ in the order of their axes alone, then a single layout without its cut. Each
@@ -26,10 +37,14 @@ namespace parplan {
 class OpenParts {
  public:
   OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-            Objective objective, bool fewer_devices, CandidateMaker& maker);
+            const SpaceWidth& width, Objective objective, bool fewer_devices, LayoutFloors& floors);
 
   // All parts, of which only the degrees are known.
   std::vector<Open> open_all();
+  // Those with some layout beyond a restriction: only such layouts are opened from then on, and none
+  // are counted. `than`: a space with the same floors, whose search has looked into all that may
+  // beat its best plan; empty: from the degrees on.
+  std::vector<Open> open_beyond(const Beyond& beyond, const OpenParts* than);
   // What is open instead of a part once it has been looked into; nothing where it is a single
   // layout of which no more can be told: its candidates are next.
   std::optional<std::vector<Open>> look_into(std::size_t number);
@@ -97,9 +112,12 @@ class OpenParts {
   std::vector<PlacedSpec> orders_of(std::size_t number) const;
   std::vector<PlacedSpec> layouts_of(std::size_t number) const;
 
+  std::vector<Open> open_degrees(std::vector<SpacePart> parts);
   Open open_part(Part part);
   Open open_again(std::size_t number, Step step, const Floor& floor);
   Open open_groups(std::size_t number, const Groups& groups, std::size_t size);
+  bool is_open(const ParallelSpec& spec) const { return !beyond_ || !beyond_->layout || beyond_->layout(spec); }
+  bool has_room(Beyond::Room room) const { return beyond_ && beyond_->room == room; }
   Open open_on_links(std::size_t number);
   Open open_layout(Part part);
   std::vector<Open> leave_out(std::size_t number);
@@ -118,7 +136,9 @@ class OpenParts {
   Objective objective_{};
   bool fewer_devices_ = true;
   Space space_;
-  LayoutFloors floors_;
+  LayoutFloors& floors_;
+  std::optional<Beyond> beyond_;
+  std::vector<std::size_t> looked_into_;  // with one micro-batch, or left out then
   std::deque<Part> parts_;
   std::deque<Groups> groups_;
   std::deque<Recomputing> recomputing_;

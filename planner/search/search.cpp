@@ -15,6 +15,7 @@
 #include "planner/search/input_slots.h"
 #include "planner/search/open_parts.h"
 #include "planner/search/parallel_for.h"
+#include "planner/search/restrictions.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/search/simulated_steps.h"
 #include "planner/search/space_in_words.h"
@@ -45,6 +46,7 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
+        width_(options.searches_context ? with_context(usual_width(graph, request)) : usual_width(graph, request)),
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
@@ -56,8 +58,9 @@ class SpaceSearch {
       owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
       makers_.push_back(owned_.back().get());
     }
-    counts_.space = space_in_words(graph, cluster, training.engine, request, options.fewer_devices);
-    parts_.emplace(graph, cluster, training, request, options.objective, options.fewer_devices, *makers_.front());
+    counts_.space = space_in_words(cluster, training.engine, request, width_, options.fewer_devices);
+    floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
+    parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
     add(search_, parts_->open_all());
     counts_.candidates = parts_->count_all();
   }
@@ -75,6 +78,11 @@ class SpaceSearch {
     } while (!ranked && is_ahead(search_));
     if (is_ahead(search_)) drop_idle_input_slots();
     return take_result();
+  }
+
+  // Whether context parallelism, which was left out, may be so much better that it should be searched.
+  bool promises_context() const {
+    return graph_.sequence >= shortest_shared_sequence && context_gap_ > worth_context;
   }
 
  private:
@@ -162,14 +170,18 @@ class SpaceSearch {
     const std::span<const CandidateWork> works = std::span(known_).last(turns.size());
     std::vector<ParallelSpec> specs(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
+    std::vector<char> lacks_room(turns.size(), 0);  // for another input slot
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
       CandidateMaker& maker = *makers_[thread];
       const Candidate& candidate = *turns[turn].candidate;
       // The plans that are ranked in the end are simulated without the buffer, too
       // (drop_idle_input_slots).
-      specs[turn] = request_[Choice::input_slots]
-                        ? candidate.spec
-                        : with_input_slot(maker, candidate, works[turn].models, training_, options_.objective);
+      specs[turn] = candidate.spec;
+      if (!request_[Choice::input_slots]) {
+        WithInputSlot with = with_input_slot(maker, candidate, works[turn].models, training_, options_.objective);
+        specs[turn] = std::move(with.spec);
+        lacks_room[turn] = with.lacks_room;
+      }
       simulated[turn] = simulate_one(maker, specs[turn], works[turn].models);
     });
     std::vector<Ranked> ranked;
@@ -179,6 +191,7 @@ class SpaceSearch {
       ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
                         .place = turns[turn].place,
                         .plan = {spec, result}});
+      if (lacks_room[turn] != 0) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
       calls_ += 2 * spec.stages() * played;
       ++counts_.simulated;
     }
@@ -362,10 +375,31 @@ class SpaceSearch {
           winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
     result.counts.cut_gap = cut_gap(winner, result.counts);
+    if (options_.bounds_left_out) result.counts.left_out = left_out(winner, result.counts);
     put_plainest_first();
     search_.best = first_of_each(std::move(search_.best), options_.top_each);
     for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
+  }
+
+  // How much better than the best plan anything may be that scores no less than `least`.
+  static double gap_to(double least, const Score& winner) { return std::max(winner.first / least - 1.0, 0.0); }
+
+  std::vector<LeftOut> left_out(const Score& winner, const SearchCounts& counts) {
+    std::vector<LeftOut> all;
+    for (const Restriction& restriction : restrictions(graph_, cluster_, training_, request_, width_)) {
+      const LeastBeyond least = least_beyond(restriction, graph_, cluster_, training_, options_.objective,
+                                             options_.fewer_devices, winner, *parts_, *floors_, *makers_.front());
+      std::optional<double> gap;
+      // What the search did not look into is bounded with it.
+      if (least.is_bounded) gap = std::max(least.score ? gap_to(*least.score, winner) : 0.0, counts.gap.value_or(0.0));
+      if (restriction.is_context) context_gap_ = gap.value_or(0.0);
+      all.push_back({.what = restriction.what, .gap = gap});
+    }
+    if (least_with_slot_ < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
+      all.push_back({.what = "another input slot where only more recompute makes room for it",
+                     .gap = gap_to(least_with_slot_, winner)});
+    return all;
   }
 
   // What a plan needs beyond the plain: tensor parallelism across nodes, gathers of parameters,
@@ -414,8 +448,10 @@ class SpaceSearch {
   const TrainingSpec& training_;
   const LayoutRequest& request_;
   const SearchOptions& options_;
+  SpaceWidth width_;
   std::vector<std::unique_ptr<CandidateMaker>> owned_;
   std::vector<CandidateMaker*> makers_;  // by thread
+  std::optional<LayoutFloors> floors_;
   std::optional<OpenParts> parts_;
   std::deque<Candidate> candidates_;  // those that fit
   BestFirst search_;
@@ -425,8 +461,10 @@ class SpaceSearch {
   bool fits_any_ = false;
   // Layouts with other cuts than those of their candidates, with their places.
   std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
-  double least_left_ = std::numeric_limits<double>::infinity();  // of the scores of other cuts
-  std::int64_t calls_ = 0;                                       // simulated so far
+  double least_left_ = std::numeric_limits<double>::infinity();       // of the scores of other cuts
+  double least_with_slot_ = std::numeric_limits<double>::infinity();  // of those that need more recompute for a slot
+  double context_gap_ = 0.0;  // of context parallelism, where that is left out
+  std::int64_t calls_ = 0;                                            // simulated so far
 };
 
 }  // namespace
@@ -434,7 +472,13 @@ class SpaceSearch {
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  SearchResult result = SpaceSearch(graph, cluster, training, request, options).run();
+  SpaceSearch usual(graph, cluster, training, request, options);
+  SearchResult result = usual.run();
+  if (usual.promises_context()) {
+    SearchOptions wider = options;
+    wider.searches_context = true;
+    result = SpaceSearch(graph, cluster, training, request, wider).run();
+  }
   result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }

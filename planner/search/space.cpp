@@ -20,6 +20,17 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
   return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method]);
 }
 
+SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request) {
+  return {.interleaves_freely = request[Choice::schedule].has_value(), .shares_context = shares_context(graph, request)};
+}
+
+SpaceWidth with_context(SpaceWidth width) {
+  if (width.shares_context) return width;
+  width.shares_context = true;
+  width.most_ring_ranks = 1;
+  return width;
+}
+
 namespace {
 
 // The value as numbers, which no other value of its choice has.
@@ -57,13 +68,8 @@ class SpaceWalk {
  public:
   // `known`: of walks with the same model, training and request but for its degrees.
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
-            KnownLayouts& known, Devices wanted = Devices::exactly)
-      : context_{graph,
-                 training,
-                 devices,
-                 wanted == Devices::exactly,
-                 request[Choice::schedule].has_value(),
-                 shares_context(graph, request)},
+            const SpaceWidth& width, KnownLayouts& known, Devices wanted = Devices::exactly)
+      : context_{graph, training, devices, wanted == Devices::exactly, width},
         request_(request),
         known_(known) {
     for (const SpaceRow& row : space_rows()) {
@@ -123,7 +129,20 @@ class SpaceWalk {
     decide(0, [&] { visit(spec_, count_from(deciding_)); });
   }
 
-  // Visits every legal combination of these and a micro-batch, in the same way.
+  // Visits all degrees, also some of which no layout is legal.
+  template <class Visit>
+  void visit_degrees(const Visit& visit, std::size_t row = 0) {
+    if (!steps_[row].choice->axis) {
+      visit(spec_);
+      return;
+    }
+    for (std::size_t at = 0; at < values(row).size(); ++at) {
+      set(row, at);
+      visit_degrees(visit, row + 1);
+    }
+  }
+
+  // Visits every legal combination of these and a micro-batch, with its layouts.
   template <class Visit>
   void count_each_micro_batch(const Visit& visit) {
     decide(0, [&] { count_each_micro_batch(deciding_, visit); });
@@ -299,7 +318,7 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
                                           const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
   KnownLayouts known;
-  SpaceWalk(graph, training, devices, request, known).enumerate([&](const ParallelSpec& spec) {
+  SpaceWalk(graph, training, devices, request, usual_width(graph, request), known).enumerate([&](const ParallelSpec& spec) {
     specs.push_back(spec);
   });
   return specs;
@@ -308,28 +327,29 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                          const LayoutRequest& request) {
   KnownLayouts known;
-  return SpaceWalk(graph, training, devices, request, known).count();
+  return SpaceWalk(graph, training, devices, request, usual_width(graph, request), known).count();
 }
 
-Space::Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request)
-    : graph_(graph), training_(training), request_(request), known_(std::make_unique<KnownLayouts>()) {}
+Space::Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request, const SpaceWidth& width)
+    : graph_(graph), training_(training), request_(request), width_(width), known_(std::make_unique<KnownLayouts>()) {}
 Space::~Space() = default;
 
-std::vector<SpacePart> Space::parts(int devices, Devices wanted) {
-  std::vector<SpacePart> parts;
-  SpaceWalk(graph_, training_, devices, request_, *known_, wanted)
-      .count_each([&](const ParallelSpec& spec, std::int64_t layouts) {
-        if (parts.empty() || parts.back().spec.mesh.degree != spec.mesh.degree) {
-          parts.emplace_back();
-          parts.back().spec.mesh.degree = spec.mesh.degree;
-        }
-        parts.back().layouts += layouts;
-      });
+namespace {
+
+// Layouts that are visited in the order of the space, by their degrees.
+SpacePart& part_of(const ParallelSpec& spec, std::vector<SpacePart>& parts) {
+  if (parts.empty() || parts.back().spec.mesh.degree != spec.mesh.degree) {
+    parts.emplace_back();
+    parts.back().spec.mesh.degree = spec.mesh.degree;
+  }
+  return parts.back();
+}
+
+std::vector<SpacePart> most_devices_first(std::vector<SpacePart> parts) {
   std::ranges::stable_sort(parts, std::greater<>(), [](const SpacePart& part) { return part.spec.mesh.size(); });
   return parts;
 }
 
-namespace {
 
 LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
   for (const ChoiceRow& row : choice_rows())
@@ -339,10 +359,24 @@ LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
 
 }  // namespace
 
+std::vector<SpacePart> Space::parts(int devices, Devices wanted) {
+  std::vector<SpacePart> parts;
+  SpaceWalk(graph_, training_, devices, request_, width_, *known_, wanted)
+      .count_each([&](const ParallelSpec& spec, std::int64_t layouts) { part_of(spec, parts).layouts += layouts; });
+  return most_devices_first(std::move(parts));
+}
+
+std::vector<SpacePart> Space::degrees(int devices, Devices wanted) {
+  std::vector<SpacePart> parts;
+  SpaceWalk(graph_, training_, devices, request_, width_, *known_, wanted)
+      .visit_degrees([&](const ParallelSpec& spec) { part_of(spec, parts); });
+  return most_devices_first(std::move(parts));
+}
+
 std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
   std::vector<SpaceGroups> all;
   const LayoutRequest fixed = with_degrees(request_, part.spec);
-  SpaceWalk(graph_, training_, part.spec.mesh.size(), fixed, *known_)
+  SpaceWalk(graph_, training_, part.spec.mesh.size(), fixed, width_, *known_)
       .count_each_micro_batch([&](const ParallelSpec& spec, std::int64_t layouts) {
         auto groups = std::ranges::find_if(all, [&](const SpaceGroups& one) { return are_alike(one.spec, spec); });
         if (groups == all.end()) {
@@ -362,7 +396,7 @@ std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
 std::vector<PlacedSpec> Space::specs(const SpacePart& group) const {
   std::vector<PlacedSpec> specs;
   const LayoutRequest fixed = with_degrees(request_, group.spec);
-  SpaceWalk(graph_, training_, group.spec.mesh.size(), fixed, *known_)
+  SpaceWalk(graph_, training_, group.spec.mesh.size(), fixed, width_, *known_)
       .enumerate_group(group.spec, [&](const ParallelSpec& spec, std::int64_t place, std::int64_t orders) {
         specs.push_back({.place = place, .spec = spec, .orders = orders});
       });

@@ -8,13 +8,9 @@
 #include "planner/graph/training_spec.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/plan/parallel_spec.h"
+#include "planner/search/space_width.h"
 
 namespace parplan {
-
-// Context parallelism is searched from this sequence on, or where the request asks for it: it pays
-// where a sequence is long, and every other search would look at several times as many layouts.
-inline constexpr std::int64_t long_sequence = 32'768;
-bool shares_context(const OpGraph& graph, const LayoutRequest& request);
 
 // Every legal combination of the values of space_rows() on `devices` devices, in a fixed order,
 // with stage cuts still empty.
@@ -53,8 +49,12 @@ struct KnownLayouts;
 // it; used by one thread.
 class Space {
  public:
-  Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request);
+  Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request, const SpaceWidth& width);
   ~Space();
+
+  // All degrees on at most `devices` devices, or exactly these, in the order of parts(); their
+  // layouts are not counted, and groups() tells whether any is legal.
+  std::vector<SpacePart> degrees(int devices, Devices wanted);
 
   // All parts with layouts that use at most `devices` devices, or exactly these: the most devices
   // first, and otherwise in the order of enumerate_specs.
@@ -68,6 +68,7 @@ class Space {
   const OpGraph& graph_;
   const TrainingSpec& training_;
   const LayoutRequest& request_;
+  SpaceWidth width_;
   std::unique_ptr<KnownLayouts> known_;
 };
 

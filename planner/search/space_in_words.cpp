@@ -15,37 +15,20 @@
 namespace parplan {
 namespace {
 
-// What the space leaves out of the layouts of its degrees, each after a comma.
-std::string left_out_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request) {
-  std::string words;
-  if (cluster.devices() == 1) return words;
+// The cuts of pipelines under a schedule that was asked for, after a comma.
+std::string cuts_in_words(const Cluster& cluster, const LayoutRequest& request) {
   const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
-  const std::int64_t zero_stage = given<std::int64_t>(request, Choice::zero_stage).value_or(0);
-  const bool has_pipelines = given<std::int64_t>(request, Choice::pp).value_or(2) > 1;
-  if (schedule && runs_backward_in_parts(*schedule))
-    words += ", pipelines with ZeRO-0 or 1 in the cut whose slowest stage is fastest";
-  else if (schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
-    words += ", pipelines in the cut whose slowest stage is fastest";
-  else if (!schedule && has_pipelines && engine.has_pipeline && zero_stage <= 1) {
-    if (!request[Choice::stage_blocks] && engine.has_interleaved)
-      words += ", interleaved only in even stages with ZeRO-0 or 1";
-    if (engine.has_zero_bubble) words += ", no zero_bubble_h1";
-  }
-  if (has_pipelines && engine.has_pipeline && !request[Choice::input_slots])
-    words += ", input-slots+1 only where a plan fits with it";
-  const bool shards =
-      given<std::int64_t>(request, Choice::dp).value_or(2) > 1 && (zero_stage > 0 || !request[Choice::zero_stage]);
-  if (shards && !request[Choice::dp_shard]) words += ", no hybrid sharding";
-  return words;
+  if (cluster.devices() == 1 || !schedule) return "";
+  if (runs_backward_in_parts(*schedule))
+    return ", pipelines with ZeRO-0 or 1 in the cut whose slowest stage is fastest";
+  if (*schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
+    return ", pipelines in the cut whose slowest stage is fastest";
+  return "";
 }
 
-// What is left out on any number of devices: what the engine lacks, other modules to recompute, and
-// the memory of hosts.
-std::string engine_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request) {
+// What the engine lacks, and what is recomputed.
+std::string engine_in_words(const Engine& engine, const LayoutRequest& request) {
   std::string words;
-  const bool has_host =
-      std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
-  if (has_host && !request[Choice::offload]) words += ", no offload";
   if (const std::string lacking = lacking_in_words(engine); !lacking.empty())
     words += fmt::format("; engine {} has no {}", engine.name, lacking);
   if (request[Choice::recompute]) return words;
@@ -57,17 +40,16 @@ std::string engine_in_words(const Cluster& cluster, const Engine& engine, const 
 
 }  // namespace
 
-std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const Engine& engine,
-                           const LayoutRequest& request, bool fewer) {
-  const char* const degrees = shares_context(graph, request) ? "dp x tp x pp x cp" : "dp x tp x pp";
-  const std::string left_out =
-      left_out_in_words(cluster, engine, request) + engine_in_words(cluster, engine, request);
+std::string space_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
+                           const SpaceWidth& width, bool fewer) {
+  const char* const degrees = width.shares_context ? "dp x tp x pp x cp" : "dp x tp x pp";
+  const std::string more = cuts_in_words(cluster, request) + engine_in_words(engine, request);
   if (gives_every_degree(request))
-    return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), left_out);
+    return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
                          request[Choice::pp] || request[Choice::cp];
   return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",
-                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s", left_out);
+                     fewer ? "up to" : "all", cluster.devices(), cluster.devices() == 1 ? "" : "s", more);
 }
 
 }  // namespace parplan

@@ -37,16 +37,16 @@ void pipeline_degrees(const SpaceContext& context, const ParallelSpec& spec, Val
 
 // Those that divide the sequence; `illegal` looks at its parts.
 void context_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
-  const int left = context.shares_context ? context.devices / spec.tp() / spec.pp() : 1;
+  const int left = context.width.shares_context ? context.devices / spec.tp() / spec.pp() : 1;
   for (const std::int64_t degree : divisors(context.graph.sequence)) {
     if (degree > left) break;
     if (!context.uses_all || left % degree == 0) values.emplace_back(degree);
   }
 }
 
-void methods_of_context(const SpaceContext& /*context*/, const ParallelSpec& spec, Values& values) {
+void methods_of_context(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   for (const ContextMethod method : context_methods)
-    if (is_searched(method, spec.cp())) values.emplace_back(method);
+    if (is_searched(method, spec.cp(), context.width)) values.emplace_back(method);
 }
 
 // The degree that the other axes leave, or all that they leave room for.
@@ -72,9 +72,12 @@ void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
   for (int stage = 0; stage <= (spec.replicas() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
 }
 
-// Over all ranks unless asked for: shards of fewer take more memory.
-void all_ranks(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+// Over all ranks unless asked for: shards of fewer take more memory. 0 stands for all.
+void ranks_that_shard(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   values.emplace_back(std::int64_t{0});
+  if (!context.width.shards_freely || spec.zero_stage == 0) return;
+  for (const std::int64_t ranks : divisors(spec.replicas()))
+    if (ranks > 1 && ranks < spec.replicas()) values.emplace_back(ranks);
 }
 
 void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
@@ -95,7 +98,7 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
   }
   const Engine& engine = context.training.engine;
   const bool may_interleave =
-      engine.has_interleaved && ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.interleaves_freely);
+      engine.has_interleaved && ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.width.interleaves_freely);
   for (const ScheduleRow& row : schedule_rows()) {
     if (row.kind == ScheduleKind::gpipe && !engine.has_gpipe) continue;
     if (row.kind == ScheduleKind::interleaved ? may_interleave : !runs_backward_in_parts(row.kind))
@@ -136,7 +139,7 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
   // As Megatron-LM demands: layers, with or without the embedding and the head counted as one each.
   const std::int64_t blocks = static_cast<std::int64_t>(context.graph.blocks.size());
   std::set<std::int64_t> numbers;
-  if (context.interleaves_freely)
+  if (context.width.interleaves_freely)
     for (std::int64_t number = 2; number * spec.pp() <= blocks; ++number) numbers.insert(number);
   else
     for (std::int64_t counted = blocks - 2; counted <= blocks; ++counted)
@@ -311,7 +314,7 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::dp_shard,
              .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage},
              .decides_legality = true,
-             .values = all_ranks,
+             .values = ranks_that_shard,
              .frugaler = larger_shard_groups},
     SpaceRow{.choice = Choice::micro_batch,
              .follows_from = {Choice::dp, Choice::pp},

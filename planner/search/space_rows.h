@@ -11,6 +11,7 @@
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/layout_choices.h"
+#include "planner/search/space_width.h"
 
 namespace parplan {
 
@@ -20,19 +21,8 @@ struct SpaceContext {
   const TrainingSpec& training;
   int devices = 1;
   bool uses_all = true;  // of the devices; else at most so many
-  // Whether interleaved pipelines may have any number of stages on a rank and any ZeRO stage, or
-  // only numbers into which the layers divide evenly, and ZeRO-0 and 1.
-  bool interleaves_freely = false;
-  bool shares_context = false;  // whether the context axis may have several ranks
+  SpaceWidth width = {};
 };
-
-// Whether a context method is in the space of so many ranks. Around a ring, a segment has steps for
-// each of them, whose cost the search would spend its time on; long before, hops take longer than
-// steps. A layout that is asked for may have any.
-inline constexpr int most_ring_ranks = 64;
-constexpr bool is_searched(ContextMethod method, int ranks) {
-  return ranks > 1 ? method != ContextMethod::ring || ranks <= most_ring_ranks : method == ContextMethod::all_gather;
-}
 
 // A set of choices.
 class ChoiceSet {

@@ -366,7 +366,7 @@ Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Place
 }
 
 BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
-                                  Recompute recompute) {
+                                  Recompute recompute, BlockTable room) {
   const int shapes_number = shapes_of(spec, placements, recompute, stage);
   const MeshView& view = view_of(spec.mesh);
   const int environment = view.environments[stage];
@@ -401,15 +401,17 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
       spec.input_slots == InputSlots::one_more
           ? saved_with_reserve(crossing, training_) + 2 * buffer_alignment * micro_batches(spec, training_)
           : 0;
-  BlockTable table{.seconds = {},
-                   .state = {},
-                   .saved = {},
+  BlockTable table{.seconds = std::move(room.seconds),
+                   .state = std::move(room.state),
+                   .saved = std::move(room.saved),
                    .least_fixed = least_memory_.count + overhead,
                    .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead + inputs};
   const std::size_t blocks = graph_.blocks.size();
   table.seconds.resize(blocks + 1);
   table.state.resize(blocks + 1);
   table.saved.resize(blocks + 1);
+  table.seconds.front() = Seconds(0.0);
+  table.state.front() = table.saved.front() = 0;
   for (std::size_t run = 0; run < blocks; run = static_cast<std::size_t>(run_ends_[run])) {
     const auto kind = static_cast<std::size_t>(graph_.blocks[run].kind);
     const Seconds seconds = costs.forward_seconds[kind] + costs.backward_seconds[kind];

@@ -110,7 +110,9 @@ class Estimator {
   std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
                                     Recompute recompute);
   // The same as prefix sums, with bytes, for a stage with this recompute.
-  BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute);
+  // `room`: another table, whose memory it takes.
+  BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute,
+                         BlockTable room = {});
   // What a block of each kind on `stage` takes of a step on the stream of the data axis: gathers
   // and reductions, with ZeRO-2 and 3 of every micro-batch.
   std::vector<Seconds> kind_data_seconds(const ParallelSpec& spec, const Placements& placements, int stage);

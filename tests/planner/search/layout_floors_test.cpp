@@ -53,7 +53,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     training.clip_norm = setting % 2;
     LayoutRequest request;
     if (setting % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-    Space space(graph, training, request);
+    Space space(graph, training, request, usual_width(graph, request));
     const std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
     NetworkCache networks(cluster, training.engine);
     for (int trial = 0; trial < 15; ++trial) {
@@ -84,7 +84,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       Cluster tight = cluster;
       if (cluster.groups.size() == 1) tight.groups.front().device.memory_capacity = simulated.memory.peak();
       CandidateMaker maker(graph, tight, training);
-      LayoutFloors floors(graph, tight, training, request, maker);
+      LayoutFloors floors(graph, tight, training, request, usual_width(graph, request), maker);
       const Seconds time = simulated.time.total() * (1 + 1e-12);
       const Floor of_degrees = floors.of_degrees(part.spec), at_peak = floors.of_micro_batch_at_peak(group.spec),
                   of_micro_batch = floors.of_micro_batch(group.spec);
@@ -200,7 +200,7 @@ TEST_CASE("parts hold every layout of every number of devices once, the most dev
     std::vector<ParallelSpec> all, listed;
     for (int n = devices; n >= 1; --n)
       std::ranges::move(enumerate_specs(graph, training, n, request), std::back_inserter(all));
-    Space space(graph, training, request);
+    Space space(graph, training, request, usual_width(graph, request));
     for (const SpacePart& part : space.parts(devices, Devices::at_most)) {
       std::vector<PlacedSpec> of_part;
       std::int64_t layouts = 0;
