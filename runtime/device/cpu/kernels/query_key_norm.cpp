@@ -46,12 +46,12 @@ WidthNorm width_norm(const OpShape& s, const float* squares) {
   return norm;
 }
 
-}  // namespace
-
-// From a head's gamma to the next head's of its part.
+// Where a head's gamma begins.
 std::int64_t gamma_of(const OpShape& s, const FusedHead& head) {
   return s.centered ? head.index * s.head_dim : 0;
 }
+
+}  // namespace
 
 // qkv, gamma of queries, gamma of keys -> y, rstd [rows, heads + key/value heads], in the order of
 // memory
