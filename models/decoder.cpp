@@ -20,11 +20,12 @@ TensorId norm(GraphBuilder& builder, const ModelSpec& spec, const std::string& n
     builder.op(OpKind::rms_norm, name, {x}, {gamma}, {y, rstd}, attributes);
     return y;
   }
-  const TensorId beta = builder.zeros(name + ".bias", builder.hidden());
+  std::vector<TensorId> parameters = {gamma};
+  if (!spec.norm_without_bias) parameters.push_back(builder.zeros(name + ".bias", builder.hidden()));
   const TensorId y = builder.activation(name, builder.hidden());
   const TensorId mean = builder.statistic(name + ".mean");
   const TensorId rstd = builder.statistic(name + ".rstd");
-  builder.op(OpKind::layer_norm, name, {x}, {gamma, beta}, {y, mean, rstd}, attributes);
+  builder.op(OpKind::layer_norm, name, {x}, std::move(parameters), {y, mean, rstd}, attributes);
   return y;
 }
 
@@ -47,12 +48,13 @@ TensorId query_key_norm(GraphBuilder& builder, const ModelSpec& spec, const Atte
                         const std::string& name, TensorId qkv) {
   OpShape attributes = widths.attributes;
   attributes.epsilon = spec.norm_epsilon;
-  const bool per_head = spec.qk_norm == QkNorm::per_head;
+  attributes.centered = spec.qk_norm == QkNorm::layer_norm_per_head;
+  const bool shared = spec.qk_norm == QkNorm::per_head;  // one gamma for all heads
   const TensorDim head = {Dim::hidden, spec.head_dim, 1};
   const TensorDim keys = {Dim::kv_groups, spec.kv_heads * spec.head_dim, spec.head_dim, widths.queries, spec.head_dim};
-  const TensorId query_gamma = builder.ones(name + ".query_norm.weight", per_head ? head : widths.mixed);
-  const TensorId key_gamma = builder.ones(name + ".key_norm.weight", per_head ? head : keys);
-  if (per_head) {
+  const TensorId query_gamma = builder.ones(name + ".query_norm.weight", shared ? head : widths.mixed);
+  const TensorId key_gamma = builder.ones(name + ".key_norm.weight", shared ? head : keys);
+  if (shared || attributes.centered) {
     const TensorId y = builder.activation(name + ".qk_norm", widths.fused);
     const TensorId rstd = builder.statistic(
         name + ".qk_norm.rstd", {{Dim::kv_groups, spec.heads + spec.kv_heads, widths.queries + 1, widths.queries, 1}});
@@ -72,9 +74,12 @@ TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t la
   TensorId qkv =
       builder.linear(name + ".qkv", x, widths.fused, builder.hidden(), spec.initializer_range, spec.qkv_bias);
   if (spec.qk_norm != QkNorm::none) qkv = query_key_norm(builder, spec, widths, name, qkv);
-  if (spec.position == PositionKind::rotary) {
+  const bool slides = window_of(spec, layer).has_value();
+  if (spec.position == PositionKind::rotary && (slides || !spec.sliding_rotary_only)) {
     OpShape rotary = widths.attributes;
-    rotary.theta = spec.rope_theta;
+    const bool own = slides && spec.sliding_rope_theta;
+    rotary.theta = own ? *spec.sliding_rope_theta : spec.rope_theta;
+    if (!own && spec.rope_factor != 1.0) rotary.factor = spec.rope_factor;
     rotary.rotary_dim = spec.rotary_dim.value_or(0);
     rotary.interleaved = spec.rotary_interleaved;
     const TensorId rotated = builder.activation(name + ".rotary", widths.fused);
@@ -84,6 +89,7 @@ TensorId attention(GraphBuilder& builder, const ModelSpec& spec, std::int64_t la
   OpShape attributes = widths.attributes;
   const std::int64_t window = window_of(spec, layer).value_or(sequence);
   if (window < sequence) attributes.window = window;  // a wider one cuts nothing, and is no kind of its own
+  attributes.bidirectional = spec.bidirectional;
   attributes.score_scale = spec.attention_scale.value_or(0.0);
   attributes.softcap = spec.attention_softcap.value_or(0.0);
   if (spec.position == PositionKind::alibi) attributes.alibi = spec.alibi_multiplier;
@@ -157,6 +163,14 @@ TensorId layer_of(GraphBuilder& builder, const ModelSpec& spec, std::int64_t lay
   return join_feed_forward(x, feed(before(".feed_forward_norm", x)));
 }
 
+TensorId head_transform(GraphBuilder& builder, const ModelSpec& spec, TensorId x) {
+  x = builder.linear("head.transform", x, builder.hidden(), builder.hidden(), spec.initializer_range, true);
+  const TensorId activated = builder.activation("head.transform.activation", builder.hidden());
+  builder.op(OpKind::activation, "head.transform.activation", {x}, {}, {activated},
+             {.activation = activation_kind(spec.activation)});
+  return norm(builder, spec, "head.transform.norm", activated);
+}
+
 }  // namespace
 
 OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
@@ -165,7 +179,6 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
   builder.begin_block("embedding", std::nullopt);
   TensorId x = builder.embed();
   if (spec.embedding_multiplier != 1.0) x = builder.scale("embedding.scale", x, spec.embedding_multiplier);
-  if (spec.embedding_norm) x = norm(builder, spec, "embedding.norm", x);
   if (spec.position == PositionKind::learned) {
     const TensorDim rows = {Dim::position, spec.context + spec.position_offset, 1};
     const TensorId table = builder.weight("position.weight", rows, builder.hidden(), spec.initializer_range);
@@ -173,6 +186,14 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
     builder.op(OpKind::add_position, "position", {x}, {table}, {placed}, {.begin = spec.position_offset});
     x = placed;
   }
+  if (spec.token_types > 0) {
+    const TensorDim rows = {Dim::position, spec.token_types, 1};
+    const TensorId table = builder.weight("token_type.weight", rows, builder.hidden(), spec.initializer_range);
+    const TensorId typed = builder.activation("token_type", builder.hidden());
+    builder.op(OpKind::add, "token_type", {x}, {table}, {typed});
+    x = typed;
+  }
+  if (spec.embedding_norm) x = norm(builder, spec, "embedding.norm", x);
   builder.end_block(x);
 
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
@@ -183,6 +204,8 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
 
   builder.begin_block("head", x);
   if (spec.norm_placement != NormPlacement::after_add) x = norm(builder, spec, "head.norm", x);
+  if (spec.head_transform) x = head_transform(builder, spec, x);
+  if (spec.mask_token) builder.learn_masked_tokens(*spec.mask_token, spec.masked_share);
   builder.head_and_loss(x);
   builder.end_block(std::nullopt);
   return builder.finish_graph();

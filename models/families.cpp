@@ -17,10 +17,14 @@ constexpr std::string_view decoder_optional[] = {
     "head_dim",
     "position_offset",
     "rope_theta",
+    "rope_factor",
     "rotary_dim",
     "rotary_interleaved",
+    "sliding_rope_theta",
+    "sliding_rotary_only",
     "alibi_multiplier",
     "norm_epsilon",
+    "norm_without_bias",
     "norm_placement",
     "qk_norm",
     "embedding_norm",
@@ -38,6 +42,11 @@ constexpr std::string_view decoder_optional[] = {
     "attention_output_bias",
     "mlp_bias",
     "head_bias",
+    "bidirectional",
+    "token_types",
+    "head_transform",
+    "mask_token",
+    "masked_share",
 };
 
 // In the order of Family.

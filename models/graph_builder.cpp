@@ -1,5 +1,6 @@
 #include "models/graph_builder.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -132,6 +133,11 @@ void GraphBuilder::head_and_loss(TensorId x) {
 double GraphBuilder::residual_deviation() const {
   return spec_.scaled_residual ? spec_.initializer_range / std::sqrt(2.0 * static_cast<double>(spec_.layers))
                                : spec_.initializer_range;
+}
+
+void GraphBuilder::learn_masked_tokens(std::int64_t mask_token, double share) {
+  const auto count = static_cast<std::int64_t>(std::llround(share * static_cast<double>(graph_.sequence)));
+  graph_.masked = {.count = std::max<std::int64_t>(count, 1), .token = mask_token};
 }
 
 OpGraph GraphBuilder::finish_graph() {

@@ -55,6 +55,9 @@ class GraphBuilder {
   // Standard deviation of weights that write into the residual stream.
   double residual_deviation() const;
 
+  // From here on, targets are masked tokens: this share of a sample's, at least one.
+  void learn_masked_tokens(std::int64_t mask_token, double share);
+
   // Checks and hands over the graph.
   OpGraph finish_graph();
 

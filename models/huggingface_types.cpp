@@ -1,6 +1,6 @@
 // The meaning of transformers' config classes, one function per model_type: which keys, which
-// defaults (v5.23.0, GLM's v5.24.0, transformers/models/TYPE/configuration_TYPE.py) and what
-// modeling_TYPE.py builds from them.
+// defaults (v5.23.0; BERT's, Cohere's, Gemma 3's and GLM's v5.24.0;
+// transformers/models/TYPE/configuration_TYPE.py) and what modeling_TYPE.py builds from them.
 #include <algorithm>
 #include <cmath>
 
@@ -55,6 +55,23 @@ struct RotaryKeys {
   double absent_fraction = 1.0;
 };
 
+// Linear scaling divides positions; other kinds are left out.
+void read_scaling(Config& config, ModelSpec& spec, const YamlNode& rope, const char* key) {
+  auto type = rope.find("rope_type");
+  if (!type) type = rope.find("type");
+  const std::string kind = type ? type->as_string() : "default";
+  if (kind == "default") return;
+  const auto factor = rope.find("factor");
+  if (kind == "linear" && factor) {
+    spec.rope_factor = factor->as_number();
+    if (spec.rope_factor <= 0.0)
+      factor->fail(fmt::format("expected a factor above 0, found '{}'", factor->as_string()));
+    return;
+  }
+  config.notes.push_back(
+      fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
+}
+
 // The head_dim is known here. transformers 5 keeps theta, fraction and scaling in one map,
 // `rope_parameters`; earlier versions have `rope_scaling`, with the other two beside it.
 void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
@@ -81,12 +98,7 @@ void read_rotary(Config& config, ModelSpec& spec, const RotaryKeys& keys = {}) {
       fraction = node->as_number();
       blamed = node;
     }
-    auto type = rope->find("rope_type");
-    if (!type) type = rope->find("type");
-    const std::string kind = type ? type->as_string() : "default";
-    if (kind == "default") continue;
-    config.notes.push_back(
-        fmt::format("{} of type {} is ignored: it changes angles, neither time nor memory", key, kind));
+    read_scaling(config, spec, *rope, key);
   }
   if (fraction <= 0.0 || fraction > 1.0) {
     (blamed ? *blamed : config.root)
@@ -172,7 +184,9 @@ struct GatedDefaults {
   bool tied_embeddings = false;
 };
 
-void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults, const RotaryKeys& rotary = {}) {
+// Without `rotary` the caller reads the positions.
+void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults,
+                const std::optional<RotaryKeys>& rotary = RotaryKeys{}) {
   spec.layers = config.size("layers", {"num_hidden_layers"}, largest_layers, defaults.layers);
   spec.hidden = config.size("hidden", {"hidden_size"}, largest_width, defaults.hidden);
   spec.heads = config.size("heads", {"num_attention_heads"}, largest_width, defaults.heads);
@@ -182,7 +196,7 @@ void read_gated(Config& config, ModelSpec& spec, const GatedDefaults& defaults, 
   spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, defaults.vocabulary);
   spec.context = config.size("context", {"max_position_embeddings"}, largest_vocabulary, defaults.context);
   config.note_dropout({"attention_dropout"});
-  read_rotary(config, spec, rotary);
+  if (rotary) read_rotary(config, spec, *rotary);
   spec.norm = NormKind::rms_norm;
   spec.norm_epsilon = config.number("rms_norm_eps", defaults.norm_epsilon);
   spec.tied_embeddings = config.flag("tie_word_embeddings", defaults.tied_embeddings);
@@ -227,10 +241,79 @@ void read_gemma_parts(Config& config, ModelSpec& spec) {
     spec.activation = config.gated_activation("hidden_act", spec.activation);
   }
   read_attention_bias(config, spec);
-  config.require("use_bidirectional_attention", false, "parplan's attention is causal");
+  config.require("use_bidirectional_attention", false, "a Gemma's attention is causal in parplan");
+}
+
+// The caps are those of the class where the file has none; null means no cap.
+void read_gemma_scores(Config& config, ModelSpec& spec, std::optional<double> attention_cap,
+                       std::optional<double> logits_cap) {
+  const double scalar = config.number("query_pre_attn_scalar", 256.0);
+  if (scalar != static_cast<double>(spec.head_dim)) spec.attention_scale = 1.0 / std::sqrt(scalar);
+  const auto softcap = [&](const char* key, std::optional<double> absent) -> std::optional<double> {
+    if (!config.find(key)) return config.says(key) ? std::nullopt : absent;
+    return config.number(key, 1.0);
+  };
+  spec.attention_softcap = softcap("attn_logit_softcapping", attention_cap);
+  spec.logits_softcap = softcap("final_logit_softcapping", logits_cap);
+}
+
+// Layers slide but for every `period`th, which is full.
+std::vector<AttentionSpan> full_every(std::int64_t layers, std::int64_t period) {
+  std::vector<AttentionSpan> spans;
+  for (std::int64_t layer = 1; layer <= layers; ++layer)
+    spans.push_back(layer % period == 0 ? AttentionSpan::full : AttentionSpan::sliding);
+  return spans;
+}
+
+// `layer_types`, or every `sliding_window_pattern`th layer is full, as in configs of the first
+// releases; null windows are refused where layers slide.
+void read_sliding_layers(Config& config, ModelSpec& spec, std::int64_t window, std::int64_t period) {
+  read_window(config, spec, window);
+  if (const auto node = config.find("sliding_window_pattern"))
+    period = config.whole("sliding_window_pattern", *node, 1, largest_layers);
+  if (!spec.sliding_window && !config.find("layer_types") && period > 1)
+    config.root.fail("layers of this model_type slide, and sliding_window is null; give it a number");
+  read_layer_types(config, spec, full_every(spec.layers, period));
 }
 
 // Types -------------------------------------------------------------------------------------------
+
+// The mask tokens of Google's vocabularies, [MASK] of bert-base-uncased and all its kin, and of
+// RoBERTa's: <mask>, behind GPT-2's.
+constexpr std::int64_t bert_mask_token = 103, roberta_mask_token = 50264;
+
+// An encoder with the head of masked language modelling (modeling_bert.py). What it learns is not
+// in the file.
+void read_encoder(Config& config, ModelSpec& spec, std::int64_t vocabulary, std::int64_t mask_token) {
+  spec.layers = config.size("layers", {"num_hidden_layers"}, largest_layers, 12);
+  spec.hidden = config.size("hidden", {"hidden_size"}, largest_width, 768);
+  spec.heads = config.size("heads", {"num_attention_heads"}, largest_width, 12);
+  spec.kv_heads = spec.heads;
+  divide_heads(config, spec);
+  spec.feature = config.size("feature", {"intermediate_size"}, largest_width, 3072);
+  spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, vocabulary);
+  spec.context = config.size("context", {"max_position_embeddings"}, largest_vocabulary, 512);
+  spec.position = PositionKind::learned;
+  if (const auto positions = config.find("position_embedding_type")) positions->as_choice({"absolute"});
+  spec.token_types = config.size("token_types", {"type_vocab_size"}, largest_vocabulary, 2);
+  spec.embedding_norm = true;
+  spec.norm = NormKind::layer_norm;
+  spec.norm_epsilon = config.number("layer_norm_eps", 1e-12);
+  spec.norm_placement = NormPlacement::after_add;
+  spec.activation = config.plain_activation("hidden_act", FeedForwardKind::gelu_erf);
+  spec.bidirectional = spec.head_transform = true;
+  spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = spec.head_bias = true;
+  config.require("tie_word_embeddings", true, "the head of an encoder has the embedding's weight");
+  spec.tied_embeddings = true;
+  const auto mask = config.find("mask_token_id");
+  spec.mask_token = mask ? config.whole("mask_token_id", *mask, 0, largest_vocabulary) : mask_token;
+  config.keys["mask_token"] = "mask_token_id";
+  config.require("is_decoder", false, "models of this type are built as encoders");
+  config.require("add_cross_attention", false, "models of this type are built as encoders");
+  config.note_dropout({"hidden_dropout_prob", "attention_probs_dropout_prob"});
+}
+
+void read_bert(Config& config, ModelSpec& spec) { read_encoder(config, spec, 30522, bert_mask_token); }
 
 void read_bloom(Config& config, ModelSpec& spec) {
   spec.layers = config.size("layers", {"n_layer", "num_hidden_layers"}, largest_layers, 2);
@@ -257,6 +340,42 @@ void read_bloom(Config& config, ModelSpec& spec) {
   config.require("apply_residual_connection_post_layernorm", false,
                  "residuals that begin behind the norm are not built");
   config.note_dropout({"hidden_dropout", "attention_dropout"});
+}
+
+// Command R and Aya: branches side by side behind one norm, which has no bias.
+void read_cohere_parts(Config& config, ModelSpec& spec) {
+  read_gated(config, spec,
+             {.layers = 40,
+              .hidden = 8192,
+              .heads = 64,
+              .feature = 22528,
+              .vocabulary = 256000,
+              .context = 8192,
+              .tied_embeddings = true});
+  read_gated_silu(config, spec);
+  read_attention_bias(config, spec);
+  spec.rotary_interleaved = true;
+  spec.norm = NormKind::layer_norm;
+  spec.norm_without_bias = true;
+  spec.norm_epsilon = config.number("layer_norm_eps", 1e-5);
+  spec.parallel_residual = spec.shared_norm = true;
+  spec.logits_multiplier = config.number("logit_scale", 0.0625);
+}
+
+void read_cohere(Config& config, ModelSpec& spec) {
+  read_cohere_parts(config, spec);
+  refuse_layer_types(config);
+  if (config.flag("use_qk_norm", false)) spec.qk_norm = QkNorm::layer_norm_per_head;
+}
+
+// Command R7B, Command A: three of four layers slide, and only they are rotated.
+void read_cohere2(Config& config, ModelSpec& spec) {
+  read_cohere_parts(config, spec);
+  divide_heads(config, spec);
+  read_sliding_layers(config, spec, 4096, 4);
+  if (!spec.sliding_window)
+    config.root.fail("full layers of a cohere2 have no positions, and no layer of this one slides");
+  spec.sliding_rotary_only = !spec.attention_pattern.empty();
 }
 
 void read_falcon(Config& config, ModelSpec& spec) {
@@ -328,18 +447,62 @@ void read_gemma2(Config& config, ModelSpec& spec) {
               .tied_embeddings = true});
   read_gemma_parts(config, spec);
   spec.norm_placement = NormPlacement::around_branch;
-  const double scalar = config.number("query_pre_attn_scalar", 256.0);
-  if (scalar != static_cast<double>(spec.head_dim)) spec.attention_scale = 1.0 / std::sqrt(scalar);
-  const auto softcap = [&](const char* key, double absent) -> std::optional<double> {
-    if (config.says(key) && !config.find(key)) return std::nullopt;
-    return config.number(key, absent);
-  };
-  spec.attention_softcap = softcap("attn_logit_softcapping", 50.0);
-  spec.logits_softcap = softcap("final_logit_softcapping", 30.0);
+  read_gemma_scores(config, spec, 50.0, 30.0);
   read_window(config, spec, 4096);
   std::vector<AttentionSpan> alternating(static_cast<std::size_t>(spec.layers), AttentionSpan::full);
   for (std::size_t i = 0; i < alternating.size(); i += 2) alternating[i] = AttentionSpan::sliding;
   read_layer_types(config, spec, alternating);
+}
+
+// Gemma 3's frequencies: `rope_theta` in full layers, `rope_local_base_freq` in those that slide;
+// transformers 5 keeps a map for each kind of layer.
+void read_gemma3_rotary(Config& config, ModelSpec& spec) {
+  spec.position = PositionKind::rotary;
+  double full = config.number("rope_theta", 1e6), sliding = config.number("rope_local_base_freq", 1e4);
+  if (const auto scaling = config.find("rope_scaling")) read_scaling(config, spec, *scaling, "rope_scaling");
+  if (const auto rope = config.find("rope_parameters")) {
+    for (const auto& [key, theta] : {std::pair("full_attention", &full), std::pair("sliding_attention", &sliding)}) {
+      const auto kind = rope->find(key);
+      if (!kind) continue;
+      if (theta == &full) {
+        read_scaling(config, spec, *kind, "rope_parameters");
+      } else if (const auto type = kind->find("rope_type"); type && type->as_string() != "default") {
+        type->fail("layers that slide have no scaling in parplan; leave rope_type out");
+      }
+      const auto node = kind->find("rope_theta");
+      if (!node) continue;
+      *theta = node->as_number();
+      if (*theta <= 0.0) node->fail(fmt::format("expected rope_theta above 0, found '{}'", node->as_string()));
+    }
+  }
+  spec.rope_theta = full;
+  if (!spec.sliding_window) return;
+  if (spec.attention_pattern.empty()) {
+    spec.rope_theta = sliding;
+    spec.rope_factor = 1.0;
+  } else if (sliding != full || spec.rope_factor != 1.0) {
+    spec.sliding_rope_theta = sliding;
+  }
+}
+
+void read_gemma3_text(Config& config, ModelSpec& spec) {
+  read_gated(config, spec,
+             {.layers = 26,
+              .hidden = 2304,
+              .heads = 8,
+              .kv_heads = 4,
+              .head_dim = 256,
+              .feature = 9216,
+              .vocabulary = 262208,
+              .context = 131072,
+              .tied_embeddings = true},
+             std::nullopt);
+  read_gemma_parts(config, spec);
+  spec.norm_placement = NormPlacement::around_branch;
+  spec.qk_norm = QkNorm::per_head;
+  read_gemma_scores(config, spec, std::nullopt, std::nullopt);
+  read_sliding_layers(config, spec, 4096, 6);
+  read_gemma3_rotary(config, spec);
 }
 
 // GLM-4: half of each head turns, in pairs of neighbours, and only queries, keys and values have
@@ -353,7 +516,7 @@ void read_glm(Config& config, ModelSpec& spec) {
               .vocabulary = 151552,
               .context = 131072,
               .norm_epsilon = 1.5625e-7},
-             {.absent_fraction = 0.5});
+             RotaryKeys{.absent_fraction = 0.5});
   read_gated_silu(config, spec);
   spec.rotary_interleaved = true;
   spec.qkv_bias = config.flag("attention_bias", true);
@@ -508,6 +671,19 @@ void read_qwen3(Config& config, ModelSpec& spec) {
   read_qwen_window(config, spec);
 }
 
+// A BERT whose first token has the position behind that of padding (modeling_roberta.py).
+void read_roberta(Config& config, ModelSpec& spec) {
+  read_encoder(config, spec, 50265, roberta_mask_token);
+  const auto padding = config.find("pad_token_id");
+  spec.position_offset = 1 + (padding ? config.whole("pad_token_id", *padding, 0, largest_vocabulary) : 1);
+  spec.context -= spec.position_offset;
+  if (spec.context < 1)
+    config.fail("context", fmt::format("the first {} positions belong to padding, and there are no others",
+                                       spec.position_offset));
+  if (spec.activation != FeedForwardKind::gelu_erf)
+    config.fail("activation", "the head of a roberta has the activation gelu, and its layers have another");
+}
+
 void read_starcoder2(Config& config, ModelSpec& spec) {
   read_gated(config, spec,
              {.layers = 30,
@@ -531,11 +707,14 @@ void read_starcoder2(Config& config, ModelSpec& spec) {
 }
 
 constexpr HuggingFaceType types[] = {
-    {"bloom", read_bloom}, {"falcon", read_falcon},   {"gemma", read_gemma}, {"gemma2", read_gemma2},
-    {"glm", read_glm},     {"glm4", read_glm4},       {"gpt2", read_gpt2},   {"gpt_neox", read_gpt_neox},
-    {"gptj", read_gptj},   {"granite", read_granite}, {"llama", read_llama}, {"mistral", read_mistral},
-    {"olmo2", read_olmo2}, {"opt", read_opt},         {"phi3", read_phi3},   {"qwen2", read_qwen2},
-    {"qwen3", read_qwen3}, {"starcoder2", read_starcoder2},
+    {"bert", read_bert},       {"bloom", read_bloom},             {"cohere", read_cohere},
+    {"cohere2", read_cohere2}, {"falcon", read_falcon},           {"gemma", read_gemma},
+    {"gemma2", read_gemma2},   {"gemma3_text", read_gemma3_text}, {"glm", read_glm},
+    {"glm4", read_glm4},       {"gpt2", read_gpt2},               {"gpt_neox", read_gpt_neox},
+    {"gptj", read_gptj},       {"granite", read_granite},         {"llama", read_llama},
+    {"mistral", read_mistral}, {"olmo2", read_olmo2},             {"opt", read_opt},
+    {"phi3", read_phi3},       {"qwen2", read_qwen2},             {"qwen3", read_qwen3},
+    {"roberta", read_roberta}, {"starcoder2", read_starcoder2},
 };
 
 }  // namespace

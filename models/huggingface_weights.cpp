@@ -33,6 +33,7 @@ enum class How {
   concatenated_transposed,
   first_half,  // of a tensor that holds two parameters
   second_half,
+  by_head,  // a vector as [heads, head_dim]
 };
 
 struct NameRow {
@@ -60,6 +61,11 @@ constexpr NameRow gemma2_names[] = {
     {"attention_output_norm", "post_attention_layernorm"},
     {"feed_forward_norm", "pre_feedforward_layernorm"},
     {"feed_forward_output_norm", "post_feedforward_layernorm"},
+};
+constexpr NameRow cohere_names[] = {
+    {"norm", "input_layernorm"},
+    {"attention.query_norm", "self_attn.q_norm", How::by_head},
+    {"attention.key_norm", "self_attn.k_norm", How::by_head},
 };
 constexpr NameRow olmo2_names[] = {
     {"attention_output_norm", "post_attention_layernorm"},
@@ -134,6 +140,32 @@ constexpr NameRow opt_names[] = {
     {"feed_forward.down", "fc2"},
 };
 
+constexpr NameRow bert_names[] = {
+    {"embedding", "bert.embeddings.word_embeddings"},
+    {"position", "bert.embeddings.position_embeddings"},
+    {"token_type", "bert.embeddings.token_type_embeddings"},
+    {"embedding.norm", "bert.embeddings.LayerNorm"},
+    {"attention.qkv", "attention.self.query", How::query},
+    {"attention.qkv", "attention.self.key", How::key},
+    {"attention.qkv", "attention.self.value", How::value},
+    {"attention.output", "attention.output.dense"},
+    {"attention_norm", "attention.output.LayerNorm"},
+    {"feed_forward.up", "intermediate.dense"},
+    {"feed_forward.down", "output.dense"},
+    {"feed_forward_norm", "output.LayerNorm"},
+    {"head.transform", "cls.predictions.transform.dense"},
+    {"head.transform.norm", "cls.predictions.transform.LayerNorm"},
+};
+
+constexpr NameRow roberta_names[] = {
+    {"embedding", "roberta.embeddings.word_embeddings"},
+    {"position", "roberta.embeddings.position_embeddings"},
+    {"token_type", "roberta.embeddings.token_type_embeddings"},
+    {"embedding.norm", "roberta.embeddings.LayerNorm"},
+    {"head.transform", "lm_head.dense"},
+    {"head.transform.norm", "lm_head.layer_norm"},
+};
+
 struct TypeRow {
   std::string_view type;
   std::string_view architecture;
@@ -145,16 +177,22 @@ struct TypeRow {
   std::string_view head = "lm_head";
   std::string_view head_alias = "";  // its name in other versions
   bool rotates_parts = false;        // of heads; the other classes turn whole ones whatever a config says
+  std::string_view head_bias = "";   // its name where it does not stand beside the weight's
 };
 
 // The types in the order in which a model without a config is compared with them.
 constexpr TypeRow type_rows[] = {
     {"llama", "LlamaForCausalLM", "model.", "layers."},
     {"gpt2", "GPT2LMHeadModel", "transformer.", "h.", {}, gpt2_names},
+    {"bert", "BertForMaskedLM", "", "bert.encoder.layer.", {}, bert_names, 0.0f, "cls.predictions.decoder", "", false,
+     "cls.predictions"},
     {"bloom", "BloomForCausalLM", "transformer.", "h.", {}, bloom_names},
+    {"cohere", "CohereForCausalLM", "model.", "layers.", cohere_names},
+    {"cohere2", "Cohere2ForCausalLM", "model.", "layers.", cohere_names},
     {"falcon", "FalconForCausalLM", "transformer.", "h.", falcon_names, bloom_names},
     {"gemma", "GemmaForCausalLM", "model.", "layers.", {}, llama_names, 1.0f},
     {"gemma2", "Gemma2ForCausalLM", "model.", "layers.", gemma2_names, llama_names, 1.0f},
+    {"gemma3_text", "Gemma3ForCausalLM", "model.", "layers.", gemma2_names, llama_names, 1.0f},
     {"glm", "GlmForCausalLM", "model.", "layers.", glm_names, llama_names, 0.0f, "lm_head", "", true},
     {"glm4", "Glm4ForCausalLM", "model.", "layers.", glm4_names, llama_names, 0.0f, "lm_head", "", true},
     {"gpt_neox", "GPTNeoXForCausalLM", "gpt_neox.", "layers.", gpt_neox_names, bloom_names, 0.0f, "embed_out",
@@ -167,6 +205,8 @@ constexpr TypeRow type_rows[] = {
     {"phi3", "Phi3ForCausalLM", "model.", "layers.", phi3_names, llama_names, 0.0f, "lm_head", "", true},
     {"qwen2", "Qwen2ForCausalLM", "model.", "layers."},
     {"qwen3", "Qwen3ForCausalLM", "model.", "layers."},
+    {"roberta", "RobertaForMaskedLM", "", "roberta.encoder.layer.", roberta_names, bert_names, 0.0f, "lm_head.decoder",
+     "", false, "lm_head"},
     {"starcoder2", "Starcoder2ForCausalLM", "model.", "layers.", starcoder2_names},
 };
 
@@ -247,15 +287,19 @@ struct Lister {
     const bool transposed = matrix && (how == How::transposed || how == How::concatenated_transposed);
     std::vector<std::int64_t> shape = {stored};
     if (matrix) shape.insert(transposed ? shape.begin() : shape.end(), parameter.dims[1].size);
+    const bool by_head = how == How::by_head;
+    if (by_head) shape = {stored / spec.head_dim, spec.head_dim};
     StoredRows part{.parameter = parameter.name,
                     .rows = count,
                     .tensor = tensor(name, std::move(shape), alias),
                     .transposed = transposed,
+                    .by_element = by_head,
                     .added = added};
     switch (how) {
       case How::whole:
       case How::transposed:
       case How::first_half:
+      case How::by_head:
         list.rows.push_back(part);
         break;
       case How::second_half:
@@ -284,7 +328,8 @@ struct Lister {
     const ParameterName name = parts_of(parameter.name);
     if (name.layer.empty() && name.base == "head") {
       const std::string alias = type.head_alias.empty() ? "" : fmt::format("{}.{}", type.head_alias, name.kind);
-      return add(parameter, fmt::format("{}.{}", type.head, name.kind), alias, How::whole, 0.0f);
+      const std::string_view head = name.kind == "bias" && !type.head_bias.empty() ? type.head_bias : type.head;
+      return add(parameter, fmt::format("{}.{}", head, name.kind), alias, How::whole, 0.0f);
     }
     const std::vector<NameRow> places = rows_for(type, spec, name.base);
     if (places.empty())
@@ -294,8 +339,12 @@ struct Lister {
     for (const NameRow& row : places) {
       const std::string inner = fmt::format(
           "{}{}.{}", name.layer.empty() ? "" : fmt::format("{}{}.", type.layers, name.layer), row.tensor, name.kind);
-      // Files of the bare model, without a head, leave its name out (openai-community/gpt2).
-      add(parameter, std::string(type.model) + inner, inner, row.how, is_norm ? type.norm_added : 0.0f);
+      // Files of the bare model, without a head, leave its name out (openai-community/gpt2). BERT's
+      // norms have names of TensorFlow's (google-bert/bert-base-uncased).
+      std::string alias = inner;
+      if (is_norm && type.type == "bert")
+        alias.replace(alias.rfind('.'), std::string::npos, name.kind == "weight" ? ".gamma" : ".beta");
+      add(parameter, std::string(type.model) + inner, alias, row.how, is_norm ? type.norm_added : 0.0f);
     }
   }
 };
@@ -322,6 +371,8 @@ Json every_key(const ModelSpec& spec) {
     json[key] = activations[static_cast<std::size_t>(spec.activation)];
   if (spec.position == PositionKind::rotary) {
     for (const char* key : {"rope_theta", "rotary_emb_base"}) json[key] = spec.rope_theta;
+    json["rope_local_base_freq"] = spec.sliding_rope_theta.value_or(spec.rope_theta);
+    if (spec.rope_factor != 1.0) json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", spec.rope_factor}};
     const std::int64_t rotary = spec.rotary_dim.value_or(spec.head_dim);
     json["rotary_dim"] = rotary;
     for (const char* key : {"partial_rotary_factor", "rotary_pct"})
@@ -346,6 +397,8 @@ Json every_key(const ModelSpec& spec) {
   json["embedding_multiplier"] = spec.embedding_multiplier;
   json["residual_multiplier"] = spec.residual_multiplier;
   json["logits_scaling"] = 1.0 / spec.logits_multiplier;
+  json["logit_scale"] = spec.logits_multiplier;
+  json["use_qk_norm"] = spec.qk_norm == QkNorm::layer_norm_per_head;
   json["attn_logit_softcapping"] = optional_number(spec.attention_softcap);
   json["final_logit_softcapping"] = optional_number(spec.logits_softcap);
   json["sliding_window"] = spec.sliding_window ? Json(*spec.sliding_window) : Json(nullptr);
@@ -356,6 +409,8 @@ Json every_key(const ModelSpec& spec) {
     for (std::int64_t layer = 0; layer < spec.layers; ++layer)
       json["layer_types"].push_back(window_of(spec, layer) ? "sliding_attention" : "full_attention");
   }
+  if (spec.token_types > 0) json["type_vocab_size"] = spec.token_types;
+  if (spec.mask_token) json["mask_token_id"] = *spec.mask_token;
   return json;
 }
 
@@ -389,7 +444,11 @@ ModelSpec computed(ModelSpec spec) {
 }
 
 // The config of a type that builds this model; nothing where the type has none.
-std::optional<std::string> config_of_type(const Json& every, std::string_view type, const ModelSpec& spec) {
+std::optional<std::string> config_of_type(Json every, std::string_view type, const ModelSpec& spec) {
+  if (type == "roberta") {  // its positions are counted with those of padding
+    every["max_position_embeddings"] = spec.context + spec.position_offset;
+    every["pad_token_id"] = spec.position_offset - 1;
+  }
   try {
     const std::string own = keys_of_type(every, type);
     if (computed(read_huggingface(own, "config.json").spec) == computed(spec)) return own;

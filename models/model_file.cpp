@@ -21,7 +21,7 @@ constexpr std::array all_positions = {PositionKind::learned, PositionKind::rotar
 constexpr std::array all_norms = {NormKind::layer_norm, NormKind::rms_norm};
 constexpr std::array all_norm_placements = {NormPlacement::before_branch, NormPlacement::after_branch,
                                             NormPlacement::around_branch, NormPlacement::after_add};
-constexpr std::array all_qk_norms = {QkNorm::none, QkNorm::per_head, QkNorm::whole_width};
+constexpr std::array all_qk_norms = {QkNorm::none, QkNorm::per_head, QkNorm::whole_width, QkNorm::layer_norm_per_head};
 constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,       FeedForwardKind::gelu_erf,
                                         FeedForwardKind::relu,            FeedForwardKind::gated_silu,
                                         FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
@@ -82,16 +82,21 @@ struct Flag {
 };
 constexpr Flag flags[] = {
     {"rotary_interleaved", &ModelSpec::rotary_interleaved},
+    {"sliding_rotary_only", &ModelSpec::sliding_rotary_only},
+    {"norm_without_bias", &ModelSpec::norm_without_bias},
     {"embedding_norm", &ModelSpec::embedding_norm},
     {"parallel_residual", &ModelSpec::parallel_residual},
     {"shared_norm", &ModelSpec::shared_norm},
     {"head_bias", &ModelSpec::head_bias},
+    {"bidirectional", &ModelSpec::bidirectional},
+    {"head_transform", &ModelSpec::head_transform},
 };
 struct OptionalNumber {
   const char* key;
   std::optional<double> ModelSpec::*member;
 };
 constexpr OptionalNumber optional_numbers[] = {
+    {"sliding_rope_theta", &ModelSpec::sliding_rope_theta},
     {"attention_scale", &ModelSpec::attention_scale},
     {"attention_softcap", &ModelSpec::attention_softcap},
     {"logits_softcap", &ModelSpec::logits_softcap},
@@ -101,6 +106,7 @@ struct Multiplier {
   double ModelSpec::*member;
 };
 constexpr Multiplier multipliers[] = {
+    {"rope_factor", &ModelSpec::rope_factor},
     {"alibi_multiplier", &ModelSpec::alibi_multiplier},
     {"embedding_multiplier", &ModelSpec::embedding_multiplier},
     {"residual_multiplier", &ModelSpec::residual_multiplier},
@@ -114,8 +120,11 @@ struct PositionKey {
 };
 constexpr PositionKey position_keys[] = {
     {"rope_theta", PositionKind::rotary},
+    {"rope_factor", PositionKind::rotary},
     {"rotary_dim", PositionKind::rotary},
     {"rotary_interleaved", PositionKind::rotary},
+    {"sliding_rope_theta", PositionKind::rotary},
+    {"sliding_rotary_only", PositionKind::rotary},
     {"position_offset", PositionKind::learned},
     {"alibi_multiplier", PositionKind::alibi},
 };
@@ -214,6 +223,10 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   for (const Multiplier& multiplier : multipliers) {
     if (const auto node = root.find(multiplier.key)) spec.*multiplier.member = read_number(*node, above_zero);
   }
+  if (const auto types = root.find("token_types")) spec.token_types = types->as_integer(1, largest_vocabulary);
+  if (const auto token = root.find("mask_token")) spec.mask_token = token->as_integer(0, largest_vocabulary);
+  if (const auto masked = root.find("masked_share"))
+    spec.masked_share = read_number(*masked, {.minimum_allowed = false, .limit = 1.0});
   if (const auto epsilon = root.find("norm_epsilon")) spec.norm_epsilon = read_number(*epsilon, above_zero);
   const auto flag = [&](const char* key) {
     const auto node = root.find(key);
@@ -344,6 +357,9 @@ std::string write_model(const ModelSpec& spec) {
     for (const OptionalNumber& number : optional_numbers) {
       if (spec.*number.member) line(number.key, written(*(spec.*number.member)));
     }
+    if (spec.token_types != plain.token_types) line("token_types", spec.token_types);
+    if (spec.mask_token) line("mask_token", *spec.mask_token);
+    if (spec.masked_share != plain.masked_share) line("masked_share", written(spec.masked_share));
     for (const Multiplier& multiplier : multipliers) {
       if (spec.*multiplier.member != 1.0) line(multiplier.key, written(spec.*multiplier.member));
     }

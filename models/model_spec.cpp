@@ -46,6 +46,7 @@ const char* name(QkNorm norm) {
     case QkNorm::none: return "none";
     case QkNorm::per_head: return "per_head";
     case QkNorm::whole_width: return "whole_width";
+    case QkNorm::layer_norm_per_head: return "layer_norm_per_head";
   }
   return "unknown";
 }
@@ -75,6 +76,29 @@ std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer)
   const std::size_t place = static_cast<std::size_t>(layer) % spec.attention_pattern.size();
   return spec.attention_pattern[place] == AttentionSpan::sliding ? spec.sliding_window : std::nullopt;
 }
+
+namespace {
+
+std::optional<SpecProblem> find_problem_of_encoder(const ModelSpec& spec) {
+  if (spec.bidirectional && spec.sliding_window)
+    return SpecProblem{"bidirectional", "a sliding window ends at its own token; leave out sliding_window"};
+  if (spec.bidirectional && spec.position == PositionKind::alibi)
+    return SpecProblem{"bidirectional", "alibi falls towards earlier tokens; choose learned or rotary positions"};
+  if (spec.bidirectional && !spec.mask_token)
+    return SpecProblem{"bidirectional",
+                       "every token sees the next one, which would be its target; add a mask_token, so that the model "
+                       "learns masked tokens"};
+  if (spec.mask_token && !spec.bidirectional)
+    return SpecProblem{"mask_token", "only what is behind a masked token and before it tells it; add bidirectional"};
+  if (spec.mask_token && *spec.mask_token >= spec.vocabulary)
+    return SpecProblem{"mask_token", fmt::format("the mask token {} is beyond the vocabulary, which ends at {}",
+                                                 *spec.mask_token, spec.vocabulary - 1)};
+  if (!spec.mask_token && spec.masked_share != ModelSpec{}.masked_share)
+    return SpecProblem{"masked_share", "nothing is masked without a mask_token"};
+  return std::nullopt;
+}
+
+}  // namespace
 
 std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
   if (spec.family == Family::mlp) {
@@ -136,7 +160,18 @@ std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
   if (spec.sliding_window && !spec.attention_pattern.empty() && !slides) {
     return SpecProblem{"attention_pattern", "there is a sliding_window, but every layer is full; leave out either"};
   }
-  return std::nullopt;
+  if (spec.norm_without_bias && spec.norm == NormKind::rms_norm) {
+    return SpecProblem{"norm_without_bias", "an RMS norm has no bias; leave norm_without_bias out"};
+  }
+  const bool alike = !spec.sliding_window || (!spec.attention_pattern.empty() && !slides);
+  for (const auto& [is_set, key] : {std::pair(spec.sliding_rope_theta.has_value(), "sliding_rope_theta"),
+                                    std::pair(spec.sliding_rotary_only, "sliding_rotary_only")}) {
+    if (is_set && alike)
+      return SpecProblem{key, fmt::format("{} is for layers that slide, and none does; leave it out, or add a "
+                                          "sliding_window",
+                                          key)};
+  }
+  return find_problem_of_encoder(spec);
 }
 
 }  // namespace parplan

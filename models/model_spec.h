@@ -20,9 +20,10 @@ enum class NormPlacement {
   around_branch,  // x + norm(f(norm(x))): Gemma 2
   after_add,      // norm(x + f(x)): Vaswani et al. (arXiv:1706.03762), OPT-350m; no norm before the head
 };
-// RMS norms of queries and keys before the rotation: of each head, with one gamma that all heads
-// share (Qwen3), or over all heads at once (OLMo 2).
-enum class QkNorm { none, per_head, whole_width };
+// Norms of queries and keys before the rotation: the RMS norm of each head, with one gamma that all
+// heads share (Qwen3), or over all heads at once (OLMo 2); or the LayerNorm of each head, without a
+// bias and with a gamma of its own (Command R+).
+enum class QkNorm { none, per_head, whole_width, layer_norm_per_head };
 // The activation between the two (or three) matrix products of a feed-forward layer. `gated_silu`
 // is silu(gate x) * (up x).
 enum class FeedForwardKind { gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf };
@@ -67,13 +68,20 @@ struct ModelSpec {
   // How many elements of a head are rotated, from its first on; all if absent.
   std::optional<std::int64_t> rotary_dim = std::nullopt;
   bool rotary_interleaved = false;  // pairs of neighbours are rotated (GPT-J), else i and i + rotary_dim / 2
+  // Divisor of positions: linear scaling. It leaves out layers with a base of their own.
+  double rope_factor = 1.0;
+  // Layers that slide: the base of their frequencies where it is another than that of full layers
+  // (Gemma 3); whether they alone are rotated, and full ones have no positions (Command R7B).
+  std::optional<double> sliding_rope_theta = std::nullopt;
+  bool sliding_rotary_only = false;
   double alibi_multiplier = 1.0;    // alibi only: multiplier of the slopes; 1 / sqrt(head_dim) in Falcon
 
   NormKind norm = NormKind::layer_norm;
+  bool norm_without_bias = false;  // layer_norm only (Command R)
   double norm_epsilon = 1e-5;
   NormPlacement norm_placement = NormPlacement::before_branch;
   QkNorm qk_norm = QkNorm::none;
-  bool embedding_norm = false;     // one more norm after the embedding (BLOOM)
+  bool embedding_norm = false;     // one more norm after the embedding and its positions (BLOOM, BERT)
   bool parallel_residual = false;  // x + attention(norm(x)) + feed_forward(norm(x)), else one after the other
   bool shared_norm = false;        // parallel_residual only: one norm for both branches (GPT-J, Falcon-7B)
 
@@ -86,6 +94,17 @@ struct ModelSpec {
   double embedding_multiplier = 1.0;
   double residual_multiplier = 1.0;  // multiplier of every branch, applied where it is added to the residual stream
   double logits_multiplier = 1.0;
+
+  // Encoders. Every token sees all others; otherwise those before it.
+  bool bidirectional = false;
+  // Rows of a table of kinds of segments, of which the first is added to every token: samples have
+  // one segment.
+  std::int64_t token_types = 0;
+  bool head_transform = false;  // product with bias, activation and norm before the head (BERT)
+  // The id that stands for tokens to be told. Where there is one, a sample's targets are
+  // `masked_share` of its own tokens; otherwise every token's target is the next one.
+  std::optional<std::int64_t> mask_token = std::nullopt;
+  double masked_share = 0.15;
 
   bool qkv_bias = false;
   bool attention_output_bias = false;

@@ -303,7 +303,7 @@ LogicalTensors LocalJob::collect(ParameterContent content) const {
 // Every last-stage rank of data coordinate 0 holds the same reduced loss; the first is read.
 std::optional<double> LocalJob::own_loss() const {
   const double tokens =
-      static_cast<double>(job_.training.global_batch) * static_cast<double>(job_.training.sequence_length);
+      static_cast<double>(job_.training.global_batch) * static_cast<double>(targets_of_sample(*job_.graph));
   for (const int number : hosted())
     if (programs_[number].loss_buffer) return executor(number).loss() / tokens;
   return std::nullopt;

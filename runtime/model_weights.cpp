@@ -42,7 +42,7 @@ float stored_number(const WeightFiles::Weights& weights, std::int64_t index) {
 using RowsOfParameter = std::vector<std::pair<StoredRows, WeightFiles::Weights>>;
 
 std::int64_t columns_of(const StoredTensor& tensor, const StoredRows& rows) {
-  if (tensor.shape.size() == 1) return 1;
+  if (tensor.shape.size() == 1 || rows.by_element) return 1;
   return rows.transposed ? tensor.shape[0] : tensor.shape[1];
 }
 

@@ -93,7 +93,7 @@ std::string not_finite(std::int64_t step, const JobStep& result, const TrainingS
 
 // Executes `options.steps` steps, holds each of them to the Programs' promises, and profiles the
 // last one. A signal, or numbers that are not finite, end it after the step.
-StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const RunOptions& options,
+StepLog execute(LocalJob& job, const OpGraph& graph, const Plan& plan, const TokenData& data, const RunOptions& options,
                 const TrainingPosition& start, Checkpoints* checkpoints) {
   StepLog log;
   const auto position_at = [&](std::int64_t step) {
@@ -110,7 +110,9 @@ StepLog execute(LocalJob& job, const Plan& plan, const TokenData& data, const Ru
            .count = options.steps - start.step,
            .batch_of =
                [&](std::int64_t step, Batch& batch) {
-                 fill_from(batch, data, position_at(step).next_sample, plan.training.global_batch);
+                 const std::int64_t first = position_at(step).next_sample;
+                 fill_from(batch, data, first, plan.training.global_batch);
+                 if (graph.masked) mask(batch, *graph.masked, graph.vocabulary, first, plan.training.seed);
                },
            .timing_of = [&](std::int64_t step) {
              return step + 1 == options.steps ? StepTiming::each_instruction : StepTiming::whole;
@@ -291,7 +293,7 @@ RunReport run_job(LocalJob& job, const OpGraph& graph, const Plan& plan, const T
                                           }});
   StepLog log;
   if (start.position.step < options.steps)
-    log = execute(job, plan, data, options, start.position, checkpoints ? &*checkpoints : nullptr);
+    log = execute(job, graph, plan, data, options, start.position, checkpoints ? &*checkpoints : nullptr);
   RunReport report = report_of(job, log, resident_memory() - memory_before);
   report.first_step = start.position.step;
   if (checkpoints) {

@@ -31,14 +31,17 @@ void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
     for (const Instruction& instruction : program_.segments[call.segment].instructions) {
       if (!is_load(instruction)) continue;
       const std::int64_t samples = instruction.shape.batch;
-      const std::int64_t shift = instruction.op == OpKind::load_targets ? 1 : 0;
+      const bool is_target = instruction.op == OpKind::load_targets;
+      const bool has_own = is_target && !batch.targets.empty();
+      const std::int32_t* from = has_own ? batch.targets.data() : batch.ids.data() + (is_target ? 1 : 0);
+      const std::int64_t from_stride = has_own ? batch.sequence : stride;
       // A master loads those of its replicas, too, one rank's after another's.
       const std::int64_t loaded_ranks = instruction.shape.rows / (instruction.shape.sequence * samples);
       for (std::int64_t rank = data_rank; rank < data_rank + loaded_ranks; ++rank) {
         const std::int64_t first = rank * (global_batch / data_ranks) + *call.micro_batch * samples;
         for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
           for (std::int64_t b = 0; b < samples; ++b)
-            *to++ = batch.ids[(first + b) * stride + instruction.shape.position(s) + shift];
+            *to++ = from[(first + b) * from_stride + instruction.shape.position(s)];
       }
     }
 }

@@ -21,8 +21,8 @@ class StagedTokens {
   StagedTokens(const StagedTokens&) = delete;
   StagedTokens& operator=(const StagedTokens&) = delete;
 
-  // Brings the ids of the micro-batches into memory order [sequence, batch]; targets are the ids
-  // one position later. `data_rank` of `data_ranks` determines the samples.
+  // Brings the ids of the micro-batches into memory order [sequence, batch]; targets are the
+  // batch's own, or the ids one position later. `data_rank` of `data_ranks` determines the samples.
   void stage(const Batch& batch, int data_rank, int data_ranks);
   // Those that `load`, an instruction of call number `call`, takes.
   const std::int32_t* ids_of(const Instruction& load, std::size_t call) const;

@@ -176,4 +176,24 @@ void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int
   for (std::int64_t i = 0; i < count; ++i) data.sample(first + i, batch.sequence, batch.ids.data() + i * stride);
 }
 
+void mask(Batch& batch, const MaskedTokens& masked, std::int64_t vocabulary, std::int64_t first, std::uint64_t seed) {
+  const std::int64_t stride = batch.sequence + 1, samples = std::ssize(batch.ids) / stride;
+  allocate(batch.targets, samples * batch.sequence, "the targets of a step");
+  std::ranges::fill(batch.targets, -1);
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    const std::uint64_t own = mixed(mixed(seed) ^ static_cast<std::uint64_t>(first + sample));
+    for (std::int64_t i = 0; i < masked.count; ++i) {
+      const std::int64_t position = shuffled(i, batch.sequence, own);
+      std::int32_t& id = batch.ids[sample * stride + position];
+      batch.targets[sample * batch.sequence + position] = id;
+      const std::uint64_t draw = mixed(own + static_cast<std::uint64_t>(i) + 1);
+      if (draw % 10 < 8) {
+        id = static_cast<std::int32_t>(masked.token);
+      } else if (draw % 10 == 8) {
+        id = static_cast<std::int32_t>(draw / 10 % static_cast<std::uint64_t>(vocabulary));
+      }
+    }
+  }
+}
+
 }  // namespace parplan

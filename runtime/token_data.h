@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "planner/graph/op_graph.h"
+
 namespace parplan {
 
 class MappedFile;
@@ -56,10 +58,19 @@ std::int64_t shuffled(std::int64_t index, std::int64_t count, std::uint64_t seed
 struct Batch {
   std::int64_t sequence = 0;
   std::vector<std::int32_t> ids;  // [global batch, sequence + 1]
+  // [global batch, sequence], negative where a token has none. Empty: each token's is the next id.
+  std::vector<std::int32_t> targets = {};
 };
 // Those of step `step`, from 0.
 void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t global_batch);
 // `count` samples from number `first` on.
 void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int64_t count);
+
+// Masks tokens of a batch whose first sample has the number `first` of the job: of each sample,
+// `masked.count` positions have their own id for a target. Eight of ten of these become the mask
+// token, one any id of the vocabulary, and one stays (Devlin et al. 2019, arXiv:1810.04805, section
+// 3.1). Which, follows from the seed and the number of the sample alone, so that every epoch masks
+// others (Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.1) and no layout changes them.
+void mask(Batch& batch, const MaskedTokens& masked, std::int64_t vocabulary, std::int64_t first, std::uint64_t seed);
 
 }  // namespace parplan

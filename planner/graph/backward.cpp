@@ -41,7 +41,7 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
       tensors = &op.parameters;
       break;
   }
-  if (operand.optional && index(operand.index) >= tensors->size()) return std::nullopt;
+  if ((operand.optional || operand.omitted) && index(operand.index) >= tensors->size()) return std::nullopt;
   PARPLAN_ASSERT(index(operand.index) < tensors->size(),
                  fmt::format("{}: operand {} of {}", op.name, operand.index, tensors->size()));
   return TrainingOperand{

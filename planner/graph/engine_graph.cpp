@@ -16,6 +16,7 @@ class Rewriting {
     to_.name = from_.name;
     to_.sequence = from_.sequence;
     to_.vocabulary = from_.vocabulary;
+    to_.masked = from_.masked;
   }
 
   OpGraph rewrite() {

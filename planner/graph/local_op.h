@@ -35,7 +35,7 @@ struct LocalOp {
   LocalDim input;   // last dim of the first input
   LocalDim output;  // last dim of the first output
   std::vector<LocalParameter> parameters;
-  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
+  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
 };
 
 // The op's attributes with the sizes of this rank, by its row.

@@ -43,7 +43,7 @@ Count count(const OpRow& row, OperandSource source) {
   for (const OperandRow& operand : row.operands) {
     if (operand.source != source) continue;
     ++result.most;
-    if (!operand.optional) ++result.least;
+    if (!operand.optional && !operand.omitted) ++result.least;
   }
   return result;
 }

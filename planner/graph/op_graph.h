@@ -38,12 +38,22 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
+// What a model learns from tokens around those that it has to tell (Devlin et al. 2019,
+// arXiv:1810.04805, section 3.1): `count` positions of a sample have a target, its own token, and
+// most of their tokens are replaced by `token`.
+struct MaskedTokens {
+  std::int64_t count = 0;
+  std::int64_t token = 0;
+  bool operator==(const MaskedTokens&) const = default;
+};
+
 // The forward graph of one sample. Tensors and ops are in topological order; the last op writes the
 // loss.
 struct OpGraph {
   std::string name;
   std::int64_t sequence = 0;    // tokens of a sample
   std::int64_t vocabulary = 0;  // unpadded
+  std::optional<MaskedTokens> masked = {};  // else each token's target is the next one
   std::vector<Tensor> tensors;
   std::vector<Op> ops;
   std::vector<Block> blocks;
@@ -53,6 +63,11 @@ struct OpGraph {
   // needs the gradient of its input.
   int first_trained = 0;
 };
+
+// Tokens of a sample that have a target; the loss is their mean.
+inline std::int64_t targets_of_sample(const OpGraph& graph) {
+  return graph.masked ? graph.masked->count : graph.sequence;
+}
 
 // Parameters in order of first use, each once.
 std::vector<TensorId> parameters(const OpGraph& graph);

@@ -21,10 +21,10 @@ enum class OpKind {
   // forward
   embedding,     // tokens, table -> rows of the table
   add_position,  // x, position table -> x + table[position]
-  layer_norm,    // x, gamma, beta -> y, mean, rstd
+  layer_norm,    // x, gamma, (beta) -> y, mean, rstd
   rms_norm,      // x, gamma -> y, rstd
-  // Fused qkv, gamma of queries, gamma of keys -> RMS norm of each query and key head, rstd per row
-  // and head.
+  // Fused qkv, gamma of queries, gamma of keys -> norm of each query and key head, rstd per row and
+  // head.
   head_norm,
   query_key_squares,  // fused qkv -> per row: sum of squares of all queries, of all keys (of this rank's heads)
   // Fused qkv, squares, gamma of queries, gamma of keys -> RMS norm of all queries and of all keys
@@ -33,7 +33,7 @@ enum class OpKind {
   linear,  // x, weight [out, in], (bias) -> y
   rotary,  // fused qkv -> fused qkv with query and key rotated (in place)
   // Fused qkv, (keys and values of all ranks, or of one around a ring) -> output, log-sum-exp per
-  // row and head; causal, perhaps windowed, capped, with ALiBi.
+  // row and head; causal or bidirectional, perhaps windowed, capped, with ALiBi.
   attention,
   activation,          // x -> gelu / relu / silu of x
   gate,                // gate, up -> activation(gate) * up
@@ -42,9 +42,11 @@ enum class OpKind {
   add,                 // a, (b), (bias) -> a + b + bias
   cross_entropy_max,   // logits -> maximum per token (of this shard of the vocabulary)
   cross_entropy_sums,  // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
-  cross_entropy_loss,  // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
+  // Logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target. Tokens whose
+  // target is negative have no loss and no gradient.
+  cross_entropy_loss,
   // forward, two ops in one kernel (planner/program/fusion.cpp); no family writes them
-  add_layer_norm,  // a, (b), (bias), gamma, beta -> sum, y, mean, rstd
+  add_layer_norm,  // a, (b), (bias), gamma, (beta) -> sum, y, mean, rstd
   add_rms_norm,    // a, (b), (bias), gamma -> sum, y, rstd
   linear_gelu,     // x, weight, (bias) -> before, y = gelu_tanh(before); one storage for both: y alone
   // forward, of engines other than parplan's runtime (is_foreign); no family writes them
@@ -135,7 +137,13 @@ struct OpShape {
   // are an operand.
   bool gathered = false;
   bool interleaved = false;   // rotary: pairs are elements 2i and 2i + 1 (GPT-J), not i and i + rotary_dim / 2
+  // Attention: every query meets all keys, also those behind it (BERT); neither window nor ALiBi.
+  bool bidirectional = false;
+  // head_norm: LayerNorm, without a beta and with a gamma for each head (Command R+); else RMS norm
+  // with one gamma for all.
+  bool centered = false;
   bool bias = false;          // the optional bias operand is present
+  bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
   bool second = false;        // `add`: operand b is present; sgd: momentum is
   // dx += instead of dx =; attention around a ring: with what the steps before it have left.
   bool accumulate = false;
@@ -153,7 +161,7 @@ struct OpShape {
   double epsilon = 0.0;       // norms
   double theta = 0.0;         // rotary base
   double scale = 0.0;         // cross_entropy_gradient: 1 / tokens of the global batch
-  double factor = 0.0;        // scale
+  double factor = 0.0;        // scale; rotary: divisor of positions, 0: none
   double score_scale = 0.0;   // attention: multiplier of query times key; 0: 1 / sqrt(head_dim)
   double softcap = 0.0;       // softcap; attention: cap of the scores (Gemma 2); 0: none
   // Attention: multiplier of the head's slope times (key's - query's position), added to the score;

@@ -24,7 +24,8 @@ struct StoredRows {
   int tensor = 0;  // of StoredWeights
   std::int64_t stored_row = 0;
   bool transposed = false;
-  float added = 0.0f;  // parameter = stored + added
+  bool by_element = false;  // the tensor is a matrix, and its elements are the rows of a vector
+  float added = 0.0f;       // parameter = stored + added
   bool operator==(const StoredRows&) const = default;
 };
 

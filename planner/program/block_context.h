@@ -24,7 +24,7 @@ struct BlockContext {
   Coordinates at;
   DataType precision = DataType::fp32;
   BackendKind backend = BackendKind::cpu;
-  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch
+  double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
   bool master_computes_loss = true;  // Engine; else replicas do, where there is a master

@@ -77,7 +77,10 @@ std::optional<Instruction> fused(const FusionRow& row, const Instruction& first,
   Instruction result = first;
   result.op = row.fused;
   result.shape.activation = second.shape.activation;
-  if (!activates) result.shape.epsilon = second.shape.epsilon;
+  if (!activates) {
+    result.shape.epsilon = second.shape.epsilon;
+    result.shape.without_beta = second.shape.without_beta;
+  }
   result.operands.clear();
   std::vector<int> at;  // positions in the fused op's row
   for (std::size_t i = 0; i < row.operands.size(); ++i) {

@@ -38,7 +38,11 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
 }
 
 BlockContext block_context(const Job& job, int block, const Coordinates& at) {
-  return block_context(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
+  BlockContext context =
+      block_context(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
+  context.loss_weight =
+      1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(targets_of_sample(*job.graph)));
+  return context;
 }
 
 }  // namespace parplan

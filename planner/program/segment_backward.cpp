@@ -273,10 +273,10 @@ void set_trained(const Op& forward, const TrainingOp& op, OpShape& shape) {
   const OpRow& of_forward = row_of(forward.kind);
   if (std::ranges::find(of_forward.gradients, op.kind) == of_forward.gradients.end()) return;
   for (const OperandRow& row : row_of(op.kind).operands) {
-    if (row.source != OperandSource::parameter_gradient ||
-        static_cast<std::size_t>(row.index) >= forward.parameters.size())
-      continue;
-    const bool trained = std::ranges::any_of(op.operands, [&](const TrainingOperand& operand) {
+    if (row.source != OperandSource::parameter_gradient) continue;
+    const bool exists = static_cast<std::size_t>(row.index) < forward.parameters.size();
+    if (!exists && row.omitted == nullptr) continue;
+    const bool trained = exists && std::ranges::any_of(op.operands, [&](const TrainingOperand& operand) {
       return operand.source == OperandSource::parameter_gradient && operand.tensor == forward.parameters[row.index];
     });
     if (row.optional != nullptr) shape.*row.optional = trained;

@@ -2,7 +2,8 @@
 """Counts the parameters of every tests/data/huggingface/*/config.json as transformers builds them.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the counts in
-tests/models/huggingface_test.cpp are of 5.23 and 2.15) and takes no memory: models are built on the meta device.
+tests/models/huggingface_test.cpp are of 5.23 or 5.24, and 2.15) and takes no memory: models are built on the meta
+device.
 
     python3 tests/golden/count_parameters.py [NAME]
 
@@ -14,7 +15,7 @@ import re
 import sys
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 folder = pathlib.Path(__file__).resolve().parent.parent / "data" / "huggingface"
 for path in sorted(folder.iterdir()):
@@ -22,7 +23,8 @@ for path in sorted(folder.iterdir()):
         continue
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        masked = config.model_type in ("bert", "roberta")
+        model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_config(config)
     model.tie_weights()
     if len(sys.argv) > 1:
         for name, parameter in model.named_parameters():

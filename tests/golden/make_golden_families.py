@@ -4,7 +4,7 @@ parplan reads, in the variants that change its graph, with the logits, loss and 
 transformers builds from it. A case is named after its model_type and, after a hyphen, its variant.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the files in the
-repository are of 5.23, those of GLM of 5.24, and 2.15) and runs in a minute:
+repository are of 5.23, those of BERT, Cohere, Gemma 3 and GLM of 5.24, and 2.15) and runs in a minute:
 python3 tests/golden/make_golden_families.py
 
 Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout. Here
@@ -20,12 +20,13 @@ import re
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from make_golden import BATCH, SEQUENCE, numbers, parameter, write
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "data" / "golden" / "families"
 HIDDEN, FEATURE, VOCABULARY, CONTEXT = 16, 24, 37, 32
+MASKED = 3, 11  # positions of BERT's targets
 
 LLAMA = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, rope_theta=100.0)
@@ -38,8 +39,17 @@ OPT = dict(hidden_size=HIDDEN, ffn_dim=FEATURE, num_hidden_layers=2, num_attenti
            max_position_embeddings=CONTEXT, dropout=0.0)
 TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)  # some classes have defaults beyond the vocabulary
 CASES = {
+    "bert": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
+                 vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, mask_token_id=5),
+    "bert-relu": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=1, num_attention_heads=2,
+                      vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, mask_token_id=5, type_vocab_size=1,
+                      hidden_act="relu"),
     "bloom": dict(hidden_size=HIDDEN, n_layer=2, n_head=4, vocab_size=VOCABULARY),
     "bloom-6-heads": dict(hidden_size=18, n_layer=1, n_head=6, vocab_size=VOCABULARY),
+    "cohere": LLAMA | dict(logit_scale=0.5),
+    "cohere-qk-norm": LLAMA | dict(logit_scale=0.5, use_qk_norm=True, attention_bias=True, tie_word_embeddings=False),
+    "cohere2": LLAMA | dict(num_hidden_layers=3, sliding_window=5, logit_scale=2.0,
+                            layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
     "falcon-7b": FALCON,
     "falcon-40b": FALCON | dict(new_decoder_architecture=True, num_kv_heads=2),
     "falcon-11b": FALCON | dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1,
@@ -48,6 +58,9 @@ CASES = {
     "gemma": LLAMA | dict(head_dim=6, num_key_value_heads=1),
     "gemma2": LLAMA | dict(num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=5, sliding_window=5,
                            attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
+    "gemma3_text": LLAMA | dict(num_hidden_layers=3, head_dim=6, query_pre_attn_scalar=5, sliding_window=5,
+                                rope_local_base_freq=10.0, sliding_window_pattern=3,
+                                rope_scaling=dict(rope_type="linear", factor=8.0)),
     "glm": LLAMA | dict(head_dim=8),
     "glm4": LLAMA | dict(head_dim=8, partial_rotary_factor=0.25, attention_bias=False, tie_word_embeddings=True),
     "gpt2": OPENAI,
@@ -58,6 +71,7 @@ CASES = {
     "gptj": OPENAI | dict(rotary_dim=2),
     "granite": LLAMA | dict(attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.7,
                             logits_scaling=2.0, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "llama-linear": LLAMA | dict(num_hidden_layers=1, rope_scaling=dict(rope_type="linear", factor=2.5)),
     "llama": LLAMA | dict(attention_bias=True, mlp_bias=True, head_dim=6),
     "mistral": LLAMA | dict(sliding_window=5),
     "olmo2": LLAMA,
@@ -68,6 +82,9 @@ CASES = {
     "phi3-partial": LLAMA | dict(partial_rotary_factor=0.5, tie_word_embeddings=True),
     "qwen2": LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
     "qwen3": LLAMA | dict(head_dim=6),
+    "roberta": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
+                    vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, mask_token_id=5, pad_token_id=3,
+                    type_vocab_size=1),
     "starcoder2": LLAMA | dict(sliding_window=6),
 }
 
@@ -109,6 +126,11 @@ def part(which):
     return lambda w, at, shape, kind: w.part(f"{at}attention.qkv.{kind}", which, shape[1:])
 
 
+# Cohere's gammas are [heads, head_dim].
+def head_norm(target):
+    return lambda w, at, shape, kind: w.get(f"{at}{target}.{kind}", (math.prod(shape),)).reshape(shape)
+
+
 def gate_up(w, at, shape, kind):
     half = (shape[0] // 2, *shape[1:])
     return torch.cat([w.get(f"{at}feed_forward.{name}.{kind}", half) for name in ("gate", "up")])
@@ -128,11 +150,22 @@ def gpt2_qkv(w, at, shape, kind):
 
 # What stands under a layer's (or the model's) name in transformers -> where it is in parplan.
 RULES = {
-    "embed_tokens|word_embeddings|wte|embed_in": direct("embedding"),
-    "word_embeddings_layernorm": direct("embedding.norm"),
-    "embed_positions|wpe": direct("position"),
+    r"embed_tokens|(embeddings\.)?word_embeddings|wte|embed_in": direct("embedding"),
+    r"word_embeddings_layernorm|embeddings\.LayerNorm": direct("embedding.norm"),
+    r"embed_positions|wpe|embeddings\.position_embeddings": direct("position"),
+    r"embeddings\.token_type_embeddings": direct("token_type"),
     "norm|ln_f|final_layer_norm": direct("head.norm"),
-    "lm_head|embed_out": direct("head"),
+    r"lm_head|embed_out|cls\.predictions\.decoder|cls\.predictions": direct("head"),
+    r"cls\.predictions\.transform\.dense|lm_head\.dense": direct("head.transform"),
+    r"cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm": direct("head.transform.norm"),
+    r"attention\.self\.query": part("q"),
+    r"attention\.self\.key": part("k"),
+    r"attention\.self\.value": part("v"),
+    r"attention\.output\.dense": direct("attention.output"),
+    r"attention\.output\.LayerNorm": direct("attention_norm"),
+    r"intermediate\.dense": direct("feed_forward.up"),
+    r"output\.dense": direct("feed_forward.down"),
+    r"output\.LayerNorm": direct("feed_forward_norm"),
     "project_in": direct("embedding.projection"),
     "project_out": direct("head.projection"),
     r"(self_attn|attn)\.q_proj": part("q"),
@@ -143,8 +176,8 @@ RULES = {
     r"(self_attention|attention)\.query_key_value": direct("attention.qkv"),
     r"(self_attn|attn)\.(o_proj|out_proj)|(self_attention|attention)\.dense": direct("attention.output"),
     r"attn\.c_proj": transposed("attention.output"),
-    r"self_attn\.q_norm": direct("attention.query_norm"),
-    r"self_attn\.k_norm": direct("attention.key_norm"),
+    r"self_attn\.q_norm": head_norm("attention.query_norm"),
+    r"self_attn\.k_norm": head_norm("attention.key_norm"),
     r"mlp\.gate_proj": direct("feed_forward.gate"),
     r"mlp\.gate_up_proj": gate_up,
     r"mlp\.(up_proj|fc_in|dense_h_to_4h)|fc1": direct("feed_forward.up"),
@@ -161,15 +194,18 @@ RULES = {
 IN_LAYERS = {"final_layer_norm": direct("feed_forward_norm")}  # OPT has this name in layers and behind them
 BY_TYPE = {
     "gpt2": {r"mlp\.c_fc": transposed("feed_forward.up"), r"mlp\.c_proj": transposed("feed_forward.down")},
+    "cohere": {"input_layernorm": direct("norm")},
+    "cohere2": {"input_layernorm": direct("norm")},
     "gemma2": {"post_attention_layernorm": direct("attention_output_norm")},
+    "gemma3_text": {"post_attention_layernorm": direct("attention_output_norm")},
     "olmo2": {"post_attention_layernorm": direct("attention_output_norm")},
     "gptj": {"ln_1": direct("norm")},
 }
 
 
 def place(name, shape, config, weights):
-    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.)?"
-                         r"(?:(?:layers|h)\.(\d+)\.)?(.*)\.(weight|bias)", name)
+    match = re.fullmatch(r"(?:model\.decoder\.|model\.|transformer\.|gpt_neox\.|(?:bert|roberta)\.(?:encoder\.)?)?"
+                         r"(?:(?:layers|h|layer)\.(\d+)\.)?(.*)\.(weight|bias)", name)
     layer, part_name, kind = match.groups()
     at = "" if layer is None else f"layers.{layer}."
     rules = dict(BY_TYPE.get(config.model_type, {})) | (IN_LAYERS if layer is not None else {})
@@ -189,7 +225,9 @@ def golden(path):
     # Eager knows soft caps. Falcon's eager attention of 5.23 adds ALiBi to the scores and has it in
     # the mask already; sdpa adds it once.
     attention = "sdpa" if config.model_type == "falcon" else "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
+    masked = config.model_type in ("bert", "roberta")
+    kind = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
     model.tie_weights()
     for module in model.modules():  # a padding token's row would have no gradient
         if isinstance(module, torch.nn.Embedding):
@@ -200,10 +238,22 @@ def golden(path):
         for name, value in model.named_parameters(remove_duplicate=False):
             if name not in placed:
                 embedding = "embed_tokens|word_embeddings.weight|wte|embed_in"
-                placed[name] = placed[next(n for n in placed if re.search(embedding, n))]
+                if name.endswith("weight"):
+                    placed[name] = placed[next(n for n in placed if re.search(embedding, n))]
+    if config.model_type == "bert":
+        placed["cls.predictions.decoder.bias"] = placed["cls.predictions.bias"]
+    if config.model_type == "roberta":
+        placed["lm_head.decoder.bias"] = placed["lm_head.bias"]
     text = torch.from_numpy(numbers("text", BATCH * (SEQUENCE + 1)) % config.vocab_size).view(BATCH, SEQUENCE + 1)
     tokens, targets = text[:, :-1], text[:, 1:]
-    logits = torch.func.functional_call(model, placed, (tokens,), dict(use_cache=False)).logits
+    if masked:  # two of 16 positions, 15%
+        tokens, targets = tokens.clone(), torch.full_like(targets, -100)
+        for position in MASKED:
+            targets[:, position], tokens[:, position] = tokens[:, position], config.mask_token_id
+    options = {} if masked else dict(use_cache=False)
+    if config.model_type == "roberta":  # else a token that pads would have no position
+        options["position_ids"] = torch.arange(SEQUENCE).expand(BATCH, -1) + config.pad_token_id + 1
+    logits = torch.func.functional_call(model, placed, (tokens,), options).logits
     loss = F.cross_entropy(logits.reshape(-1, config.vocab_size), targets.reshape(-1))
     loss.backward()
     tensors = {"logits": logits.detach().clone(), "loss": loss.detach().clone().view(1)}
@@ -217,7 +267,7 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name, keys in CASES.items():
         path = FOLDER / (name + ".json")
-        path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS, indent=2) + "\n")
+        path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS | keys, indent=2) + "\n")
         tensors = golden(path)
         write(FOLDER / (name + ".golden"), tensors)
         parameters = sum(math.prod(t.shape) for n, t in tensors.items() if n.startswith("gradient"))

@@ -34,7 +34,7 @@ std::string text(const Case& c) {
          ", " + std::to_string(c.heads) + " heads of " + std::to_string(c.head_dim) + ", " +
          std::to_string(c.kv_heads) + " of keys, scale " + std::to_string(c.scale) + ", window " +
          std::to_string(c.features.window) + ", softcap " + std::to_string(c.features.softcap) + ", alibi " +
-         std::to_string(c.features.alibi);
+         std::to_string(c.features.alibi) + (c.features.bidirectional ? ", bidirectional" : "");
 }
 
 OpShape shape_of(const Case& c) {
@@ -47,6 +47,9 @@ OpShape shape_of(const Case& c) {
   shape.head_dim = c.head_dim;
   return shape;
 }
+
+// One past the last key that a query may see.
+std::int64_t keys_end(const Case& c, std::int64_t query) { return c.features.bidirectional ? c.sequence : query + 1; }
 
 // The position of element `d` of a head at a position: [sequence, batch, kv_heads x (queries of the
 // group, key, value) x head_dim].
@@ -153,7 +156,7 @@ std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
       for (std::int64_t query = 0; query < c.sequence; ++query) {
         std::vector<Score> scores;
         double largest = -INFINITY;
-        for (std::int64_t key = 0; key <= query; ++key) {
+        for (std::int64_t key = 0; key < keys_end(c, query); ++key) {
           const Dot product = dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim);
           scores.push_back(score_of(c, product, head, query, key));
           if (scores.back().sees) largest = std::max(largest, scores.back().value);
@@ -165,12 +168,12 @@ std::pair<Expected, Expected> forward(const Case& c, const Doubles& qkv) {
         double error = 0.0;
         for (const Score& score : scores)
           if (score.sees) error = std::max(error, probability_error(c, score, largest));
-        error += static_cast<double>(query + 1) * fp32_rounding;
+        error += static_cast<double>(keys_end(c, query)) * fp32_rounding;
         const std::size_t statistic = at.statistic(query, sample, head);
         log_sum_exp.values[statistic] = total;
         log_sum_exp.allowed[statistic] = error + 4 * fp32_rounding * (std::abs(total) + std::abs(largest));
         Doubles value(n), size(n), steps(n);
-        for (std::int64_t key = 0; key <= query; ++key) {
+        for (std::int64_t key = 0; key < keys_end(c, query); ++key) {
           const Score& score = scores[key];
           if (!score.sees) continue;
           const double probability = std::exp(score.value - total);
@@ -207,7 +210,7 @@ Expected backward(const Case& c, const Doubles& dy, const Doubles& qkv, const Do
       for (std::int64_t query = 0; query < c.sequence; ++query) {
         const Dot row = dot(dy, at.y(query, sample, head), y, at.y(query, sample, head), c.head_dim);
         const double shift = log_sum_exp[at.statistic(query, sample, head)];
-        for (std::int64_t key = 0; key <= query; ++key) {
+        for (std::int64_t key = 0; key < keys_end(c, query); ++key) {
           const Dot product = dot(qkv, at.query(query, sample, head), qkv, at.key(key, sample, head), c.head_dim);
           const Score score = score_of(c, product, head, query, key);
           if (!score.sees) continue;
@@ -450,10 +453,11 @@ void check_gathered(Backend& backend, const Case& c, std::int64_t ranks, std::in
         // No query of the rank sees what lies behind its last chunk.
         std::int64_t unseen = 0;
         const std::int64_t row_size = c.batch * 2 * c.kv_heads * c.head_dim;
-        for (std::int64_t position = (2 * ranks - rank) * size; position < c.sequence; ++position)
+        const std::int64_t seen = c.features.bidirectional ? c.sequence : (2 * ranks - rank) * size;
+        for (std::int64_t position = seen; position < c.sequence; ++position)
           for (std::int64_t i = 0; i < row_size; ++i, ++unseen)
             expected.allowed[static_cast<std::size_t>(chunks.gathered_row(position) * row_size + i)] = 1e-300;
-        CHECK(unseen == rank * size * row_size);
+        CHECK(unseen == (c.sequence - seen) * row_size);
         check_close(dkeys.values(), expected);
       }
     }
@@ -590,7 +594,7 @@ TEST_CASE("attention and its gradient equal the formula in every type at any hea
   check_attention(*backend, {DataType::tf32, 65, 1, 2, 1, 64});
 }
 
-TEST_CASE("attention and its gradient with windows, capped scores, ALiBi and a scale of its own, alone and together") {
+TEST_CASE("attention and its gradient with windows, both ways, capped scores, ALiBi and a scale, alone and together") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   const auto backend = gpu->make_backend(0, {});
@@ -600,6 +604,8 @@ TEST_CASE("attention and its gradient with windows, capped scores, ALiBi and a s
                               {.window = 100},
                               {.score_scale = 0.21},
                               {.softcap = 1.5},
+                              {.bidirectional = true},
+                              {.bidirectional = true, .score_scale = 0.4, .softcap = 2.5},
                               {.all_heads = 6, .first_head = 2, .alibi = 1.0},
                               {.window = 33, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5}};
   for (const OpShape& asked : features) {
@@ -612,6 +618,10 @@ TEST_CASE("attention and its gradient with windows, capped scores, ALiBi and a s
     check_attention(*backend, {DataType::fp32, 70, 1, 2, 1, 160, 1.0, asked});
     check_attention(*backend, {DataType::fp16, 65, 2, 2, 1, 24, 1.0, asked});
   }
+  // Whole tiles: bidirectional attention on matrix units.
+  for (const DataType type : half_types)
+    check_attention(*backend, {type, 256, 1, 2, 1, 64, 1.0, {.bidirectional = true}});
+  check_attention(*backend, {DataType::bf16, 128, 2, 2, 2, 128, 1.0, {.bidirectional = true}});
 }
 
 // Chunks of 64 positions are whole tiles of the gradients on matrix units, those of 128 of the
@@ -632,6 +642,7 @@ TEST_CASE("attention over a rank's chunks with gathered keys is that of the whol
   const OpShape features[] = {{.window = 1},
                               {.window = 50},
                               {.window = 130},
+                              {.bidirectional = true},
                               {.window = 33, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5}};
   for (const OpShape& asked : features) {
     check_gathered(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 32, 1.0, asked}, 2);
@@ -655,6 +666,8 @@ TEST_CASE("attention step by step around a ring equals the formula of the whole 
   check_ring(*backend, {DataType::bf16, 2 * 128, 1, 2, 2, 96}, 1);
   check_ring(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 32, 1.0, {.softcap = 1.5}}, 2);
   check_ring(*backend, {DataType::fp32, 6 * 20, 2, 4, 2, 16, 1.0, {.softcap = 1.5}}, 3);
+  check_ring(*backend, {DataType::bf16, 4 * 128, 1, 1, 1, 64, 1.0, {.bidirectional = true}}, 2);
+  check_ring(*backend, {DataType::fp32, 6 * 5, 2, 4, 2, 16, 1.0, {.bidirectional = true}}, 3);
 }
 
 TEST_CASE("a window as long as the sequence gives the bits of none") {

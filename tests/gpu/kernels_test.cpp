@@ -316,12 +316,12 @@ Statistics statistics_of(const Doubles& x, std::int64_t row, std::int64_t column
 struct Normalized {
   Doubles y, mean, rstd;
 };
-// `beta` empty: rms_norm.
-Normalized normalized(const Doubles& x, const Doubles& gamma, const Doubles& beta) {
+// `beta` may be empty.
+Normalized normalized(const Doubles& x, const Doubles& gamma, const Doubles& beta, bool has_mean) {
   const std::int64_t columns = count(gamma), rows = count(x) / columns;
   Normalized result;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const Statistics s = statistics_of(x, r, columns, !beta.empty());
+    const Statistics s = statistics_of(x, r, columns, has_mean);
     result.mean.push_back(s.mean);
     result.rstd.push_back(s.rstd);
     for (std::int64_t i = 0; i < columns; ++i)
@@ -338,14 +338,19 @@ Doubles norm_input(DataType type, std::int64_t size) {
   return rounded(type, x);
 }
 
+// A LayerNorm has a beta, and of every other size is tried without it, too.
 std::vector<Case> norm_cases(DataType type, bool has_mean) {
   std::vector<Case> cases;
-  for (const auto& [rows, columns] : norm_sizes) {
+  for (int i = 0; i < 2 * static_cast<int>(std::size(norm_sizes)); ++i) {
+    const auto& [rows, columns] = norm_sizes[i / 2];
+    const bool has_beta = i % 2 == 0;
+    if (!has_beta && (!has_mean || columns % 2 != 0)) continue;
     const Doubles x = norm_input(type, rows * columns), gamma = random_in(type, columns, 2);
-    const Doubles beta = has_mean ? random_in(type, columns, 3) : Doubles{};
-    const Normalized wanted = normalized(x, gamma, beta);
-    Case c{{.rows = rows, .columns = columns, .epsilon = norm_epsilon}, {reads(type, x), reads(type, gamma)}};
-    if (has_mean) c.operands.push_back(reads(type, beta));
+    const Doubles beta = has_mean && has_beta ? random_in(type, columns, 3) : Doubles{};
+    const Normalized wanted = normalized(x, gamma, beta, has_mean);
+    Case c{{.rows = rows, .columns = columns, .without_beta = !has_beta, .epsilon = norm_epsilon},
+           {reads(type, x), reads(type, gamma)}};
+    if (!beta.empty()) c.operands.push_back(reads(type, beta));
     c.operands.push_back(writes(type, wanted.y, 5e-6));
     if (has_mean) c.operands.push_back(writes(fp32, wanted.mean, close));
     c.operands.push_back(writes(fp32, wanted.rstd, 1e-5));
@@ -365,7 +370,9 @@ std::vector<Case> add_norm_cases(DataType type, bool has_mean) {
       const bool second = variant % 3 != 0, bias = variant % 2 != 0 || !second;
       const Doubles a = norm_input(type, rows * columns), b = random_in(type, rows * columns, 4),
                     last = random_in(type, columns, 5);
-      const Doubles gamma = random_in(type, columns, 2), beta = has_mean ? random_in(type, columns, 3) : Doubles{};
+      const bool has_beta = !has_mean || variant % 4 != 0;
+      const Doubles gamma = random_in(type, columns, 2),
+                    beta = has_mean && has_beta ? random_in(type, columns, 3) : Doubles{};
       // Added like in the kernel, in fp32.
       Doubles sum = a;
       for (std::int64_t i = 0; i < count(sum); ++i) {
@@ -373,13 +380,18 @@ std::vector<Case> add_norm_cases(DataType type, bool has_mean) {
         if (bias) sum[at(i)] = rounded(fp32, sum[at(i)] + last[at(i % columns)]);
       }
       const Doubles x = rounded(type, sum);
-      const Normalized wanted = normalized(x, gamma, beta);
-      Case c{{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = norm_epsilon},
+      const Normalized wanted = normalized(x, gamma, beta, has_mean);
+      Case c{{.rows = rows,
+              .columns = columns,
+              .bias = bias,
+              .without_beta = !has_beta,
+              .second = second,
+              .epsilon = norm_epsilon},
              {reads(type, a)}};
       if (second) c.operands.push_back(reads(type, b));
       if (bias) c.operands.push_back(reads(type, last));
       c.operands.push_back(reads(type, gamma));
-      if (has_mean) c.operands.push_back(reads(type, beta));
+      if (!beta.empty()) c.operands.push_back(reads(type, beta));
       c.operands.push_back(writes(type, x, 0.0));
       c.operands.push_back(writes(type, wanted.y, 5e-6));
       if (has_mean) c.operands.push_back(writes(fp32, wanted.mean, close));
@@ -445,6 +457,7 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
     bool interleaved = false;
     ContextChunks chunks = {};
     std::vector<std::int64_t> positions = {};  // of the rows; none: consecutive ones from `begin` on
+    double factor = 0.0;
   };
   std::vector<Case> cases;
   for (const Heads& h :
@@ -461,7 +474,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
         {3, 2, 2, 1, 256, 4, 64, true},
         {2, 1, 2, 2, 128, 4, 0, true},
         {5, 2, 2, 1, 64, 0, 0, false, {.ranks = 3, .rank = 1, .size = 4, .first = 1}, {5, 6, 7, 16, 17}},
-        {2, 1, 2, 1, 6, 0, 4, true, {.ranks = 2, .rank = 0, .size = 1}, {0, 3}}}) {
+        {2, 1, 2, 1, 6, 0, 4, true, {.ranks = 2, .rank = 0, .size = 1}, {0, 3}},
+        {4, 1, 2, 1, 64, 30, 0, false, {}, {}, 8.0}}) {
     const std::int64_t turning = h.rotary_dim > 0 ? h.rotary_dim : h.head_dim;
     const std::int64_t rows = h.sequence * h.batch, heads = h.heads + 2 * h.kv_heads, half = turning / 2,
                        per_group = h.heads / h.kv_heads + 2;
@@ -473,7 +487,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
         for (std::int64_t i = 0; i < half; ++i) {
           // In fp32, as in Hugging Face.
           const auto frequency =
-              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning)));
+              static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning))) /
+              (h.factor > 0.0 ? static_cast<float>(h.factor) : 1.0f);
           const std::int64_t place = row / h.batch,
                              position = h.positions.empty() ? h.begin + place : h.positions[at(place)];
           const double angle = static_cast<double>(static_cast<float>(position) * frequency);
@@ -495,7 +510,8 @@ std::vector<Case> rotation_cases(DataType type, double direction) {
                       .begin = h.begin,
                       .chunks = h.chunks,
                       .interleaved = h.interleaved,
-                      .theta = 10000.0},
+                      .theta = 10000.0,
+                      .factor = h.factor},
                      {reads(type, x), writes(type, y, tolerance)}});
   }
   return cases;
@@ -536,52 +552,79 @@ struct FusedHeads {
 constexpr FusedHeads fused_heads[] = {{3, 2, 4, 2, 2},   {2, 3, 3, 3, 7},   {270, 2, 2, 1, 8},
                                       {20, 2, 4, 1, 64}, {2, 2, 2, 2, 128}, {1, 1, 6, 2, 200}};
 
+// The mean and 1 / root mean square of a head's elements, less that mean where there is one.
+Statistics statistics_of_head(const Doubles& x, std::size_t first, std::int64_t head_dim, bool centered) {
+  Statistics s;
+  double square = 0.0;
+  const auto n = static_cast<double>(head_dim);
+  for (std::size_t i = first; centered && i < first + at(head_dim); ++i) s.mean += x[i] / n;
+  for (std::size_t i = first; i < first + at(head_dim); ++i) square += (x[i] - s.mean) * (x[i] - s.mean) / n;
+  s.rstd = 1.0 / std::sqrt(square + norm_epsilon);
+  return s;
+}
+// Widths of the gammas of queries and of keys.
+std::array<std::int64_t, 2> gamma_widths(const FusedHeads& h, bool centered) {
+  return {centered ? h.heads * h.head_dim : h.head_dim, centered ? h.kv_heads * h.head_dim : h.head_dim};
+}
+
 std::vector<Case> head_norm_cases(DataType type) {
   std::vector<Case> cases;
-  for (const FusedHeads& h : fused_heads) {
-    const Doubles x = random_in(type, h.size(), 1, 2.0),
-                  gammas[] = {random_in(type, h.head_dim, 2), random_in(type, h.head_dim, 3)};
-    Doubles y = x, rstd;
-    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
-      double square = 0.0;
-      for (std::int64_t i = 0; i < h.head_dim; ++i)
-        square += std::pow(x[at(h.first(row, slot) + i)], 2) / static_cast<double>(h.head_dim);
-      rstd.push_back(1.0 / std::sqrt(square + norm_epsilon));
-      for (std::int64_t i = 0; i < h.head_dim; ++i)
-        y[at(h.first(row, slot) + i)] *= rstd.back() * gammas[key ? 1 : 0][at(i)];
-    });
-    cases.push_back({h.shape(),
-                     {reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), writes(type, y, close),
-                      writes(fp32, rstd, close)}});
-  }
+  for (const FusedHeads& h : fused_heads)
+    for (const bool centered : {false, true}) {
+      const auto widths = gamma_widths(h, centered);
+      const Doubles x = random_in(type, h.size(), 1, 2.0),
+                    gammas[] = {random_in(type, widths[0], 2), random_in(type, widths[1], 3)};
+      Doubles y = x, rstd;
+      h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t number) {
+        const std::size_t first = at(h.first(row, slot)), own = centered ? at(number * h.head_dim) : 0;
+        const Statistics s = statistics_of_head(x, first, h.head_dim, centered);
+        rstd.push_back(s.rstd);
+        for (std::size_t i = 0; i < at(h.head_dim); ++i)
+          y[first + i] = (x[first + i] - s.mean) * s.rstd * gammas[key ? 1 : 0][own + i];
+      });
+      OpShape shape = h.shape();
+      shape.centered = centered;
+      cases.push_back({shape,
+                       {reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]),
+                        writes(type, y, centered ? 5e-6 : close), writes(fp32, rstd, centered ? 1e-5 : close)}});
+    }
   return cases;
 }
 
 std::vector<Case> head_norm_gradient_cases(DataType type) {
   std::vector<Case> cases;
-  for (const FusedHeads& h : fused_heads) {
-    const Doubles dy = random_in(type, h.size(), 4), x = random_in(type, h.size(), 1, 2.0);
-    const Doubles gammas[] = {random_in(type, h.head_dim, 2), random_in(type, h.head_dim, 3)};
-    const Doubles before[] = {random_in(fp32, h.head_dim, 5), random_in(fp32, h.head_dim, 6)};
-    Doubles dx = dy, rstd, after[] = {before[0], before[1]};
-    h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t) {
-      const std::size_t first = at(h.first(row, slot)), n = at(h.head_dim);
-      double square = 0.0, mean = 0.0;
-      for (std::size_t i = 0; i < n; ++i) square += x[first + i] * x[first + i] / static_cast<double>(n);
-      rstd.push_back(rounded(fp32, 1.0 / std::sqrt(square + norm_epsilon)));
-      const double r = rstd.back();
-      const Doubles& gamma = gammas[key ? 1 : 0];
-      for (std::size_t i = 0; i < n; ++i) {
-        after[key ? 1 : 0][i] += dy[first + i] * x[first + i] * r;
-        mean += dy[first + i] * gamma[i] * x[first + i] * r / static_cast<double>(n);
-      }
-      for (std::size_t i = 0; i < n; ++i) dx[first + i] = r * (dy[first + i] * gamma[i] - x[first + i] * r * mean);
-    });
-    cases.push_back(
-        {h.shape(),
-         {reads(type, dy), reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]), reads(fp32, rstd),
-          writes(type, dx, 5e-6), updates(fp32, before[0], after[0], 1e-5), updates(fp32, before[1], after[1], 1e-5)}});
-  }
+  for (const FusedHeads& h : fused_heads)
+    for (const bool centered : {false, true}) {
+      const auto widths = gamma_widths(h, centered);
+      const Doubles dy = random_in(type, h.size(), 4), x = random_in(type, h.size(), 1, 2.0);
+      const Doubles gammas[] = {random_in(type, widths[0], 2), random_in(type, widths[1], 3)};
+      const Doubles before[] = {random_in(fp32, widths[0], 5), random_in(fp32, widths[1], 6)};
+      Doubles dx = dy, rstd, after[] = {before[0], before[1]};
+      h.for_each([&](std::int64_t row, std::int64_t slot, bool key, std::int64_t number) {
+        const std::size_t first = at(h.first(row, slot)), n = at(h.head_dim);
+        const std::size_t own = centered ? at(number * h.head_dim) : 0;
+        const Statistics s = statistics_of_head(x, first, h.head_dim, centered);
+        rstd.push_back(rounded(fp32, s.rstd));
+        const double r = rstd.back();
+        const Doubles& gamma = gammas[key ? 1 : 0];
+        double mean_g = 0.0, mean_product = 0.0;
+        const auto normal = [&](std::size_t i) { return (x[first + i] - s.mean) * r; };
+        for (std::size_t i = 0; i < n; ++i) {
+          const double g = dy[first + i] * gamma[own + i];
+          after[key ? 1 : 0][own + i] += dy[first + i] * normal(i);
+          mean_g += centered ? g / static_cast<double>(n) : 0.0;
+          mean_product += g * normal(i) / static_cast<double>(n);
+        }
+        for (std::size_t i = 0; i < n; ++i)
+          dx[first + i] = r * (dy[first + i] * gamma[own + i] - mean_g - normal(i) * mean_product);
+      });
+      OpShape shape = h.shape();
+      shape.centered = centered;
+      cases.push_back({shape,
+                       {reads(type, dy), reads(type, x), reads(type, gammas[0]), reads(type, gammas[1]),
+                        reads(fp32, rstd), writes(type, dx, centered ? 1e-5 : 5e-6),
+                        updates(fp32, before[0], after[0], 1e-5), updates(fp32, before[1], after[1], 1e-5)}});
+    }
   return cases;
 }
 
@@ -847,13 +890,16 @@ constexpr Shard shards[] = {{1, 1, 0, 1},   {4, 16, 32, 13}, {3, 1000, 0, 1000},
 struct Tokens {
   Doubles logits, targets, maximum, sums;
 };
-// Targets in the shard, in its padding, and elsewhere; maxima and sums as if other shards had
+// Targets in the shard, in its padding, elsewhere, and none; maxima and sums as if other shards had
 // raised them.
 Tokens tokens_of(DataType type, const Shard& s) {
   Tokens t;
   t.logits = random_in(type, s.rows * s.columns, 1, 4.0);
   for (std::int64_t r = 0; r < s.rows; ++r) {
-    t.targets.push_back(static_cast<double>(r == 1 ? s.begin + s.valid : r == 2 ? s.begin - 1 : s.begin + s.valid / 2));
+    t.targets.push_back(static_cast<double>(r == 1   ? s.begin + s.valid
+                                            : r == 2 ? s.begin - 1
+                                            : r == 3 ? -1
+                                                     : s.begin + s.valid / 2));
     double largest = 0.5, sum = 2.0;
     for (std::int64_t i = 0; i < s.valid; ++i) largest = std::max(largest, t.logits[at(r * s.columns + i)]);
     t.maximum.push_back(rounded(fp32, largest));
@@ -904,7 +950,8 @@ std::vector<Case> cross_entropy_loss_cases(DataType type) {
   for (const Shard& s : {shards[0], shards[1], Shard{2500, 3, 0, 3}}) {
     const Tokens t = tokens_of(type, s);
     double loss = 7.0;
-    for (std::int64_t r = 0; r < s.rows; ++r) loss += std::log(t.sums[at(2 * r)]) - t.sums[at(2 * r + 1)];
+    for (std::int64_t r = 0; r < s.rows; ++r)
+      if (t.targets[at(r)] >= 0.0) loss += std::log(t.sums[at(2 * r)]) - t.sums[at(2 * r + 1)];
     cases.push_back({shape_of(s),
                      {reads(type, t.logits), reads(DataType::int32, t.targets), reads(fp32, t.maximum),
                       reads(fp32, t.sums), updates(fp32, {7.0}, {loss}, 2e-7)}});
@@ -923,7 +970,7 @@ std::vector<Case> cross_entropy_gradient_cases(DataType type) {
       const double scale = scaled ? shape.scale * 16384.0 : shape.scale;
       Doubles dx(t.logits.size());
       for (std::int64_t r = 0; r < s.rows; ++r)
-        for (std::int64_t i = 0; i < s.valid; ++i)
+        for (std::int64_t i = 0; i < s.valid && t.targets[at(r)] >= 0.0; ++i)
           dx[at(r * s.columns + i)] =
               (std::exp(t.logits[at(r * s.columns + i)] - t.maximum[at(r)]) / t.sums[at(2 * r)] -
                (static_cast<double>(s.begin + i) == t.targets[at(r)] ? 1.0 : 0.0)) *

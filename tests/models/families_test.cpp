@@ -304,6 +304,75 @@ TEST_CASE("Queries and keys are normed before they turn: each head, or all heads
   CHECK(parameter_count(width) - without == 2 * (4 * 8 + 2 * 8));
 }
 
+TEST_CASE("Heads may have LayerNorms of their own, and norms no bias: Command R+") {
+  ModelSpec spec = decoder();
+  spec.position = PositionKind::rotary;
+  const std::int64_t without = parameter_count(build_graph(spec, 16));
+  spec.qk_norm = QkNorm::layer_norm_per_head;
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(ops_of(graph, 1)[2] == "head_norm layers.0.attention.qk_norm");
+  CHECK(op(graph, "layers.0.attention.qk_norm").attributes.centered);
+  CHECK(tensor(graph, "layers.0.attention.query_norm.weight").dims ==
+        std::vector<TensorDim>{{Dim::kv_groups, 32, 16, 2}});
+  CHECK(tensor(graph, "layers.0.attention.key_norm.weight").dims ==
+        std::vector<TensorDim>{{Dim::kv_groups, 16, 8, 2, 8}});
+  CHECK(parameter_count(graph) - without == 2 * (4 * 8 + 2 * 8));
+  spec.norm_without_bias = true;
+  const OpGraph plain = build_graph(spec, 16);
+  CHECK(op(plain, "head.norm").parameters.size() == 1);
+  CHECK(parameter_count(graph) - parameter_count(plain) == 5 * 32);
+}
+
+TEST_CASE("Layers that slide may turn by a base of their own, or alone") {
+  ModelSpec spec = decoder();
+  spec.layers = 3;
+  spec.position = PositionKind::rotary;
+  spec.rope_theta = 1e6;
+  spec.rope_factor = 8.0;
+  spec.sliding_rope_theta = 1e4;
+  spec.sliding_window = 8;
+  spec.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+  const OpGraph bases = build_graph(spec, 8);  // the window cuts nothing, and the layers differ nevertheless
+  CHECK(op(bases, "layers.0.attention.rotary").attributes.theta == 1e4);
+  CHECK(op(bases, "layers.0.attention.rotary").attributes.factor == 0.0);
+  CHECK(op(bases, "layers.1.attention.rotary").attributes.theta == 1e6);
+  CHECK(op(bases, "layers.1.attention.rotary").attributes.factor == 8.0);
+  CHECK(bases.blocks[1].kind == bases.blocks[3].kind);
+  CHECK(bases.blocks[1].kind != bases.blocks[2].kind);
+  spec.sliding_rope_theta = std::nullopt;
+  spec.sliding_rotary_only = true;
+  const OpGraph alone = build_graph(spec, 8);
+  CHECK(ops_of(alone, 1)[2] == "rotary layers.0.attention.rotary");
+  CHECK(op(alone, "layers.0.attention.rotary").attributes.factor == 8.0);
+  CHECK(ops_of(alone, 2)[2] == "attention layers.1.attention");
+}
+
+TEST_CASE("A BERT adds positions and a kind of segment, sees both ways and learns masked tokens") {
+  ModelSpec spec = decoder();
+  const std::int64_t without = parameter_count(build_graph(spec, 16));
+  spec.norm_placement = NormPlacement::after_add;
+  spec.bidirectional = spec.head_transform = spec.embedding_norm = true;
+  spec.token_types = 2;
+  spec.mask_token = 3;
+  const OpGraph graph = build_graph(spec, 16);
+  CHECK(ops_of(graph, 0) == std::vector<std::string>{"embedding embedding", "add_position position", "add token_type",
+                                                     "layer_norm embedding.norm"});
+  CHECK(ops_of(graph, 3) == std::vector<std::string>{"linear head.transform", "activation head.transform.activation",
+                                                     "layer_norm head.transform.norm", "linear head",
+                                                     "cross_entropy_max head.maximum", "cross_entropy_sums head.sums",
+                                                     "cross_entropy_loss head.loss"});
+  CHECK(op(graph, "layers.1.attention").attributes.bidirectional);
+  CHECK(tensor(graph, "token_type.weight").dims == std::vector<TensorDim>{{Dim::position, 2, 1}, {Dim::hidden, 32, 1}});
+  // Norms: of the embedding and in the head, none before the head.
+  CHECK(parameter_count(graph) - without == 2 * 32 + 2 * 32 + (32 * 32 + 32 + 2 * 32) - 2 * 32);
+  CHECK(graph.masked == MaskedTokens{.count = 2, .token = 3});  // 0.15 * 16 = 2.4
+  CHECK(targets_of_sample(graph) == 2);
+  CHECK(build_graph(spec, 1).masked->count == 1);
+  spec.masked_share = 0.5;
+  CHECK(targets_of_sample(build_graph(spec, 16)) == 8);
+  CHECK(targets_of_sample(build_graph(decoder(), 16)) == 16);
+}
+
 TEST_CASE("Layers whose windows differ are of two kinds, unless the sequence fits the window") {
   ModelSpec spec = decoder();
   spec.layers = 5;

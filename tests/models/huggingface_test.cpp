@@ -94,6 +94,13 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
       {"OLMo-2-1124-7B", "olmo2-7b"},
       {"OLMo-2-1124-13B", "olmo2-13b"},
       {"granite-3.1-8b-base", "granite-3.1-8b"},
+      {"c4ai-command-r-v01", "command-r"},
+      {"c4ai-command-r7b-12-2024", "command-r7b"},
+      {"c4ai-command-a-03-2025", "command-a"},
+      {"gemma-3-1b", "gemma3-1b"},
+      {"gemma-3-12b", "gemma3-12b"},
+      {"bert-base-uncased", "bert-base"},
+      {"bert-large-uncased", "bert-large"},
   };
   for (const auto& [folder, name] : names) {
     CAPTURE(folder);
@@ -104,8 +111,8 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
   }
 }
 
-// Counted by tests/golden/count_parameters.py with transformers 5.23; the numbers of the models'
-// cards where they state one.
+// Counted by tests/golden/count_parameters.py with transformers 5.23 (BERT, Command and Gemma 3:
+// 5.24); the numbers of the models' cards where they state one.
 TEST_CASE("Published configs have exactly the parameters that transformers builds of them") {
   const std::map<std::string, std::int64_t> published_counts = {
       {"Meta-Llama-3-8B", 8'030'261'248},
@@ -119,9 +126,15 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"Qwen3-0.6B", 596'049'920},
       {"Qwen3-32B", 32'762'123'264},
       {"Qwen3-8B", 8'190'735'360},
+      {"bert-base-uncased", 109'514'298},
+      {"bert-large-uncased", 335'174'458},
       {"bloom", 176'247'271'424},
       {"bloom-560m", 559'214'592},
       {"bloom-7b1", 7'069'016'064},
+      {"c4ai-command-a-03-2025", 111'057'580'032},
+      {"c4ai-command-r-plus", 103'810'674'688},
+      {"c4ai-command-r-v01", 34'980'831'232},
+      {"c4ai-command-r7b-12-2024", 8'028'033'024},
       {"falcon-11B", 11'102'822'400},
       {"falcon-40b", 41'303'293'952},
       {"falcon-7b", 6'921'720'704},
@@ -131,6 +144,8 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"gemma-2-9b", 9'241'705'984},
       {"gemma-2b", 2'506'172'416},
       {"gemma-7b", 8'537'680'896},
+      {"gemma-3-12b", 11'766'034'176},
+      {"gemma-3-1b", 999'885'952},
       {"gpt-j-6b", 6'050'882'784},
       {"gpt-neox-20b", 20'554'567'680},
       {"gpt2", 124'439'808},
@@ -142,6 +157,8 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
       {"opt-6.7b", 6'658'473'984},
       {"pythia-6.9b", 6'857'302'016},
       {"pythia-70m", 70'426'624},
+      {"roberta-base", 124'697'433},
+      {"roberta-large", 355'412'057},
       {"starcoder2-15b", 15'957'889'024},
       {"starcoder2-3b", 3'030'371'328},
       {"starcoder2-7b", 7'173'923'840},
@@ -177,6 +194,94 @@ TEST_CASE("GLM-4 rotates half of each head in pairs of neighbours, and has biase
     CHECK(parameter_count(build_graph(spec, 64)) == count);
     CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
   }
+}
+
+TEST_CASE("Cohere's branches share a norm without a bias, and in Command R7B only layers that slide are rotated") {
+  const ModelSpec r = published("c4ai-command-r-v01").spec, plus = published("c4ai-command-r-plus").spec,
+                  seven = published("c4ai-command-r7b-12-2024").spec;
+  for (const ModelSpec& spec : {r, plus, seven}) {
+    CHECK((spec.parallel_residual && spec.shared_norm && spec.norm_without_bias && spec.rotary_interleaved));
+    CHECK(spec.norm == NormKind::layer_norm);
+    CHECK(spec.tied_embeddings);
+  }
+  CHECK(r.logits_multiplier == 0.0625);
+  CHECK(plus.qk_norm == QkNorm::layer_norm_per_head);
+  CHECK(r.qk_norm == QkNorm::none);
+  CHECK((seven.sliding_rotary_only && !r.sliding_rotary_only));
+  const std::vector<AttentionSpan> pattern = {AttentionSpan::sliding, AttentionSpan::sliding, AttentionSpan::sliding,
+                                              AttentionSpan::full};
+  CHECK(seven.attention_pattern == pattern);
+  const std::string sizes =
+      R"("num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 50)";
+  CHECK(error(R"({"model_type": "cohere2", )" + sizes +
+              R"(, "layer_types": ["full_attention", "full_attention"]})") ==
+        "c.json:1:1: error: full layers of a cohere2 have no positions, and no layer of this one slides");
+  CHECK(error(R"({"model_type": "cohere2", )" + sizes + R"(, "sliding_window": null})") ==
+        "c.json:1:1: error: layers of this model_type slide, and sliding_window is null; give it a number");
+}
+
+TEST_CASE("Gemma 3's layers that slide have a base of their own, and the others may be scaled, in either spelling") {
+  const ModelSpec spec = published("gemma-3-12b").spec;
+  CHECK(spec.rope_theta == 1e6);
+  CHECK(spec.rope_factor == 8.0);
+  CHECK(spec.sliding_rope_theta == 1e4);
+  CHECK(spec.sliding_window == 1024);
+  CHECK(spec.attention_pattern.size() == 6);
+  CHECK(spec.attention_pattern.back() == AttentionSpan::full);
+  CHECK(!spec.attention_softcap);
+  Json config = Json::parse(read_file(source / "tests/data/huggingface/gemma-3-12b/config.json"));
+  for (const char* key : {"rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"})
+    config.erase(key);
+  config["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+                               {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}};
+  config["_name_or_path"] = "gemma-3-12b";
+  CHECK(read_huggingface(config.dump(), "c.json").spec == spec);
+  config["rope_parameters"]["sliding_attention"]["rope_type"] = "linear";
+  CHECK(error(config.dump()).ends_with("layers that slide have no scaling in parplan; leave rope_type out"));
+  config["rope_parameters"] = {{"full_attention", {{"rope_type", "yarn"}, {"factor", 8.0}}}};
+  CHECK(read_huggingface(config.dump(), "c.json").notes ==
+        std::vector<std::string>{
+            "rope_parameters of type yarn is ignored: it changes angles, neither time nor memory"});
+}
+
+TEST_CASE("A BERT is an encoder that learns masked tokens, and other uses of its class are refused") {
+  const ModelFile base = published("bert-base-uncased");
+  CHECK((base.spec.bidirectional && base.spec.head_transform && base.spec.embedding_norm && base.spec.head_bias));
+  CHECK(base.spec.mask_token == 103);
+  CHECK(base.spec.token_types == 2);
+  CHECK(base.spec.norm_placement == NormPlacement::after_add);
+  CHECK(base.notes ==
+        std::vector<std::string>{"hidden_dropout_prob 0.1 is ignored: parplan trains without dropout",
+                                 "attention_probs_dropout_prob 0.1 is ignored: parplan trains without dropout"});
+  const auto with = [](const std::string& more) {
+    return R"({"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, )"
+           R"("intermediate_size": 96, "vocab_size": 50)" + more + "}";
+  };
+  CHECK(read_huggingface(with(R"(, "mask_token_id": 7)"), "c.json").spec.mask_token == 7);
+  CHECK(error(with("")) == "c.json:1:1: error: the mask token 103 is beyond the vocabulary, which ends at 49");
+  CHECK(error(with(R"(, "mask_token_id": 7, "is_decoder": true)"))
+            .ends_with("is_decoder true is not supported: models of this type are built as encoders"));
+  CHECK(error(with(R"(, "mask_token_id": 7, "tie_word_embeddings": false)"))
+            .ends_with("tie_word_embeddings false is not supported: the head of an encoder has the embedding's "
+                       "weight"));
+  CHECK(error(with(R"(, "mask_token_id": 7, "position_embedding_type": "relative_key")"))
+            .ends_with("expected one of absolute, found 'relative_key'"));
+}
+
+TEST_CASE("A RoBERTa is a BERT whose positions begin behind that of padding") {
+  const ModelSpec spec = published("roberta-base").spec;
+  CHECK(spec.position_offset == 2);
+  CHECK(spec.context == 512);
+  CHECK(spec.token_types == 1);
+  CHECK(spec.mask_token == 50264);
+  const auto with = [](const std::string& more) {
+    return R"({"model_type": "roberta", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, )"
+           R"("intermediate_size": 96, "vocab_size": 50, "mask_token_id": 7)" + more + "}";
+  };
+  CHECK(error(with(R"(, "max_position_embeddings": 2)"))
+            .ends_with("the first 2 positions belong to padding, and there are no others"));
+  CHECK(error(with(R"(, "hidden_act": "relu")"))
+            .ends_with("the head of a roberta has the activation gelu, and its layers have another"));
 }
 
 TEST_CASE("What a config says and parplan ignores is noted") {
@@ -367,7 +472,8 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
   CHECK(error(R"({"model_type": "bloom", "n_inner": 5})") ==
         "c.json:1:36: error: transformers' bloom has feed-forward layers of 4 x hidden_size = 256, found n_inner 5");
   CHECK(error(R"({"model_type": "gemma", "use_bidirectional_attention": true})") ==
-        "c.json:1:56: error: use_bidirectional_attention true is not supported: parplan's attention is causal");
+        "c.json:1:56: error: use_bidirectional_attention true is not supported: a Gemma's attention is causal in "
+        "parplan");
   CHECK(error(R"({"model_type": "falcon", "new_decoder_architecture": true, "parallel_attn": false})") ==
         "c.json:1:77: error: a new_decoder_architecture has parallel branches; leave parallel_attn out, or set it to "
         "true");
@@ -413,8 +519,8 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
 
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
   const std::string types =
-      "bloom, falcon, gemma, gemma2, glm, glm4, gpt2, gpt_neox, gptj, granite, llama, mistral, olmo2, opt, phi3, "
-      "qwen2, qwen3, starcoder2";
+      "bert, bloom, cohere, cohere2, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, gptj, granite, "
+      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, roberta, starcoder2";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
   CHECK(
       error(
@@ -437,9 +543,10 @@ TEST_CASE("Other types of model are refused with what of them parplan understand
   CHECK(error(R"({"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "time_step_rank": 48})") ==
         "c.json:1:16: error: model_type 'mamba' is not supported; supported: " + types +
             "; it cannot map state_size, conv_kernel, time_step_rank (a state space model)" + advice);
-  CHECK(error(R"({"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2})") ==
-        "c.json:1:16: error: model_type 'bert' is not supported; supported: " + types +
-            "; of its keys parplan understands hidden_size; it cannot map type_vocab_size (an encoder)" + advice);
+  CHECK(error(R"({"model_type": "albert", "hidden_size": 768, "type_vocab_size": 2})") ==
+        "c.json:1:16: error: model_type 'albert' is not supported; supported: " + types +
+            "; of its keys parplan understands hidden_size; it cannot map type_vocab_size (an encoder)" + advice +
+            "; did you mean 'bert'?");
   CHECK(
       error(R"({"model_type": "paligemma", "text_config": {"model_type": "gemma2"}, "vision_config": {"depth": 1}})") ==
       "c.json:1:16: error: model_type 'paligemma' is not supported; supported: " + types +

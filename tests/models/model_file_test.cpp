@@ -149,13 +149,14 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       error(decoder + "hiden: 3\n") ==
       "m.yaml:12:1: error: unknown key 'hiden'; allowed: name, source, family, layers, hidden, feature, context, "
       "vocabulary, tied_embeddings, activation, training, heads, position, norm, embedding_width, kv_heads, head_dim, "
-      "position_offset, rope_theta, "
-      "rotary_dim, rotary_interleaved, alibi_multiplier, norm_epsilon, norm_placement, qk_norm, embedding_norm, "
+      "position_offset, rope_theta, rope_factor, "
+      "rotary_dim, rotary_interleaved, sliding_rope_theta, sliding_rotary_only, alibi_multiplier, norm_epsilon, "
+      "norm_without_bias, norm_placement, qk_norm, embedding_norm, "
       "parallel_residual, "
       "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, "
       "embedding_multiplier, "
-      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias; did you mean "
-      "'hidden'?");
+      "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias, bidirectional, "
+      "token_types, head_transform, mask_token, masked_share; did you mean 'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: the file is empty; expected a map with key 'family'");
@@ -321,7 +322,28 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
   CHECK(error(decoder + "norm_placement: post\n") ==
         "m.yaml:12:17: error: expected one of before_branch, after_branch, around_branch, after_add, found 'post'");
   CHECK(error(decoder + "qk_norm: head\n") ==
-        "m.yaml:12:10: error: expected one of none, per_head, whole_width, found 'head'");
+        "m.yaml:12:10: error: expected one of none, per_head, whole_width, layer_norm_per_head, found 'head'");
+  CHECK(error(decoder + "norm_without_bias: true\n") ==
+        "m.yaml:12:20: error: an RMS norm has no bias; leave norm_without_bias out");
+  CHECK(error(decoder + "sliding_rope_theta: 100\n") ==
+        "m.yaml:12:21: error: sliding_rope_theta is for layers that slide, and none does; leave it out, or add a "
+        "sliding_window");
+  CHECK(error(replaced("rotary", "learned") + "sliding_rotary_only: true\n") ==
+        "m.yaml:12:22: error: sliding_rotary_only belongs to rotary positions, and position is learned");
+  CHECK(error(decoder + "bidirectional: true\n") ==
+        "m.yaml:12:16: error: every token sees the next one, which would be its target; add a mask_token, so that the "
+        "model learns masked tokens");
+  CHECK(error(decoder + "bidirectional: true\nmask_token: 1\nsliding_window: 4\n") ==
+        "m.yaml:12:16: error: a sliding window ends at its own token; leave out sliding_window");
+  CHECK(error(replaced("rotary", "alibi") + "bidirectional: true\nmask_token: 1\n") ==
+        "m.yaml:12:16: error: alibi falls towards earlier tokens; choose learned or rotary positions");
+  CHECK(error(decoder + "mask_token: 1\n") ==
+        "m.yaml:12:13: error: only what is behind a masked token and before it tells it; add bidirectional");
+  CHECK(error(decoder + "bidirectional: true\nmask_token: 16777216\n")
+            .starts_with("m.yaml:13:13: error: the mask token 16777216 is beyond the vocabulary, which ends at"));
+  CHECK(error(decoder + "masked_share: 0.3\n") == "m.yaml:12:15: error: nothing is masked without a mask_token");
+  CHECK(error(decoder + "masked_share: 1\n") ==
+        "m.yaml:12:15: error: expected a number above 0 and below 1, found '1'");
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 

@@ -33,13 +33,20 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"llama3.2-1b", 1'235'814'400},
       {"mistral-7b", 7'241'732'096},
       {"qwen2.5-7b", 7'615'616'512},
+      {"bert-base", 109'514'298},
+      {"bert-large", 335'174'458},
       {"bloom-176b", 176'247'271'424},
       {"bloom-7b1", 7'069'016'064},
+      {"command-a", 111'057'580'032},
+      {"command-r", 34'980'831'232},
+      {"command-r7b", 8'028'033'024},
       {"falcon-40b", 41'303'293'952},
       {"falcon-7b", 6'921'720'704},
       {"gemma-7b", 8'537'680'896},
       {"gemma2-27b", 27'227'128'320},
       {"gemma2-9b", 9'241'705'984},
+      {"gemma3-12b", 11'766'034'176},
+      {"gemma3-1b", 999'885'952},
       {"gpt-neox-20b", 20'554'567'680},
       {"gptj-6b", 6'050'882'784},
       {"granite-3.1-8b", 8'170'835'968},
@@ -100,8 +107,8 @@ TEST_CASE("A model is found by name, by path and by the folder of its config.jso
 
 TEST_CASE("A model that is not there is told apart from those that are") {
   const std::string names =
-      "bloom-176b, bloom-7b1, falcon-40b, falcon-7b, gemma-7b, gemma2-27b, gemma2-9b, gpt-neox-20b, gpt2, gpt2-large, "
-      "gpt2-medium, "
+      "bert-base, bert-large, bloom-176b, bloom-7b1, command-a, command-r, command-r7b, falcon-40b, falcon-7b, "
+      "gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, gpt-neox-20b, gpt2, gpt2-large, gpt2-medium, "
       "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, "
       "llama3.2-1b, "
       "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, "
@@ -110,8 +117,8 @@ TEST_CASE("A model that is not there is told apart from those that are") {
         "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, "
         "or one of " +
             names + "; did you mean 'llama3-8b'?");
-  CHECK(error_of<ConfigError>([] { load_model("bert-base", zoo); }) ==
-        "error: unknown model 'bert-base'; allowed: a path to a .yaml or .json file, a folder that holds a "
+  CHECK(error_of<ConfigError>([] { load_model("t5-base", zoo); }) ==
+        "error: unknown model 't5-base'; allowed: a path to a .yaml or .json file, a folder that holds a "
         "config.json, or one of " +
             names);
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/model.yaml", zoo); }) ==

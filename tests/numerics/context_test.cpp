@@ -31,7 +31,7 @@ bool allows_ring(const OpGraph& graph) {
 
 TEST_CASE("random legal plans with context parallelism train as the one-rank reference does") {
   std::mt19937 random(20261123);
-  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
+  for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-bert"}) {
     const OpGraph graph = graph_of(model);
     std::map<std::pair<std::int64_t, bool>, Outcome> references;
     for (int trial = 0; trial < 40; ++trial) {

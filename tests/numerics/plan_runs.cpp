@@ -54,6 +54,12 @@ TokenData data_of(const OpGraph& graph) {
   return TokenData(std::move(tokens));
 }
 
+void fill_batch(Batch& batch, const OpGraph& graph, const TokenData& data, std::int64_t step,
+                const TrainingSpec& training) {
+  fill(batch, data, step, training.global_batch);
+  if (graph.masked) mask(batch, *graph.masked, graph.vocabulary, step * training.global_batch, training.seed);
+}
+
 }  // namespace
 
 Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, BackendKind backend) {
@@ -82,7 +88,8 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
   job.run(
       {.first = 0,
        .count = count,
-       .batch_of = [&](std::int64_t step, Batch& batch) { fill(batch, data, step, description.training.global_batch); },
+       .batch_of = [&](std::int64_t step,
+                       Batch& batch) { fill_batch(batch, *description.graph, data, step, description.training); },
        .timing_of = [](std::int64_t step) { return step == 1 ? StepTiming::each_instruction : StepTiming::whole; },
        .on_step =
            [&](std::int64_t step, const JobStep& result) {
@@ -131,12 +138,12 @@ Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::i
   Outcome outcome;
   Batch batch{.sequence = sequence, .ids = {}};
   for (std::int64_t step = 0; step < count; ++step) {
-    fill(batch, data, step, training.global_batch);
-    std::vector<std::int32_t> tokens, targets;
+    fill_batch(batch, graph, data, step, training);
+    std::vector<std::int32_t> tokens, targets = batch.targets;
     for (std::int64_t i = 0; i < training.global_batch; ++i)
       for (std::int64_t s = 0; s < sequence; ++s) {
         tokens.push_back(batch.ids[i * (sequence + 1) + s]);
-        targets.push_back(batch.ids[i * (sequence + 1) + s + 1]);
+        if (!graph.masked) targets.push_back(batch.ids[i * (sequence + 1) + s + 1]);
       }
     ReferenceStep result = reference.step(tokens, targets, micro_batch);
     outcome.losses.push_back(result.loss);

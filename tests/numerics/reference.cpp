@@ -47,6 +47,9 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
       shape.inner = width(op.inputs[0]);
       shape.bias = op.parameters.size() == 2;
       break;
+    case OpKind::layer_norm:
+      shape.without_beta = op.parameters.size() < 2;
+      break;
     case OpKind::add_position:
     case OpKind::head_norm:
     case OpKind::query_key_squares:
@@ -78,7 +81,7 @@ void leave_out_frozen(const OpGraph& graph, const TrainingOp& op, OpShape& shape
                        op.kind == OpKind::head_norm_gradient || op.kind == OpKind::query_key_norm_gradient;
   if (!of_norm) return;
   shape.freezes_first = is_frozen(0);
-  shape.freezes_second = is_frozen(1);
+  shape.freezes_second = is_frozen(1) || shape.without_beta;
 }
 
 // Kernels need their workspace at multiples of 64 bytes.
@@ -197,6 +200,7 @@ void Reference::backward(std::int64_t micro_batch, double loss_scale) {
 ReferenceStep Reference::step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                               std::int64_t micro_batch) {
   const std::int64_t count = training_.global_batch * graph_.sequence;
+  const std::int64_t with_target = training_.global_batch * targets_of_sample(graph_);
   PARPLAN_ASSERT(training_.global_batch % micro_batch == 0,
                  fmt::format("{} over {}", training_.global_batch, micro_batch));
   PARPLAN_ASSERT(static_cast<std::int64_t>(tokens.size()) == count && tokens.size() == targets.size(),
@@ -210,11 +214,11 @@ ReferenceStep Reference::step(std::span<const std::int32_t> tokens, std::span<co
   for (std::int64_t first = 0; first < count; first += slice) {
     forward(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(slice)),
             targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(slice)), micro_batch);
-    backward(micro_batch, 1.0 / static_cast<double>(count));
+    backward(micro_batch, 1.0 / static_cast<double>(with_target));
   }
 
   ReferenceStep result;
-  result.loss = static_cast<double>(values_[at(loss)][0]) / static_cast<double>(count);
+  result.loss = static_cast<double>(values_[at(loss)][0]) / static_cast<double>(with_target);
   for (const auto& sums : accumulators_) {
     for (const auto& [id, sum] : sums) {
       const auto [found, first_use] = result.gradients.try_emplace(graph_.tensors[at(id)].name, sum);

@@ -20,7 +20,7 @@ using ByParameter = std::map<std::string, std::vector<float>>;
 
 // The results of one step of training.
 struct ReferenceStep {
-  double loss = 0.0;      // mean over the tokens of the global batch, before the update
+  double loss = 0.0;      // mean over the tokens of the global batch that have a target, before the update
   ByParameter gradients;  // of that mean, before clipping
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -122,6 +123,53 @@ TEST_CASE("a shuffled epoch has every sequence once, each epoch in an order of i
     std::ranges::sort(epoch);
     for (int i = 0; i < 100; ++i) CHECK(epoch[static_cast<std::size_t>(i)] == i);
   }
+}
+
+TEST_CASE("of each sample some tokens are masked, by its number and the seed, whoever else is in the batch") {
+  constexpr std::int64_t sequence = 20, vocabulary = 1000, samples = 500;
+  const MaskedTokens masked{.count = 3, .token = 999};
+  std::vector<std::int32_t> tokens(samples * sequence + 1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i % 900);
+  const TokenData data(tokens);
+  const auto batch_of = [&](std::int64_t first, std::int64_t count, std::uint64_t seed) {
+    Batch batch{.sequence = sequence, .ids = {}};
+    fill_from(batch, data, first, count);
+    mask(batch, masked, vocabulary, first, seed);
+    return batch;
+  };
+  const Batch all = batch_of(0, samples, 1);
+  Batch plain{.sequence = sequence, .ids = {}};
+  fill_from(plain, data, 0, samples);
+  std::int64_t hidden = 0, kept = 0, positions[sequence] = {};
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    std::int64_t targets = 0;
+    for (std::int64_t i = 0; i < sequence; ++i) {
+      const std::int32_t target = all.targets[sample * sequence + i];
+      const std::int32_t before = plain.ids[sample * (sequence + 1) + i], now = all.ids[sample * (sequence + 1) + i];
+      if (target < 0) {
+        CHECK(target == -1);
+        CHECK(now == before);
+        continue;
+      }
+      ++targets;
+      ++positions[i];
+      CHECK(target == before);
+      CHECK((now >= 0 && now < vocabulary));
+      hidden += now == masked.token ? 1 : 0;
+      kept += now == before ? 1 : 0;
+    }
+    CHECK(targets == masked.count);
+  }
+  // 80% and 10% of 1500, within four standard deviations; each position 75 times.
+  CHECK(std::abs(hidden - 1200) < 62);
+  CHECK(std::abs(kept - 150) < 47);
+  for (const std::int64_t count : positions) CHECK(std::abs(count - 75) < 32);
+
+  const Batch some = batch_of(100, 8, 1), other = batch_of(100, 8, 2), later = batch_of(100 + samples, 8, 1);
+  CHECK(std::equal(some.ids.begin(), some.ids.end(), all.ids.begin() + 100 * (sequence + 1)));
+  CHECK(std::equal(some.targets.begin(), some.targets.end(), all.targets.begin() + 100 * sequence));
+  CHECK(some.targets != other.targets);
+  CHECK(some.targets != later.targets);  // the same samples in the next epoch
 }
 
 TEST_CASE("what cannot be mapped is refused, and nothing waits for a pipe's writer") {

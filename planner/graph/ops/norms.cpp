@@ -11,17 +11,22 @@ using enum Access;
 
 // Operands ----------------------------------------------------------------------------------------
 
-constexpr OperandRow layer_norm_operands[] = {{input, 0, read, matrix},         {parameter, 0, read, per_column},
-                                              {parameter, 1, read, per_column}, {output, 0, write, matrix},
-                                              {output, 1, write, per_row},      {output, 2, write, per_row}};
+constexpr OperandRow layer_norm_operands[] = {{input, 0, read, matrix},    {parameter, 0, read, per_column},
+                                              beta_of(1, per_column),      {output, 0, write, matrix},
+                                              {output, 1, write, per_row}, {output, 2, write, per_row}};
 constexpr OperandRow rms_norm_operands[] = {{input, 0, read, matrix},
                                             {parameter, 0, read, per_column},
                                             {output, 0, write, matrix},
                                             {output, 1, write, per_row}};
-constexpr OperandRow add_layer_norm_operands[] = {
-    {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
-    {parameter, 1, read, per_column}, {parameter, 2, read, per_column},    {output, 0, write, matrix},
-    {output, 1, write, matrix},       {output, 2, write, per_row},         {output, 3, write, per_row}};
+constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read, matrix},
+                                                  {input, 1, read, matrix, if_second},
+                                                  {parameter, 0, read, per_column, if_bias},
+                                                  {parameter, 1, read, per_column},
+                                                  beta_of(2, per_column),
+                                                  {output, 0, write, matrix},
+                                                  {output, 1, write, matrix},
+                                                  {output, 2, write, per_row},
+                                                  {output, 3, write, per_row}};
 constexpr OperandRow add_rms_norm_operands[] = {
     {input, 0, read, matrix},         {input, 1, read, matrix, if_second}, {parameter, 0, read, per_column, if_bias},
     {parameter, 1, read, per_column}, {output, 0, write, matrix},          {output, 1, write, matrix},
@@ -42,11 +47,20 @@ constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read, 
 constexpr OpKind layer_norm_gradients[] = {OpKind::layer_norm_gradient};
 constexpr OpKind rms_norm_gradients[] = {OpKind::rms_norm_gradient};
 
+// Local shapes ------------------------------------------------------------------------------------
+
+void localize_layer_norm(const LocalOp& local, OpShape& shape) {
+  localize_elementwise(local, shape);
+  shape.without_beta = local.op.parameters.size() < 2;
+}
+
 // Work --------------------------------------------------------------------------------------------
 
 // Mean 1, variance 3, normalise 2, scale and shift 2.
 OpWork layer_norm_work(const OpShape& s, DataType type) {
-  return {flops(8 * s.rows * s.columns), Bytes(2 * (s.rows + 1) * s.columns * e(type) + 8 * s.rows)};
+  const std::int64_t parameters = s.without_beta ? 1 : 2;
+  return {flops((6 + parameters) * s.rows * s.columns),
+          Bytes((2 * s.rows + parameters) * s.columns * e(type) + 8 * s.rows)};
 }
 OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, normalise 1, scale 1
   return {flops(4 * s.rows * s.columns), Bytes((2 * s.rows + 1) * s.columns * e(type) + 4 * s.rows)};
@@ -91,7 +105,7 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::layer_norm,
      .name = "layer_norm",
      .sharding = ShardingRule::tokenwise,
-     .localize = localize_elementwise,
+     .localize = localize_layer_norm,
      .operands = layer_norm_operands,
      .gradients = layer_norm_gradients,
      .module = OpModule::norm,

@@ -16,13 +16,21 @@ using enum OperandContent;
 // Statistics of a head, or of all of a row's heads.
 constexpr OperandSize per_head{[](const OpShape& s) { return s.sequence * s.batch * (s.heads + s.kv_heads); }, fp32};
 constexpr OperandSize two_sums{[](const OpShape& s) { return 2 * s.sequence * s.batch; }, fp32};
-constexpr OperandSize one_head{[](const OpShape& s) { return s.head_dim; }};
 constexpr OperandSize query_row{[](const OpShape& s) { return s.heads * s.head_dim; }};
 constexpr OperandSize key_row{[](const OpShape& s) { return s.kv_heads * s.head_dim; }};
+// Gammas of head_norm.
+std::int64_t query_gammas(const OpShape& s) {
+  return s.centered ? s.heads * s.head_dim : s.head_dim;
+}
+std::int64_t key_gammas(const OpShape& s) {
+  return s.centered ? s.kv_heads * s.head_dim : s.head_dim;
+}
+constexpr OperandSize of_query_heads{query_gammas};
+constexpr OperandSize of_key_heads{key_gammas};
 
 constexpr OperandRow head_norm_operands[] = {{input, 0, read, fused},
-                                             {parameter, 0, read, one_head},
-                                             {parameter, 1, read, one_head},
+                                             {parameter, 0, read, of_query_heads},
+                                             {parameter, 1, read, of_key_heads},
                                              {output, 0, write, fused},
                                              {output, 1, write, per_head}};
 constexpr OperandRow query_key_squares_operands[] = {{input, 0, read, fused}, {output, 0, write, two_sums}};
@@ -33,9 +41,9 @@ constexpr OperandRow query_key_norm_operands[] = {{input, 0, read, fused},
                                                   {output, 0, write, fused}};
 
 constexpr OperandRow head_norm_gradient_operands[] = {
-    {output_gradient, 0, read, fused}, {input, 0, read, fused},      {parameter, 0, read, one_head},
-    {parameter, 1, read, one_head},    {output, 1, read, per_head},  {input_gradient, 0, write, fused},
-    of_first(in_fp32(one_head)),       of_second(in_fp32(one_head)), {workspace, 0, update}};
+    {output_gradient, 0, read, fused},  {input, 0, read, fused},          {parameter, 0, read, of_query_heads},
+    {parameter, 1, read, of_key_heads}, {output, 1, read, per_head},      {input_gradient, 0, write, fused},
+    of_first(in_fp32(of_query_heads)),  of_second(in_fp32(of_key_heads)), {workspace, 0, update}};
 constexpr OperandRow query_key_squares_gradient_operands[] = {
     {output_gradient, 0, read, two_sums}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
 constexpr OperandRow query_key_norm_gradient_operands[] = {
@@ -60,8 +68,8 @@ std::vector<OperandWidth> head_norm_widths(const OpShape& s) {
   return {{input, 0, fused_width(s)},
           {output, 0, fused_width(s)},
           {output, 1, s.heads + s.kv_heads},
-          {parameter, 0, s.head_dim},
-          {parameter, 1, s.head_dim}};
+          {parameter, 0, query_gammas(s)},
+          {parameter, 1, key_gammas(s)}};
 }
 std::vector<OperandWidth> query_key_squares_widths(const OpShape& s) {
   return {{input, 0, fused_width(s)}, {output, 0, 2}};
@@ -86,16 +94,18 @@ std::int64_t trained_width(const OpShape& s) {
   return ((s.freezes_first ? 0 : s.heads) + (s.freezes_second ? 0 : s.kv_heads)) * s.head_dim;
 }
 
-// As rms_norm, for queries and keys. Values are copied; there is one statistic per head, or two
-// sums per row.
+// As rms_norm, or layer_norm without a beta, for queries and keys. Values are copied; there is one
+// statistic per head, or two sums per row. The mean is computed again in the gradient.
 OpWork head_norm_work(const OpShape& s, DataType type) {
-  return {flops(4 * query_key_elements(s)), Bytes((2 * fused_elements(s) + 2 * s.head_dim) * e(type) +
-                                                  4 * s.sequence * s.batch * (s.heads + s.kv_heads))};
+  return {flops((s.centered ? 7 : 4) * query_key_elements(s)),
+          Bytes((2 * fused_elements(s) + query_gammas(s) + key_gammas(s)) * e(type) +
+                4 * s.sequence * s.batch * (s.heads + s.kv_heads))};
 }
 OpWork head_norm_gradient_work(const OpShape& s, DataType type) {
-  return {flops(9 * query_key_elements(s)),
-          Bytes((3 * fused_elements(s) + 2 * s.head_dim) * e(type) + 4 * s.sequence * s.batch * (s.heads + s.kv_heads) +
-                8 * trained_of_two(s) * s.head_dim)};
+  const std::int64_t trained = (s.freezes_first ? 0 : query_gammas(s)) + (s.freezes_second ? 0 : key_gammas(s));
+  return {flops((s.centered ? 13 : 9) * query_key_elements(s)),
+          Bytes((3 * fused_elements(s) + query_gammas(s) + key_gammas(s)) * e(type) +
+                4 * s.sequence * s.batch * (s.heads + s.kv_heads) + 8 * trained)};
 }
 OpWork query_key_squares_work(const OpShape& s, DataType type) {
   return {flops(2 * query_key_elements(s)), Bytes(query_key_elements(s) * e(type) + 8 * s.sequence * s.batch)};
@@ -118,7 +128,7 @@ OpWork query_key_norm_gradient_work(const OpShape& s, DataType type) {  // dy ga
 // Workspaces on CUDA ------------------------------------------------------------------------------
 
 Bytes head_norm_gradient_cuda_workspace(const OpShape& s) {
-  return column_sums_workspace(s.sequence * s.batch, s.head_dim, 2);
+  return column_sums_workspace(s.sequence * s.batch, query_gammas(s) + key_gammas(s), 1);
 }
 Bytes query_key_norm_gradient_cuda_workspace(const OpShape& s) {
   return column_sums_workspace(s.sequence * s.batch, query_key_width(s), 1);

@@ -22,6 +22,10 @@ constexpr OperandRow of_first(OperandSize size) {
 constexpr OperandRow of_second(OperandSize size) {
   return {OperandSource::parameter_gradient, 1, Access::update, size, nullptr, &OpShape::freezes_second};
 }
+// The beta of a LayerNorm that has one.
+constexpr OperandRow beta_of(int index, OperandSize size) {
+  return {OperandSource::parameter, index, Access::read, size, nullptr, &OpShape::without_beta};
+}
 // How many of these a kernel of norms with two parameters, or with one, adds to.
 constexpr std::int64_t trained_of_two(const OpShape& s) {
   return (s.freezes_first ? 0 : 1) + (s.freezes_second ? 0 : 1);

@@ -272,6 +272,34 @@ TEST_CASE(
         Bytes(4 * (fused + heads) + 4 * statistics));
 }
 
+TEST_CASE("bidirectional attention multiplies all pairs, with the keys of other ranks and around a ring, too") {
+  OpShape shape{.sequence = 6, .batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 2, .bidirectional = true};
+  const auto flops = [&](OpKind kind) { return row_of(kind).work(shape, DataType::fp32).flops; };
+  CHECK(flops(OpKind::attention) == Flops(4.0 * 2 * 6 * 6 * 2 * 4));
+  CHECK(flops(OpKind::attention_gradient) == Flops(10.0 * 2 * 6 * 6 * 2 * 4));
+  shape.gathered = true;
+  shape.chunks = {.ranks = 4, .rank = 1, .size = 3};  // 24 positions, 6 of them this rank's
+  CHECK(flops(OpKind::attention) == Flops(4.0 * 2 * 6 * 24 * 2 * 4));
+  for (const std::int64_t holder : {0, 1, 2}) {
+    shape.chunks.holder = holder;
+    CHECK(flops(OpKind::attention) == Flops(4.0 * 2 * 6 * 6 * 2 * 4));
+  }
+}
+
+TEST_CASE("a LayerNorm without beta reads one parameter, and normed heads with their own gammas theirs") {
+  OpShape shape{.rows = 10, .columns = 4};
+  const OpWork whole = row_of(OpKind::layer_norm).work(shape, DataType::fp32);
+  shape.without_beta = true;
+  const OpWork without = row_of(OpKind::layer_norm).work(shape, DataType::fp32);
+  CHECK(whole.bytes - without.bytes == Bytes(4 * 4));
+  CHECK(whole.flops == Flops(8 * 40));
+  CHECK(without.flops == Flops(7 * 40));
+  OpShape heads{.sequence = 5, .batch = 1, .heads = 4, .kv_heads = 2, .head_dim = 8};
+  const Bytes shared = row_of(OpKind::head_norm).work(heads, DataType::bf16).bytes;
+  heads.centered = true;
+  CHECK(row_of(OpKind::head_norm).work(heads, DataType::bf16).bytes - shared == Bytes(2 * (6 - 2) * 8));
+}
+
 TEST_CASE("attention with a window multiplies the pairs inside it alone") {
   for (const std::int64_t sequence : {1, 5, 16})
     for (const std::int64_t window : {1, 2, 5, 16, 100}) {

@@ -69,6 +69,14 @@ inline OpGraph random_graph(std::mt19937& random, std::int64_t sequence) {
   spec.feature = spec.hidden * pick({1, 4});
   spec.vocabulary = pick({61, 5000, 50257});
   spec.tied_embeddings = random() % 2;
+  std::mt19937 apart = random;  // so that these draws change no others
+  if (apart() % 3 == 0) {
+    spec.bidirectional = spec.head_transform = spec.embedding_norm = true;
+    spec.mask_token = 1;
+    spec.token_types = 2;
+  }
+  spec.norm_without_bias = spec.norm == NormKind::layer_norm && apart() % 2 == 0;
+  if (apart() % 3 == 0) spec.qk_norm = QkNorm::layer_norm_per_head;
   return build_graph(spec, sequence);
 }
 

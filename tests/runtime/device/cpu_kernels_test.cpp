@@ -212,6 +212,19 @@ TEST_CASE("layer_norm and its gradient") {
         check_near(found_beta, plus(gamma_before, dbeta), 1e-5);
       }
     });
+    const Vector without_beta = forward(x, gamma, Vector(beta.size()));
+    on_every_instruction_set([&](Backend& backend) {
+      INFO("columns ", columns, ", without beta");
+      OpShape shape{.rows = rows, .columns = columns, .without_beta = true, .epsilon = epsilon};
+      Array y(rows * columns), mean(rows), rstd(rows), found(rows * columns), found_gamma(columns, 0.0f);
+      run(backend, OpKind::layer_norm, shape, Array(x), Array(gamma), y, mean, rstd);
+      check_near(y, without_beta, 2e-6);
+      shape.freezes_second = true;
+      run(backend, OpKind::layer_norm_gradient, shape, Array(dy), Array(x), Array(gamma), mean, rstd, found,
+          found_gamma);
+      check_near(found, dx, 1e-5);
+      check_near(found_gamma, dgamma, 1e-5);
+    });
   }
 }
 
@@ -262,6 +275,7 @@ TEST_CASE(
   struct Case {
     std::int64_t head_dim, rotary_dim;
     bool interleaved;
+    double factor = 0.0;
   };
   // For each key/value head: 2 query heads, the key and the value.
   for (const Case& c : {Case{2, 0, false},
@@ -274,12 +288,14 @@ TEST_CASE(
                         {2, 2, true},
                         {6, 0, true},
                         {40, 10, true},
-                        {200, 136, true}}) {
+                        {200, 136, true},
+                        {32, 0, false, 8.0},
+                        {40, 10, true, 2.5}}) {
     const std::int64_t sequence = 3, batch = 2, begin = 5, head_dim = c.head_dim;
     const std::int64_t turning = c.rotary_dim > 0 ? c.rotary_dim : head_dim, width = 8 * head_dim;
     const OpShape shape{.rows = 6, .sequence = sequence, .batch = batch, .heads = 4, .kv_heads = 2,
                         .head_dim = head_dim, .rotary_dim = c.rotary_dim, .begin = begin, .interleaved = c.interleaved,
-                        .theta = 10000.0};
+                        .theta = 10000.0, .factor = c.factor};
     const Vector x = numbers(6 * width, 1);
     Vector wanted = x;
     for (std::int64_t row = 0; row < 6; ++row)
@@ -287,7 +303,7 @@ TEST_CASE(
         if (head % 4 == 3) continue;
         for (std::int64_t i = 0; i < turning / 2; ++i) {
           const std::int64_t position = begin + row / batch;
-          const double angle = static_cast<double>(position) *
+          const double angle = static_cast<double>(position) / (c.factor > 0.0 ? c.factor : 1.0) *
                                std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(turning));
           const std::int64_t first = row * width + head * head_dim;
           const std::size_t low = at(first + (c.interleaved ? 2 * i : i));
@@ -341,17 +357,25 @@ double square_sum(const Vector& x, std::int64_t first, std::int64_t count) {
   return sum;
 }
 
+// Gammas of a head's width are for all heads; longer ones have a part for each, and the mean is
+// taken off first.
 Vector naive_head_norm(const HeadsCase& c, const Vector& x, const Vector& query_gamma, const Vector& key_gamma,
                        Vector* rstd = nullptr) {
   Vector y = x;
+  const bool centered = std::ssize(query_gamma) > c.head_dim;
   for (std::int64_t row = 0; row < c.rows; ++row)
     for (std::int64_t slot = 0; slot < c.slots; ++slot) {
       if (c.is_value(slot)) continue;
-      const double r =
-          1 / std::sqrt(square_sum(x, c.first(row, slot), c.head_dim) / static_cast<double>(c.head_dim) + 1e-6);
+      const std::int64_t first = c.first(row, slot), gamma = centered ? c.number(slot) * c.head_dim : 0;
+      if (centered) {
+        double mean = 0.0;
+        for (std::int64_t i = 0; i < c.head_dim; ++i) mean += x[at(first + i)] / static_cast<double>(c.head_dim);
+        for (std::int64_t i = 0; i < c.head_dim; ++i) y[at(first + i)] -= mean;
+      }
+      const double r = 1 / std::sqrt(square_sum(y, first, c.head_dim) / static_cast<double>(c.head_dim) + 1e-6);
       if (rstd != nullptr) rstd->push_back(r);
       for (std::int64_t i = 0; i < c.head_dim; ++i)
-        y[at(c.first(row, slot) + i)] *= r * (c.is_key(slot) ? key_gamma : query_gamma)[at(i)];
+        y[at(first + i)] *= r * (c.is_key(slot) ? key_gamma : query_gamma)[at(gamma + i)];
     }
   return y;
 }
@@ -383,11 +407,16 @@ Vector naive_query_key_norm(const HeadsCase& c, const Vector& x, const Vector& s
 
 }  // namespace
 
-TEST_CASE("head_norm is the RMS norm of each query and key head, and its gradient its slope, also in place") {
-  for (const std::int64_t head_dim : {1, 6, 16, 37}) {
+TEST_CASE("head_norm is the RMS norm or LayerNorm of query and key heads, its gradient its slope, also in place") {
+  for (const auto& [head_dim, centered] : {std::pair<std::int64_t, bool>{1, false}, {6, false}, {16, false},
+                                           {37, false}, {2, true}, {6, true}, {16, true}, {37, true}}) {
     const HeadsCase c{head_dim};
+    OpShape shape = c.shape();
+    shape.centered = centered;
     const Vector x = numbers(c.size(), 1, 2.0), dy = numbers(c.size(), 2);
-    const Vector query_gamma = numbers(head_dim, 3), key_gamma = numbers(head_dim, 4), before = numbers(head_dim, 5);
+    const std::int64_t queries = centered ? 4 * head_dim : head_dim, keys = centered ? 2 * head_dim : head_dim;
+    const Vector query_gamma = numbers(queries, 3), key_gamma = numbers(keys, 4), query_before = numbers(queries, 5),
+                 key_before = numbers(keys, 6);
     Vector rstds;
     const Vector wanted = naive_head_norm(c, x, query_gamma, key_gamma, &rstds);
     const Vector dx =
@@ -397,17 +426,17 @@ TEST_CASE("head_norm is the RMS norm of each query and key head, and its gradien
     const Vector dkey =
         slopes([&](const Vector& v) { return dot(naive_head_norm(c, x, query_gamma, v), dy); }, key_gamma);
     on_every_instruction_set([&](Backend& backend) {
-      INFO("head_dim ", head_dim);
+      INFO("head_dim ", head_dim, centered ? ", centered" : "");
       Array y(c.size()), rstd(c.rows * 6), found(c.size()), in_place(dy);
-      run(backend, OpKind::head_norm, c.shape(), Array(x), Array(query_gamma), Array(key_gamma), y, rstd);
+      run(backend, OpKind::head_norm, shape, Array(x), Array(query_gamma), Array(key_gamma), y, rstd);
       check_near(y, wanted, 2e-6);
       check_near(rstd, rstds, 2e-6);
       for (const bool over : {false, true}) {
-        Array found_query(before), found_key(before);
-        run(backend, OpKind::head_norm_gradient, c.shape(), over ? in_place.data() : Array(dy).data(), Array(x),
+        Array found_query(query_before), found_key(key_before);
+        run(backend, OpKind::head_norm_gradient, shape, over ? in_place.data() : Array(dy).data(), Array(x),
             Array(query_gamma), Array(key_gamma), rstd, over ? in_place.data() : found.data(), found_query, found_key);
-        check_near(found_query, plus(before, dquery), 1e-5);
-        check_near(found_key, plus(before, dkey), 1e-5);
+        check_near(found_query, plus(query_before, dquery), 1e-5);
+        check_near(found_key, plus(key_before, dkey), 1e-5);
       }
       check_near(found, dx, 1e-5);
       CHECK(same_bits(in_place.data(), found.data(), c.size()));
@@ -530,7 +559,8 @@ Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = 
         Vector weights;
         double sum = 0.0;
         const OpShape& f = s.features;
-        for (std::int64_t k = 0; k <= q; ++k) {
+        const std::int64_t last = f.bidirectional ? s.sequence - 1 : q;
+        for (std::int64_t k = 0; k <= last; ++k) {
           if (f.window > 0 && q - k >= f.window) {
             weights.push_back(0.0);
             continue;
@@ -548,7 +578,7 @@ Vector naive_attention(const AttentionSize& s, const Vector& qkv, Vector* lse = 
         if (lse != nullptr) (*lse)[at((b * s.heads + h) * s.sequence + q)] = std::log(sum);
         for (std::int64_t i = 0; i < s.head_dim; ++i) {
           double value = 0.0;
-          for (std::int64_t k = 0; k <= q; ++k) value += weights[at(k)] / sum * element(k, per_group + 1, i);
+          for (std::int64_t k = 0; k <= last; ++k) value += weights[at(k)] / sum * element(k, per_group + 1, i);
           y[at((q * s.batch + b) * s.heads * s.head_dim + h * s.head_dim + i)] = value;
         }
       }
@@ -569,12 +599,14 @@ const OpShape attention_features[] = {{},
                                       {.score_scale = 0.31},
                                       {.softcap = 1.5},
                                       {.all_heads = 6, .first_head = 2, .alibi = 1.0},
-                                      {.window = 7, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5}};
+                                      {.window = 7, .all_heads = 4, .score_scale = 0.4, .softcap = 2.5, .alibi = 0.5},
+                                      {.bidirectional = true},
+                                      {.bidirectional = true, .score_scale = 0.4, .softcap = 2.5}};
 
 }  // namespace
 
 TEST_CASE(
-    "attention is causal, shares key/value heads within groups, honours what it is asked for and saves log-sum-exp") {
+    "attention is causal or not, shares key/value heads, honours what it is asked for and saves log-sum-exp") {
   // The last two have several blocks of queries.
   std::vector<AttentionSize> sizes;
   for (const OpShape& features : attention_features)
@@ -725,14 +757,16 @@ TEST_CASE("attention over a rank's chunks with gathered keys is that of the whol
 }
 
 TEST_CASE("attention step by step around a ring is that of the whole sequence, forward and backward") {
-  for (const double softcap : {0.0, 1.5})
+  const OpShape all_features[] = {{}, {.softcap = 1.5}, {.bidirectional = true}};
+  for (const OpShape& features : all_features)
     for (const auto& [ranks, size] : {std::pair<std::int64_t, std::int64_t>{1, 3}, {2, 1}, {3, 2}, {2, 130}}) {
       const AttentionSize s{.sequence = 2 * ranks * size, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6,
-                            .features = {.softcap = softcap}};
+                            .features = features};
       const std::int64_t per_group = s.heads / s.kv_heads;
       const Vector qkv = numbers(s.fused(), 1, 2.0), dy = numbers(s.output(), 2);
       on_every_instruction_set([&](Backend& backend) {
-        INFO("ranks ", ranks, ", chunks of ", size, ", softcap ", softcap);
+        INFO("ranks ", ranks, ", chunks of ", size, ", softcap ", features.softcap, ", bidirectional ",
+             features.bidirectional);
         Array y(s.output()), lse(s.batch * s.heads * s.sequence), dqkv(s.fused());
         run(backend, OpKind::attention, s.shape(), Array(qkv), y, lse);
         run(backend, OpKind::attention_gradient, s.shape(), Array(dy), Array(qkv), y, lse, dqkv);
@@ -806,13 +840,19 @@ TEST_CASE("in every step around a ring but the own one, all ranks have as many p
         for (std::int64_t row = 0; row < 2 * size; ++row) positions += chunks.position(row) + 1;
         for (std::int64_t holder = 0; holder < ranks; ++holder) {
           chunks.holder = holder;
-          const RingStep step = ring_step(chunks);
+          const RingStep step = ring_step({.chunks = chunks});
           std::int64_t pairs = 0;
           for (std::int64_t row = step.first_query; row < 2 * size; ++row) pairs += step.causal ? row + 1 : step.keys;
           CHECK(pairs == (holder == rank ? size * (2 * size + 1) : 2 * size * size));
           all += pairs;
         }
         CHECK(all == positions);
+        // Bidirectional attention: all with all, in every step.
+        for (std::int64_t holder = 0; holder < ranks; ++holder) {
+          chunks.holder = holder;
+          const RingStep step = ring_step({.chunks = chunks, .bidirectional = true});
+          CHECK((step.first_query == 0 && step.keys == 2 * size && !step.causal));
+        }
       }
 }
 
@@ -1009,11 +1049,15 @@ TEST_CASE("cross entropy over shards of a padded vocabulary equals that over the
   // none.
   const std::int64_t rows = 5, vocabulary = 41, columns = 22;
   const Vector logits = numbers(rows * vocabulary, 1, 30.0);
-  const std::vector<std::int32_t> targets = {0, 21, 22, 40, 7};
+  const std::vector<std::int32_t> targets = {0, 21, -1, 40, 7};  // the third token has none
   const double scale = 0.125;
   double wanted_loss = 2.5;
   Vector wanted_gradient;
   for (std::int64_t r = 0; r < rows; ++r) {
+    if (targets[at(r)] < 0) {
+      wanted_gradient.insert(wanted_gradient.end(), at(vocabulary), 0.0);
+      continue;
+    }
     double sum = 0.0;
     for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(logits[at(r * vocabulary + i)]);
     wanted_loss += std::log(sum) - logits[at(r * vocabulary + targets[at(r)])];
@@ -1174,7 +1218,7 @@ TEST_CASE("add_layer_norm and add_rms_norm equal the sum and the norm, one after
   for (const std::int64_t columns : {1, 16, 53})
     for (const bool second : {false, true})
       for (const bool bias : {false, true}) {
-        const OpShape shape{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = 1e-5};
+        OpShape shape{.rows = rows, .columns = columns, .bias = bias, .second = second, .epsilon = 1e-5};
         const Array a(numbers(rows * columns, 1, 3.0)), b(numbers(rows * columns, 2)), offset(numbers(columns, 3));
         const Array gamma(numbers(columns, 4)), beta(numbers(columns, 5));
         on_every_instruction_set([&](Backend& backend) {
@@ -1194,6 +1238,14 @@ TEST_CASE("add_layer_norm and add_rms_norm equal the sum and the norm, one after
           CHECK(same_bits(y.data(), fused_y.data(), y.size()));
           CHECK(same_bits(mean.data(), fused_mean.data(), rows));
           CHECK(same_bits(rstd.data(), fused_rstd.data(), rows));
+
+          const OpShape before = shape;
+          shape.without_beta = true;
+          run(backend, OpKind::layer_norm, shape, sum, gamma, y, mean, rstd);
+          with_terms(OpKind::add_layer_norm, gamma, fused_sum, fused_y, fused_mean, fused_rstd);
+          CHECK(same_bits(sum.data(), fused_sum.data(), sum.size()));
+          CHECK(same_bits(y.data(), fused_y.data(), y.size()));
+          shape = before;
 
           Array other_sum(rows * columns), other_y(rows * columns), other_rstd(rows);
           run(backend, OpKind::rms_norm, shape, sum, gamma, y, rstd);

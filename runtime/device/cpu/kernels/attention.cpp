@@ -41,7 +41,7 @@ float score_scale(const OpShape& s) {
 }
 
 // The first row of queries that meets keys.
-std::int64_t first_query_of(const OpShape& s) { return s.chunks.holder ? ring_step(s.chunks).first_query : 0; }
+std::int64_t first_query_of(const OpShape& s) { return s.chunks.holder ? ring_step(s).first_query : 0; }
 
 // The rows of queries from `begin` on that are handled at a time: they have consecutive positions.
 std::int64_t rows_of_block(const OpShape& s, std::int64_t begin) {
@@ -50,11 +50,11 @@ std::int64_t rows_of_block(const OpShape& s, std::int64_t begin) {
   return left < block ? left : block;
 }
 
-// Where a row of queries is among the keys. In a step around a ring these count by rows, and a
-// query that sees all of them is behind the last.
+// Where a row of queries is among the keys. In a step around a ring these count by rows. A query
+// that sees all keys is behind the last.
 std::int64_t position_of(const OpShape& s, std::int64_t row) {
-  if (!s.chunks.holder) return s.chunks.position(row);
-  const RingStep step = ring_step(s.chunks);
+  if (!s.chunks.holder) return s.bidirectional ? room_for_keys(s) + row : s.chunks.position(row);
+  const RingStep step = ring_step(s);
   return step.causal ? row : step.keys + row;
 }
 
@@ -73,7 +73,7 @@ struct Keys {
 Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t rows) {
   const std::int64_t seen = s.window > 0 ? first_query - s.window + 1 : 0;
   const std::int64_t end = first_query + rows;
-  const std::int64_t most = s.chunks.holder ? ring_step(s.chunks).keys : end;
+  const std::int64_t most = s.chunks.holder ? ring_step(s).keys : s.bidirectional ? room_for_keys(s) : end;
   return {.begin = seen > 0 ? seen : 0, .end = end < most ? end : most};
 }
 

@@ -3,7 +3,7 @@
 
 // The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin
 // + columns), of which the first `valid` are no padding. Maxima and sums are reduced over the
-// shards between the kernels.
+// shards between the kernels. A negative target is none: its token has neither loss nor gradient.
 namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 // logits -> maximum per token; minus infinity on a shard that is all padding.
@@ -47,10 +47,12 @@ void cross_entropy_sums(const CpuKernelArguments& a) {
 // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target, added up in
 // double precision
 void cross_entropy_loss(const CpuKernelArguments& a) {
+  const std::int32_t* targets = a.tokens(1);
   const float* sums = a.floats(3);
   double loss = 0.0;
   for (std::int64_t row = 0; row < a.shape.rows; ++row)
-    loss += __builtin_log(static_cast<double>(sums[2 * row])) - static_cast<double>(sums[2 * row + 1]);
+    if (targets[row] >= 0)
+      loss += __builtin_log(static_cast<double>(sums[2 * row])) - static_cast<double>(sums[2 * row + 1]);
   *a.floats(4) += static_cast<float>(loss);
 }
 
@@ -64,6 +66,10 @@ void cross_entropy_gradient(const CpuKernelArguments& a) {
   float* gradient = a.floats(4);
   const float scale = static_cast<float>(a.shape.scale) * (a.shape.scaled ? a.loss_scale(5).scale : 1.0f);
   for (std::int64_t row = 0; row < a.shape.rows; ++row, logits += a.shape.columns, gradient += a.shape.columns) {
+    if (targets[row] < 0) {
+      __builtin_memset(gradient, 0, a.shape.columns * sizeof(float));
+      continue;
+    }
     const float max = maxima[row];
     const float factor = scale / sums[2 * row];
     for_each_wide(a.shape.valid, [&](std::int64_t i, auto lanes) {

@@ -8,7 +8,7 @@ namespace {
 PARPLAN_INLINE float inverse_square_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 
 // Rows are never inlined: a row meets the same instructions in the fused kernel as in the one that
-// it replaces.
+// it replaces. `beta` may be null.
 [[gnu::noinline]] void layer_norm_row(const OpShape& shape, const float* x, const float* gamma, const float* beta,
                                       float* y, float* mean_out, float* rstd_out) {
   const std::int64_t columns = shape.columns;
@@ -24,7 +24,8 @@ PARPLAN_INLINE float inverse_square_root(float x) { return 1.0f / __builtin_sqrt
   const float rstd = inverse_square_root(sum_lanes(squares) / count + static_cast<float>(shape.epsilon));
   for_each_wide(columns, [&](std::int64_t i, auto lanes) {
     const Wide normal = (load(x + i, lanes) - mean) * rstd;
-    store(y + i, normal * load(gamma + i, lanes) + load(beta + i, lanes), lanes);
+    const Wide scaled = normal * load(gamma + i, lanes);
+    store(y + i, beta == nullptr ? scaled : scaled + load(beta + i, lanes), lanes);
   });
   *mean_out = mean;
   *rstd_out = rstd;
@@ -71,24 +72,28 @@ struct Sum {
 
 }  // namespace
 
-// x, gamma, beta -> y, mean, rstd
+// x, gamma, (beta) -> y, mean, rstd
 void layer_norm(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
+  const float* beta = a.shape.without_beta ? nullptr : a.floats(2);
+  const int next = a.shape.without_beta ? 2 : 3;
   for (std::int64_t row = 0; row < a.shape.rows; ++row)
-    layer_norm_row(a.shape, a.floats(0) + row * columns, a.floats(1), a.floats(2), a.floats(3) + row * columns,
-                   a.floats(4) + row, a.floats(5) + row);
+    layer_norm_row(a.shape, a.floats(0) + row * columns, a.floats(1), beta, a.floats(next) + row * columns,
+                   a.floats(next + 1) + row, a.floats(next + 2) + row);
 }
 
-// a, (b), (bias), gamma, beta -> sum, y, mean, rstd
+// a, (b), (bias), gamma, (beta) -> sum, y, mean, rstd
 void add_layer_norm(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;
   const Sum sum(a);
-  const int next = sum.operands;
+  const float* gamma = a.floats(sum.operands);
+  const float* beta = a.shape.without_beta ? nullptr : a.floats(sum.operands + 1);
+  const int next = sum.operands + (a.shape.without_beta ? 1 : 2);
   for (std::int64_t row = 0; row < a.shape.rows; ++row) {
-    float* x = a.floats(next + 2) + row * columns;
+    float* x = a.floats(next) + row * columns;
     sum.write_row(row, x);
-    layer_norm_row(a.shape, x, a.floats(next), a.floats(next + 1), a.floats(next + 3) + row * columns,
-                   a.floats(next + 4) + row, a.floats(next + 5) + row);
+    layer_norm_row(a.shape, x, gamma, beta, a.floats(next + 1) + row * columns, a.floats(next + 2) + row,
+                   a.floats(next + 3) + row);
   }
 }
 

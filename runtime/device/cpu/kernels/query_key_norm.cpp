@@ -10,13 +10,22 @@ PARPLAN_INLINE float reciprocal_root(float mean_square, double epsilon) {
   return 1.0f / __builtin_sqrtf(mean_square + static_cast<float>(epsilon));
 }
 
-float sum_of_squares(const float* x, std::int64_t n) {
+// The squares of differences from `mean`.
+float sum_of_squares(const float* x, std::int64_t n, float mean = 0.0f) {
   Wide squares{};
   for_each_wide(n, [&](std::int64_t i, auto lanes) {
-    const Wide v = load(x + i, lanes);
+    const Wide v = load(x + i, lanes, mean) - mean;
     squares += v * v;
   });
   return sum_lanes(squares);
+}
+
+// A head's mean, where the norm takes it off; else 0.
+float mean_of(const OpShape& s, const float* x) {
+  if (!s.centered) return 0.0f;
+  Wide sum{};
+  for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) { sum += load(x + i, lanes); });
+  return sum_lanes(sum) / static_cast<float>(s.head_dim);
 }
 
 void copy_head(const OpShape& s, const float* from, float* to) {
@@ -37,6 +46,11 @@ WidthNorm width_norm(const OpShape& s, const float* squares) {
   return norm;
 }
 
+// Where a head's gamma begins.
+std::int64_t gamma_of(const OpShape& s, const FusedHead& head) {
+  return s.centered ? head.index * s.head_dim : 0;
+}
+
 }  // namespace
 
 // qkv, gamma of queries, gamma of keys -> y, rstd [rows, heads + key/value heads], in the order of
@@ -52,10 +66,11 @@ void head_norm(const CpuKernelArguments& a) {
       const float* x = qkv + head.offset;
       float* out = y + head.offset;
       if (head.part == HeadPart::value) return copy_head(s, x, out);
-      const float* gamma = a.floats(head.part == HeadPart::query ? 1 : 2);
-      const float r = reciprocal_root(sum_of_squares(x, s.head_dim) / count, s.epsilon);
+      const float* gamma = a.floats(head.part == HeadPart::query ? 1 : 2) + gamma_of(s, head);
+      const float mean = mean_of(s, x);
+      const float r = reciprocal_root(sum_of_squares(x, s.head_dim, mean) / count, s.epsilon);
       for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
-        store(out + i, load(x + i, lanes) * r * load(gamma + i, lanes), lanes);
+        store(out + i, (load(x + i, lanes) - mean) * r * load(gamma + i, lanes), lanes);
       });
       *rstd++ = r;
     });
@@ -73,8 +88,8 @@ struct GammaGradients {
 
 // dy, qkv, gamma of queries, gamma of keys, rstd -> dqkv, (dgamma of queries +=), (dgamma of keys
 // +=)
-// As rms_norm_gradient, head by head, with n = x rstd and g = dy gamma:
-// dx = rstd (g - n mean(g n)).
+// As rms_norm_gradient, or layer_norm_gradient, head by head, with n = (x - mean) rstd and
+// g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)); in RMS norms, both of the first are 0.
 void head_norm_gradient(const CpuKernelArguments& a) {
   const OpShape& s = a.shape;
   const float* dy = a.floats(0);
@@ -90,19 +105,24 @@ void head_norm_gradient(const CpuKernelArguments& a) {
       const float* x = qkv + head.offset;
       float* dx = dqkv + head.offset;
       if (head.part == HeadPart::value) return copy_head(s, d, dx);
-      const float* gamma = a.floats(head.part == HeadPart::query ? 2 : 3);
+      const float* gamma = a.floats(head.part == HeadPart::query ? 2 : 3) + gamma_of(s, head);
       float* dgamma = dgammas.of[head.part == HeadPart::query ? 0 : 1];
-      const float r = *rstd++;
+      if (dgamma != nullptr) dgamma += gamma_of(s, head);
+      const float mean = mean_of(s, x), r = *rstd++;
+      Wide sum{};
       Wide products{};
       for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
-        const Wide product = load(d + i, lanes) * (load(x + i, lanes) * r);
-        products += product * load(gamma + i, lanes);
+        const Wide from = load(d + i, lanes), g = load(gamma + i, lanes);
+        const Wide product = from * ((load(x + i, lanes, mean) - mean) * r);
+        sum += from * g;
+        products += product * g;
         if (dgamma != nullptr) store(dgamma + i, load(dgamma + i, lanes) + product, lanes);
       });
-      const float mean = sum_lanes(products) / count;
+      const float mean_g = s.centered ? sum_lanes(sum) / count : 0.0f;
+      const float mean_product = sum_lanes(products) / count;
       for_each_wide(s.head_dim, [&](std::int64_t i, auto lanes) {
         const Wide g = load(d + i, lanes) * load(gamma + i, lanes);
-        store(dx + i, (g - load(x + i, lanes) * r * mean) * r, lanes);
+        store(dx + i, (g - mean_g - (load(x + i, lanes) - mean) * r * mean_product) * r, lanes);
       });
     });
 }

@@ -9,9 +9,10 @@ namespace {
 constexpr std::int64_t pairs_at_a_time = 64;
 
 // Rotates the first rotary_dim features of query and key heads by position * theta^(-2 i /
-// rotary_dim), pairing element i with i + rotary_dim / 2 (the convention of GPT-NeoX and Hugging
-// Face), or 2i with 2i + 1 (GPT-J's); `direction` -1 rotates back, which is the gradient. The angle
-// is rounded to float32 where Hugging Face rounds it. The rest is copied; `from` may be `to`.
+// rotary_dim), over the factor of linear scaling where there is one, pairing element i with i +
+// rotary_dim / 2 (the convention of GPT-NeoX and Hugging Face), or 2i with 2i + 1 (GPT-J's);
+// `direction` -1 rotates back, which is the gradient. The angle is rounded to float32 where Hugging
+// Face rounds it. The rest is copied; `from` may be `to`.
 void rotate(const OpShape& s, const float* from, float* to, float direction) {
   const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
   const std::int64_t half = turning / 2;
@@ -22,6 +23,7 @@ void rotate(const OpShape& s, const float* from, float* to, float direction) {
     for (std::int64_t i = 0; i < pairs; ++i)
       frequency[i] = static_cast<float>(
           1.0 / __builtin_pow(s.theta, 2.0 * static_cast<double>(first + i) / static_cast<double>(turning)));
+    for (std::int64_t i = 0; s.factor != 0.0 && i < pairs; ++i) frequency[i] /= static_cast<float>(s.factor);
     for (std::int64_t place = 0; place < s.sequence; ++place) {
       float cosine[pairs_at_a_time];
       float sine[pairs_at_a_time];

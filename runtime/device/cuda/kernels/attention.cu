@@ -9,7 +9,7 @@
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/kernels/attention_kernels.h"
 
-// Causal attention without the [sequence, sequence] matrix in memory. From the literature:
+// Attention without the [sequence, sequence] matrix in memory. From the literature:
 // - softmax over blocks of keys with a running maximum and sum: Milakov, Gimelshein, Online
 //   normalizer calculation for softmax, 2018; attention by tiles on top of it, and its backward
 //   from the log-sum-exp with D = rowsum(dy * y): Dao, Fu, Ermon, Rudra, Re, FlashAttention,
@@ -21,10 +21,11 @@
 // place. The backward has one kernel for query gradients, which also writes D, and one for key and
 // value gradients, which goes over all query heads of the group. Scores and dP are thus computed
 // twice (seven products instead of FlashAttention-2's five), but nothing is added atomically: no
-// fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes
-// S^T = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy
-// and dk += dS^T q and never go through shared memory. Windows skip the tiles before them as the
-// diagonal skips those behind it. Kernels exist twice: `plain`, and with the other options of heads
+// fp32 accumulator for dq in memory, and the same bits in every run. The second kernel computes S^T
+// = K Q^T, so that P^T and dS^T are already, lane by lane, the left operands of dv += P^T dy and dk
+// += dS^T q and never go through shared memory. Windows skip the tiles before them as the diagonal
+// skips those behind it. Bidirectional attention has all its queries behind all keys, in whatever
+// order these lie. Kernels exist twice: `plain`, and with the other options of heads
 // (AttentionScores) and gathered keys, which cost registers. A step around a ring
 // (attention_span.h) is a plain one over some of the rows, which ends with adding to what is there.
 namespace parplan {
@@ -40,11 +41,12 @@ AttentionLayout layout_of(const OpShape& s) {
   const std::int64_t y_width = s.heads * s.head_dim;
   const std::int64_t key_width = s.gathered ? 2 * s.kv_heads * s.head_dim : qkv_width;
   const bool around_ring = s.chunks.holder.has_value();
-  const RingStep step = around_ring ? ring_step(s.chunks) : RingStep{};
+  const RingStep step = around_ring ? ring_step(s) : RingStep{};
   const std::int64_t rows = s.sequence - step.first_query;
   const std::int64_t keys = around_ring ? step.keys : s.gathered ? s.chunks.positions() : s.sequence;
-  const std::int64_t ahead = around_ring && !step.causal ? keys : 0;
-  const std::int64_t positions = around_ring ? ahead + rows : keys;
+  const bool meets_all = s.bidirectional || (around_ring && !step.causal);
+  const std::int64_t ahead = meets_all ? keys : 0;
+  const std::int64_t positions = around_ring || meets_all ? ahead + rows : keys;
   return {.sequence = static_cast<int>(rows),
           .keys = static_cast<int>(keys),
           .positions = static_cast<int>(positions),
@@ -52,7 +54,7 @@ AttentionLayout layout_of(const OpShape& s) {
           .statistics_rows = static_cast<int>(s.sequence),
           .apart = s.gathered,
           .accumulates = around_ring && s.accumulate,
-          .chunks = s.gathered && !around_ring ? s.chunks : ContextChunks{},
+          .chunks = s.gathered && !around_ring && !meets_all ? s.chunks : ContextChunks{},
           .heads = static_cast<int>(s.heads),
           .per_group = static_cast<int>(s.heads / s.kv_heads),
           .head_dim = static_cast<int>(s.head_dim),
@@ -81,7 +83,7 @@ struct Start {
   }
 };
 Start start_of(const CudaKernelArguments& a) {
-  return {.row = a.shape.chunks.holder ? ring_step(a.shape.chunks).first_query : 0, .type = a.type};
+  return {.row = a.shape.chunks.holder ? ring_step(a.shape).first_query : 0, .type = a.type};
 }
 
 bool aligned(std::initializer_list<const void*> pointers) {

@@ -15,9 +15,8 @@ namespace parplan {
 // Rows are of this rank's tokens. Where the context axis shares these out in chunks, keys and
 // values are an array of their own, gathered from all ranks, [positions, batch, key/value heads,
 // (key, value), head_dim], and queries and keys meet by position. Otherwise rows, positions and the
-// rows of keys are the same numbers; but in a step around a ring whose queries see all keys, which
-// are in an array of their own, too, the queries' positions are `ahead` of their rows: behind all
-// keys.
+// rows of keys are the same numbers; but where queries see all keys, in bidirectional attention or
+// a step around a ring, the queries' positions are `ahead` of their rows: behind all keys.
 struct AttentionLayout {
   int sequence = 0;           // rows of queries
   int keys = 0;               // positions of keys

@@ -5,7 +5,8 @@
 
 // The vocabulary may be split over ranks: this shard holds the columns of the tokens [begin, begin
 // + columns), of which the first `valid` are no padding. Maxima and sums are reduced over the
-// shards between the kernels. A block has one token; probabilities are never written.
+// shards between the kernels. A negative target is none: its token has neither loss nor gradient.
+// A block has one token; probabilities are never written.
 namespace parplan {
 namespace {
 
@@ -68,12 +69,13 @@ constexpr int loss_threads = 1024;
 
 // One block, in double precision: each thread adds every 1024th token, then halves are added to
 // halves.
-__global__ void __launch_bounds__(1024) add_losses(const float* sums, std::int64_t rows, float* loss) {
+__global__ void __launch_bounds__(1024)
+    add_losses(const std::int32_t* targets, const float* sums, std::int64_t rows, float* loss) {
   __shared__ double shared[loss_threads];
   const int thread = static_cast<int>(threadIdx.x);
   double total = 0.0;
   for (std::int64_t row = thread; row < rows; row += loss_threads)
-    total += log(static_cast<double>(sums[2 * row])) - static_cast<double>(sums[2 * row + 1]);
+    if (targets[row] >= 0) total += log(static_cast<double>(sums[2 * row])) - static_cast<double>(sums[2 * row + 1]);
   shared[thread] = total;
   for (int half = loss_threads / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -94,8 +96,8 @@ __global__ void __launch_bounds__(1024)
   T* dx = gradient + row * columns;
   if (loss_scale != nullptr) scale *= loss_scale->scale;
   const float maximum = maxima[row];
-  const float factor = scale / sums[2 * row];
-  const std::int64_t target = targets[row] - begin;
+  const float factor = targets[row] < 0 ? 0.0f : scale / sums[2 * row];
+  const std::int64_t target = targets[row] < 0 ? -1 : targets[row] - begin;
   for_each_valid<width>(valid, [&](std::int64_t i, auto count) {
     constexpr int n = decltype(count)::width;
     float values[n];
@@ -159,7 +161,7 @@ void cross_entropy_sums(const CudaKernelArguments& a) {
 // logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target
 void cross_entropy_loss(const CudaKernelArguments& a) {
   launch("cross_entropy_loss", add_losses, Grid{.blocks = dim3(1), .threads = dim3(loss_threads)}, a.stream,
-         a.at<const float>(3), a.shape.rows, a.at<float>(4));
+         a.at<const std::int32_t>(1), a.at<const float>(3), a.shape.rows, a.at<float>(4));
 }
 
 // logits, targets, maximum, sums, -> dlogits, (loss scale)

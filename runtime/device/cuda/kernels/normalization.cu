@@ -20,7 +20,7 @@ struct NormOperands {
   T* sum = nullptr;
   const T* x = nullptr;  // the row: `sum`, or the input
   const T* gamma = nullptr;
-  const T* beta = nullptr;  // layer_norm
+  const T* beta = nullptr;  // layer_norm; null: none
   T* y = nullptr;
   float* mean = nullptr;  // layer_norm
   float* rstd = nullptr;
@@ -135,7 +135,9 @@ __global__ void __launch_bounds__(1024) normalize(std::int64_t rows, std::int64_
   share.pass(o, [&](std::int64_t i, const float(&x)[width]) {
     float gamma[width], beta[width] = {}, y[width];
     load(o.gamma + i, gamma);
-    if constexpr (norm == Norm::layer) load(o.beta + i, beta);
+    if constexpr (norm == Norm::layer) {
+      if (o.beta != nullptr) load(o.beta + i, beta);
+    }
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       if constexpr (norm == Norm::layer) {
@@ -195,33 +197,34 @@ int read_sum(const CudaKernelArguments& a, NormOperands<T>& o) {
 
 }  // namespace
 
-// x, gamma, beta -> y, mean, rstd
+// x, gamma, (beta) -> y, mean, rstd
 void layer_norm(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
+    const int next = a.shape.without_beta ? 2 : 3;
     submit<T, Norm::layer>(a, {.x = a.at<const T>(0),
                                .gamma = a.at<const T>(1),
-                               .beta = a.at<const T>(2),
-                               .y = a.at<T>(3),
-                               .mean = a.at<float>(4),
-                               .rstd = a.at<float>(5),
+                               .beta = a.shape.without_beta ? nullptr : a.at<const T>(2),
+                               .y = a.at<T>(next),
+                               .mean = a.at<float>(next + 1),
+                               .rstd = a.at<float>(next + 2),
                                .epsilon = static_cast<float>(a.shape.epsilon)});
   });
 }
 
-// a, (b), (bias), gamma, beta -> sum, y, mean, rstd
+// a, (b), (bias), gamma, (beta) -> sum, y, mean, rstd
 void add_layer_norm(const CudaKernelArguments& a) {
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
     NormOperands<T> o{.epsilon = static_cast<float>(a.shape.epsilon)};
-    const int next = read_sum(a, o);
-    o.gamma = a.at<const T>(next);
-    o.beta = a.at<const T>(next + 1);
-    o.sum = a.at<T>(next + 2);
+    int next = read_sum(a, o);
+    o.gamma = a.at<const T>(next++);
+    if (!a.shape.without_beta) o.beta = a.at<const T>(next++);
+    o.sum = a.at<T>(next);
     o.x = o.sum;
-    o.y = a.at<T>(next + 3);
-    o.mean = a.at<float>(next + 4);
-    o.rstd = a.at<float>(next + 5);
+    o.y = a.at<T>(next + 1);
+    o.mean = a.at<float>(next + 2);
+    o.rstd = a.at<float>(next + 3);
     submit<T, Norm::layer>(a, o);
   });
 }

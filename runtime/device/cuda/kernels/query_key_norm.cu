@@ -43,8 +43,21 @@ std::int64_t rows_of(const OpShape& s) { return s.sequence * s.batch; }
 
 // Each norm ---------------------------------------------------------------------------------------
 
-// A warp processes one head of one row at a time. (head_dim elements, `width` per lane at once.)
-template <class T, int width>
+// A head's mean. (head_dim elements, `width` per lane of a warp at once.)
+template <int width, class T>
+__device__ __forceinline__ float mean_of_head(const T* x, int head_dim) {
+  float sum = 0.0f;
+  for (int i = static_cast<int>(threadIdx.x) * width; i < head_dim; i += 32 * width) {
+    float v[width];
+    load(x + i, v);
+#pragma unroll
+    for (int k = 0; k < width; ++k) sum += v[k];
+  }
+  return over_warp<Sum>(sum) / static_cast<float>(head_dim);
+}
+
+// A warp processes one head of one row at a time.
+template <class T, int width, bool centered>
 __global__ void __launch_bounds__(32 * warps_per_block)
     normalize_heads(std::int64_t heads, FusedRow r, const T* qkv, const T* query_gamma, const T* key_gamma, T* y,
                     float* rstd, float epsilon) {
@@ -57,23 +70,25 @@ __global__ void __launch_bounds__(32 * warps_per_block)
     const T* x = qkv + head * r.head_dim;
     T* to = y + head * r.head_dim;
     const bool value = r.is_value(slot);
+    const float mean = centered ? mean_of_head<width>(x, r.head_dim) : 0.0f;
     float squares = 0.0f;
     for (int i = lane * width; i < r.head_dim; i += 32 * width) {
       float v[width];
       load(x + i, v);
 #pragma unroll
-      for (int k = 0; k < width; ++k) squares += v[k] * v[k];
+      for (int k = 0; k < width; ++k) squares += (v[k] - mean) * (v[k] - mean);
       if (value) store(to + i, v);
     }
     if (value) continue;
     const float scale = 1.0f / sqrtf(over_warp<Sum>(squares) / static_cast<float>(r.head_dim) + epsilon);
     const T* gamma = r.is_key(slot) ? key_gamma : query_gamma;
+    if constexpr (centered) gamma += static_cast<std::int64_t>(r.number_of_kind(slot)) * r.head_dim;
     for (int i = lane * width; i < r.head_dim; i += 32 * width) {
       float v[width], g[width];
       load(x + i, v);
       load(gamma + i, g);
 #pragma unroll
-      for (int k = 0; k < width; ++k) v[k] = v[k] * scale * g[k];
+      for (int k = 0; k < width; ++k) v[k] = (v[k] - mean) * scale * g[k];
       store(to + i, v);
     }
     if (lane == 0) rstd[row * r.normed() + r.number(slot)] = scale;
@@ -144,6 +159,73 @@ __global__ void __launch_bounds__(32 * warps_per_block)
     for (int other = 1; other < warps_per_block; ++other) total += sums[other * 2 * r.head_dim + i];
     float* parts = i < r.head_dim ? query_parts : key_parts;
     parts[static_cast<std::int64_t>(blockIdx.x) * r.head_dim + i % r.head_dim] = total;
+  }
+}
+
+// LayerNorm, with a gamma for each head. A warp has the same heads in every row of its block, and
+// adds up their parts of the gradients of gammas in the workspace, each element by one lane. dqkv
+// may be dy.
+template <class T, int width>
+__global__ void __launch_bounds__(32 * warps_per_block)
+    normalize_centered_heads_gradient(std::int64_t rows, std::int64_t rows_per_part, FusedRow r, const T* dy,
+                                      const T* qkv, const T* query_gamma, const T* key_gamma, const float* rstd,
+                                      T* dqkv, float* query_parts, float* key_parts) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const std::int64_t first = blockIdx.x * rows_per_part;
+  const std::int64_t last = first + rows_per_part < rows ? first + rows_per_part : rows;
+  for (int slot = static_cast<int>(threadIdx.y); slot < r.slots(); slot += warps_per_block) {
+    const std::int64_t at = static_cast<std::int64_t>(slot) * r.head_dim;
+    if (r.is_value(slot)) {
+      if (dqkv == dy) continue;
+      for (std::int64_t row = first; row < last; ++row)
+        for (int i = lane * width; i < r.head_dim; i += 32 * width) {
+          float v[width];
+          load(dy + row * r.columns() + at + i, v);
+          store(dqkv + row * r.columns() + at + i, v);
+        }
+      continue;
+    }
+    const bool key = r.is_key(slot);
+    const std::int64_t place = static_cast<std::int64_t>(r.number_of_kind(slot)) * r.head_dim;
+    const std::int64_t part = static_cast<std::int64_t>(blockIdx.x) * r.groups * (key ? 1 : r.queries) * r.head_dim;
+    const T* gamma = (key ? key_gamma : query_gamma) + place;
+    float* dgamma = (key ? key_parts : query_parts) + part + place;
+    for (int i = lane * width; i < r.head_dim; i += 32 * width) {
+#pragma unroll
+      for (int k = 0; k < width; ++k) dgamma[i + k] = 0.0f;
+    }
+    for (std::int64_t row = first; row < last; ++row) {
+      const T *d = dy + row * r.columns() + at, *x = qkv + row * r.columns() + at;
+      T* dx = dqkv + row * r.columns() + at;
+      const float mean = mean_of_head<width>(x, r.head_dim);
+      const float scale = rstd[row * r.normed() + r.number(slot)];
+      float sum = 0.0f, products = 0.0f;
+      for (int i = lane * width; i < r.head_dim; i += 32 * width) {
+        float from[width], v[width], g[width];
+        load(d + i, from);
+        load(x + i, v);
+        load(gamma + i, g);
+#pragma unroll
+        for (int k = 0; k < width; ++k) {
+          const float product = from[k] * ((v[k] - mean) * scale);
+          sum += from[k] * g[k];
+          products += product * g[k];
+          dgamma[i + k] += product;
+        }
+      }
+      const float mean_g = over_warp<Sum>(sum) / static_cast<float>(r.head_dim);
+      const float mean_product = over_warp<Sum>(products) / static_cast<float>(r.head_dim);
+      for (int i = lane * width; i < r.head_dim; i += 32 * width) {
+        float from[width], v[width], g[width];
+        load(d + i, from);
+        load(x + i, v);
+        load(gamma + i, g);
+#pragma unroll
+        for (int k = 0; k < width; ++k)
+          from[k] = (from[k] * g[k] - mean_g - (v[k] - mean) * scale * mean_product) * scale;
+        store(dx + i, from);
+      }
+    }
   }
 }
 
@@ -315,8 +397,9 @@ void head_norm(const CudaKernelArguments& a) {
     const T *qkv = a.at<const T>(0), *query_gamma = a.at<const T>(1), *key_gamma = a.at<const T>(2);
     T* y = a.at<T>(3);
     with_width<T>(r, {qkv, query_gamma, key_gamma, y}, [&](auto width) {
+      constexpr int n = decltype(width)::width;
       launch(
-          "head_norm", normalize_heads<T, decltype(width)::width>,
+          "head_norm", a.shape.centered ? normalize_heads<T, n, true> : normalize_heads<T, n, false>,
           Grid{.blocks = dim3(rows_of_grid(divide_up(heads, warps_per_block))), .threads = dim3(32, warps_per_block)},
           a.stream, heads, r, qkv, query_gamma, key_gamma, y, a.at<float>(4), static_cast<float>(a.shape.epsilon));
     });
@@ -331,9 +414,12 @@ void head_norm_gradient(const CudaKernelArguments& a) {
   const FusedRow r = row_of(a.shape);
   const std::int64_t parts = partial_sums(rows);
   const NormGradients gradients(a, 6);
+  const bool centered = a.shape.centered;
+  const std::int64_t query_width = (centered ? a.shape.heads : 1) * a.shape.head_dim;
+  const std::int64_t key_width = (centered ? a.shape.kv_heads : 1) * a.shape.head_dim;
   float* query_parts = gradients.workspace;
-  float* key_parts = query_parts + parts * r.head_dim;
-  const std::size_t shared = sizeof(float) * static_cast<std::size_t>(warps_per_block * 2 * r.head_dim);
+  float* key_parts = query_parts + parts * query_width;
+  const std::size_t shared = centered ? 0 : sizeof(float) * static_cast<std::size_t>(warps_per_block * 2 * r.head_dim);
   PARPLAN_ASSERT(shared <= 48 << 10, "head_dim " + std::to_string(r.head_dim));
   dispatch(a.type, [&](auto number) {
     using T = typename decltype(number)::Type;
@@ -341,14 +427,16 @@ void head_norm_gradient(const CudaKernelArguments& a) {
             *key_gamma = a.at<const T>(3);
     T* dqkv = a.at<T>(5);
     with_width<T>(r, {dy, qkv, query_gamma, key_gamma, dqkv}, [&](auto width) {
-      launch("head_norm_gradient", normalize_heads_gradient<T, decltype(width)::width>,
+      constexpr int n = decltype(width)::width;
+      launch("head_norm_gradient",
+             centered ? normalize_centered_heads_gradient<T, n> : normalize_heads_gradient<T, n>,
              Grid{.blocks = dim3(static_cast<unsigned>(parts)), .threads = dim3(32, warps_per_block), .shared = shared},
              a.stream, rows, divide_up(rows, parts), r, dy, qkv, query_gamma, key_gamma, a.at<const float>(4), dqkv,
              query_parts, key_parts);
     });
   });
-  if (gradients.first != nullptr) add_parts(query_parts, parts, r.head_dim, gradients.first, a.stream);
-  if (gradients.second != nullptr) add_parts(key_parts, parts, r.head_dim, gradients.second, a.stream);
+  if (gradients.first != nullptr) add_parts(query_parts, parts, query_width, gradients.first, a.stream);
+  if (gradients.second != nullptr) add_parts(key_parts, parts, key_width, gradients.second, a.stream);
 }
 
 // qkv -> squares

@@ -26,17 +26,19 @@ __device__ __forceinline__ void turn(float& low, float& high, float cosine, floa
 // blockIdx.x is the row of a position; its cosines and sines are computed once for all heads and
 // samples (blockIdx.y divides those). Element i of a head is paired with i + half (the convention
 // of GPT-NeoX and Hugging Face), or with `interleaved` 2i with 2i + 1 (GPT-J's); the angle position
-// * theta^(-i / half) is rounded to fp32 where Hugging Face rounds it. `direction` -1 rotates back,
-// which is the gradient. The rest of a head and the values are copied; `to` may be `from`.
+// * theta^(-i / half) / factor is rounded to fp32 where Hugging Face rounds it. `direction` -1
+// rotates back, which is the gradient. The rest of a head and the values are copied; `to` may be
+// `from`.
 template <class T, int width, bool interleaved>
 __global__ void rotate(const T* from, T* to, Heads h, std::int64_t batch, std::int64_t begin, ContextChunks chunks,
-                       double theta, float direction) {
+                       double theta, float factor, float direction) {
   float* cosine = reinterpret_cast<float*>(dynamic_shared);
   float* sine = cosine + h.half;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const float position = static_cast<float>(begin + chunks.position(blockIdx.x));
   for (int i = thread; i < h.half; i += threads) {
-    const float frequency = static_cast<float>(1.0 / pow(theta, static_cast<double>(i) / static_cast<double>(h.half)));
+    const float frequency =
+        static_cast<float>(1.0 / pow(theta, static_cast<double>(i) / static_cast<double>(h.half))) / factor;
     const float angle = position * frequency;
     cosine[i] = cosf(angle);
     sine[i] = direction * sinf(angle);
@@ -105,7 +107,7 @@ void submit(const CudaKernelArguments& a, float direction) {
     const auto submit_width = [&](auto width) {
       constexpr int n = decltype(width)::width;
       launch("rotary", s.interleaved ? rotate<T, n, true> : rotate<T, n, false>, grid, a.stream, from, to, heads,
-             s.batch, s.begin, s.chunks, s.theta, direction);
+             s.batch, s.begin, s.chunks, s.theta, s.factor != 0.0 ? static_cast<float>(s.factor) : 1.0f, direction);
     };
     if (heads.half % vector_width<T> == 0 && rows_can_move(vector_width<T>, heads.head_dim, {from, to})) {
       submit_width(Count<vector_width<T>>{});
