@@ -25,7 +25,8 @@ namespace parplan {
 namespace {
 
 ModelSummary summarise(const SuggestRequest& request) {
-  return {.name = request.model_name, .parameters = parameter_count(*request.graph),
+  return {.name = request.model_name,
+          .parameters = parameter_count(*request.graph),
           .flops_per_sample = model_flops_per_sample(*request.graph)};
 }
 
@@ -46,8 +47,7 @@ Plan complete(const SuggestRequest& request, const ParallelSpec& spec) {
 std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
   const LayoutRequest& layout = request.layout;
-  if (plan.search.candidates == 0 || gives_every_degree(layout))
-    return used + ", as the layout that was given does";
+  if (plan.search.candidates == 0 || gives_every_degree(layout)) return used + ", as the layout that was given does";
   if (count_specs(*request.graph, request.training, request.cluster.devices(), layout) == 0)
     return fmt::format("{}: no layout of all of them is legal{}", used,
                        layout == LayoutRequest{} ? "" : " with what was given");

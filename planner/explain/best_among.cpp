@@ -22,7 +22,8 @@ class AmongSpecs {
       : explained_(explained),
         maker_(maker),
         specs_(specs),
-        floors_(explained.graph, cluster(), explained.plan.training, request_, usual_width(explained.graph, request_), maker) {
+        floors_(explained.graph, cluster(), explained.plan.training, request_, usual_width(explained.graph, request_),
+                maker) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const Open open = opened(i, floor_of_micro_batch(specs[i]));
       add(search_, {&open, 1});
@@ -108,8 +109,8 @@ class AmongSpecs {
     std::vector<Ranked> ranked;
     for (const Open& turn : turns) {
       const std::vector<CostModel> models = cost_models(networks(), turn.candidate->spec.mesh);
-      RankedPlan plan =
-          simulated(with_input_slot(maker_, *turn.candidate, models, explained_.plan.training, explained_.objective()).spec);
+      RankedPlan plan = simulated(
+          with_input_slot(maker_, *turn.candidate, models, explained_.plan.training, explained_.objective()).spec);
       const Score score = counted(plan.spec, plan.result.time.total(), plan.result.memory);
       ranked.push_back({.score = score, .place = turn.place, .plan = std::move(plan)});
     }

@@ -15,8 +15,8 @@
 #include "planner/base/error.h"
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
-#include "planner/graph/engine_file.h"
 #include "planner/cluster/host_share.h"
+#include "planner/graph/engine_file.h"
 #include "planner/graph/trained_file.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/layout_choices.h"
@@ -31,7 +31,7 @@ constexpr const char* devices_key = "devices";  // of a layout, whose other keys
 // read back to the last bit.
 struct TimeKey {
   const char* key;
-  Seconds StepTime::* part;
+  Seconds StepTime::*part;
 };
 // Communication over an axis has its own keys: exposed_key, communication_key.
 constexpr std::array<TimeKey, 2> time_keys_before = {{
@@ -44,12 +44,16 @@ constexpr std::array<TimeKey, 2> time_keys_behind = {{
 }};
 constexpr const char* host_key = "memory_host_bytes";  // the same
 constexpr const char* offload_key = "time_offload_s";  // only where there is some
-std::string exposed_key(Axis axis) { return fmt::format("time_{}_exposed_s", name(axis)); }
-std::string communication_key(Axis axis) { return fmt::format("communication_{}_bytes", name(axis)); }
+std::string exposed_key(Axis axis) {
+  return fmt::format("time_{}_exposed_s", name(axis));
+}
+std::string communication_key(Axis axis) {
+  return fmt::format("communication_{}_bytes", name(axis));
+}
 
 struct MemoryKey {
   const char* key;
-  Bytes MemoryUse::* part;
+  Bytes MemoryUse::*part;
 };
 constexpr std::array<MemoryKey, 6> memory_keys = {{
     {"memory_parameters_bytes", &MemoryUse::parameters},
@@ -62,8 +66,12 @@ constexpr std::array<MemoryKey, 6> memory_keys = {{
 
 constexpr const char* reserve_key = "memory_reserve_bytes";  // only where an engine's allocator keeps some
 
-std::string residual_key(Axis axis) { return fmt::format("residual_over_{}", name(axis)); }
-std::string parameters_key(Axis axis) { return fmt::format("parameters_over_{}", name(axis)); }
+std::string residual_key(Axis axis) {
+  return fmt::format("residual_over_{}", name(axis));
+}
+std::string parameters_key(Axis axis) {
+  return fmt::format("parameters_over_{}", name(axis));
+}
 // The axes over which a file always says where activations and parameters lie. Over the context
 // axis, parameters are whole.
 std::vector<Axis> planned_parameter_axes() {
@@ -76,7 +84,7 @@ bool took_part(const StepResult& result, Axis axis) {
 }
 struct DataAxisKey {
   const char* key;
-  TensorLayout StateLayout::* layout;
+  TensorLayout StateLayout::*layout;
   int from_zero_stage;  // FlatShard from this ZeRO stage on
 };
 constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
@@ -107,10 +115,12 @@ std::string number(double value) {
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += fmt::format("\\{}", c);
+    if (c == '"' || c == '\\')
+      out += fmt::format("\\{}", c);
     else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
       out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    else out += c;
+    else
+      out += c;
   }
   return out + '"';
 }
@@ -130,7 +140,10 @@ std::string literal_block(const std::string& key, const std::string& text) {
   const bool ends_line = !text.empty() && text.back() == '\n';
   const bool ends_empty_line = text.size() > 1 && text.ends_with("\n\n");
   const std::string block = fmt::format("{}: |{}{}\n{}", key, indents ? "2" : "",
-                                        ends_empty_line ? "+" : ends_line ? "" : "-", indented(text, 2));
+                                        ends_empty_line ? "+"
+                                        : ends_line     ? ""
+                                                        : "-",
+                                        indented(text, 2));
   const auto gives_back = [&] {
     try {
       return YamlNode::parse(block, "").at(key).as_string() == text;
@@ -209,8 +222,8 @@ std::string write_schedule(const Schedule& schedule) {
 }
 
 std::string write_result(const StepResult& result) {
-  std::string out = fmt::format("# step {}, peak {}\n", format_duration(result.time.total()),
-                                format_bytes(result.memory.peak()));
+  std::string out =
+      fmt::format("# step {}, peak {}\n", format_duration(result.time.total()), format_bytes(result.memory.peak()));
   const auto time = [&](std::string_view key, Seconds part) {
     out += fmt::format("{}: {}\n", key, number(part.value));
   };
@@ -267,7 +280,9 @@ auto at_place(const YamlNode& node, Parse parse) {
   }
 }
 
-Placement read_placement(const YamlNode& node) { return at_place(node, parse_placement); }
+Placement read_placement(const YamlNode& node) {
+  return at_place(node, parse_placement);
+}
 
 double read_number(const YamlNode& node) {
   const double value = node.as_number();
@@ -348,8 +363,7 @@ struct ValueReader {
   ChoiceValue operator()(const AxisOrder&) const { return at_place(node, parse_order); }
   ChoiceValue operator()(const std::vector<int>&) const {
     std::vector<int> numbers;
-    for (const YamlNode& item : node.items())
-      numbers.push_back(static_cast<int>(item.as_integer(row.minimum, most)));
+    for (const YamlNode& item : node.items()) numbers.push_back(static_cast<int>(item.as_integer(row.minimum, most)));
     return numbers;
   }
   template <class Named>
@@ -469,8 +483,7 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
                           spec.virtual_stages == 1 ? "stages" : "ranks", spec.pp()));
   PipelineShape shape(spec.pp(), spec.stages(), static_cast<int>(count));
   if (spec.micro_batch_group > 0) shape.group = spec.micro_batch_group;
-  Schedule schedule{
-      .rank_of_stage = {}, .ranks = std::move(ranks), .exchanges = most_exchange_buffers(shape)};
+  Schedule schedule{.rank_of_stage = {}, .ranks = std::move(ranks), .exchanges = most_exchange_buffers(shape)};
   for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
   for (int stage = 0; stage < shape.stages && spec.zero_stage > 1; ++stage)
@@ -516,9 +529,8 @@ StepResult read_result(const YamlNode& node) {
 }
 
 SearchCounts read_search(const YamlNode& node) {
-  node.allow_keys(
-      {"objective", "space", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds", "certified",
-       "gap", "cut_gap", "left_out"});
+  node.allow_keys({"objective", "space", "candidates", "infeasible_memory", "pruned_by_bound", "simulated", "seconds",
+                   "certified", "gap", "cut_gap", "left_out"});
   SearchCounts search{.candidates = node.at("candidates").as_integer(0),
                       .infeasible_memory = node.at("infeasible_memory").as_integer(0),
                       .pruned_by_bound = node.at("pruned_by_bound").as_integer(0),
@@ -539,7 +551,9 @@ SearchCounts read_search(const YamlNode& node) {
   return search;
 }
 
-int sum(const std::vector<int>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), 0); }
+int sum(const std::vector<int>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), 0);
+}
 
 }  // namespace
 
@@ -567,11 +581,15 @@ std::string write_plan(const Plan& plan) {
   section("placements", write_placements(plan.placements));
   section("schedule", write_schedule(plan.schedule));
   section("search", write_search(plan.search));
-  if (plan.notes.empty()) out += "notes: []\n";
-  else out += "notes:\n";
+  if (plan.notes.empty())
+    out += "notes: []\n";
+  else
+    out += "notes:\n";
   for (const std::string& note : plan.notes) out += fmt::format("  - {}\n", quoted(note));
-  if (plan.alternatives.empty()) out += "alternatives: []\n";
-  else out += "alternatives:\n";
+  if (plan.alternatives.empty())
+    out += "alternatives: []\n";
+  else
+    out += "alternatives:\n";
   for (const RankedPlan& alternative : plan.alternatives) {
     out += "  - layout:\n" + indented(write_layout(alternative.spec, plan.training), 6);
     out += "    prediction:\n" + indented(write_result(alternative.result), 6);

@@ -65,7 +65,8 @@ void order_instructions(Segment& segment) {
     completed[i] = clock;
     for (const Operand& operand : current.operands) {
       int& place = last[operand.binding][own];
-      uses.push_back({.instruction = i, .operand = &operand, .before = std::exchange(place, static_cast<int>(uses.size()))});
+      uses.push_back(
+          {.instruction = i, .operand = &operand, .before = std::exchange(place, static_cast<int>(uses.size()))});
     }
   }
 }
@@ -89,8 +90,8 @@ void order_calls(Program& program) {
   }
 
   struct History {
-    int writer = 0;     // one past the last; 0: none
-    unsigned read = 0;  // the streams that have read since, a bit each
+    int writer = 0;                         // one past the last; 0: none
+    unsigned read = 0;                      // the streams that have read since, a bit each
     std::array<int, stream_count> readers;  // of these: one past the last
   };
   std::vector<History> histories(program.buffers.size());

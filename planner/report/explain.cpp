@@ -22,7 +22,9 @@
 namespace parplan {
 namespace {
 
-RankedPlan own_of(const Plan& plan) { return {.spec = plan.spec, .result = plan.prediction}; }
+RankedPlan own_of(const Plan& plan) {
+  return {.spec = plan.spec, .result = plan.prediction};
+}
 
 std::string where_time_goes(const StepTime& time) {
   std::vector<std::vector<std::string>> rows;
@@ -92,8 +94,8 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
     }
     case Constraint::bubble:
       if (!others) return fmt::format("{} of the step waits for other stages", share(time.bubble));
-      return fmt::format("{} of the step waits for other stages, {} more for their communication",
-                         share(waits.filling), share(waits.others));
+      return fmt::format("{} of the step waits for other stages, {} more for their communication", share(waits.filling),
+                         share(waits.others));
   }
   return "";
 }
@@ -119,10 +121,10 @@ std::string explain_search(const SearchCounts& search) {
       left > 0)
     text += fmt::format(", {} not simulated", left);
   const ObjectiveWords& words = words_of(search.objective);
-  const std::string others =
-      search.cut_gap ? fmt::format("; with stage cuts that were not tried, at most {:.1f} % {} may be left",
-                                   100.0 * *search.cut_gap, words.less)
-                     : "";
+  const std::string others = search.cut_gap
+                                 ? fmt::format("; with stage cuts that were not tried, at most {:.1f} % {} may be left",
+                                               100.0 * *search.cut_gap, words.less)
+                                 : "";
   if (search.certified)
     return text + fmt::format("; certified: {} of this space under this cost model{}", words.best, others);
   if (search.gap)
@@ -138,9 +140,9 @@ std::string explain_space(const SearchCounts& search) {
   for (const LeftOut& one : search.left_out) {
     const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
     all.push_back(fmt::format("{} ({})", one.what,
-                              !one.gap        ? "not bounded"
+                              !one.gap       ? "not bounded"
                               : gap == "0.0" ? fmt::format("not {}", less)
-                                              : fmt::format("at most {} % {}", gap, less)));
+                                             : fmt::format("at most {} % {}", gap, less)));
   }
   return text + fmt::format("left out: {}\n", fmt::join(all, ", "));
 }
@@ -240,8 +242,7 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
 
 std::string what_binds(const Plan& plan, const Reasons& reasons) {
   if (reasons.twice.empty()) return what_binds(plan, reasons.binding) + "\n";
-  return fmt::format("{}: {}\n", name(reasons.binding), signs_of(reasons.binding, plan)) +
-         twice_table(plan, reasons);
+  return fmt::format("{}: {}\n", name(reasons.binding), signs_of(reasons.binding, plan)) + twice_table(plan, reasons);
 }
 
 std::string unrestricted(const Plan& plan, const Variation& found) {
@@ -271,8 +272,8 @@ std::string explain_briefly(const Plan& plan) {
 }
 
 std::string explain(const Plan& plan, const Reasons& reasons) {
-  std::string text = heading(plan) + "\n" + time_and_memory(plan) + stage_tables(plan, reasons) +
-                     critical_path_table(reasons);
+  std::string text =
+      heading(plan) + "\n" + time_and_memory(plan) + stage_tables(plan, reasons) + critical_path_table(reasons);
   text += "\nbinding constraint: " + what_binds(plan, reasons);
   text += "\n" + (reasons.runner_up ? runner_up(plan, *reasons.runner_up) : runner_up(plan)) + how_sure(plan, reasons);
   text += neighbour_table(plan, reasons) + family_table(plan, reasons) + rules_of_thumb(plan, reasons) +

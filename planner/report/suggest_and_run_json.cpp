@@ -48,7 +48,8 @@ Json head(const char* schema, const ReportInputs& inputs) {
 
 Json search_json(const SearchCounts& search) {
   Json left_out = Json::array();
-  for (const LeftOut& one : search.left_out) left_out.push_back({{"what", one.what}, {"gap", optional_number(one.gap)}});
+  for (const LeftOut& one : search.left_out)
+    left_out.push_back({{"what", one.what}, {"gap", optional_number(one.gap)}});
   return {{"space", search.space.empty() ? Json(nullptr) : Json(search.space)},
           {"candidates", search.candidates},
           {"infeasible_memory", search.infeasible_memory},

@@ -8,7 +8,9 @@
 namespace parplan {
 namespace {
 
-bool comes_later(const Open& a, const Open& b) { return std::tie(a.bound, a.place) > std::tie(b.bound, b.place); }
+bool comes_later(const Open& a, const Open& b) {
+  return std::tie(a.bound, a.place) > std::tie(b.bound, b.place);
+}
 
 // Which plan is the how-manieth of its degrees.
 class DegreeCounts {

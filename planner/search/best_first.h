@@ -22,7 +22,7 @@ struct Open {
   // The place in the space. Each has its own; among equal bounds the first place is next.
   std::uint64_t place = 0;
   const Candidate* candidate = nullptr;
-  std::size_t part = 0;  // without a candidate: the space's own number of the part
+  std::size_t part = 0;              // without a candidate: the space's own number of the part
   const DeviceMesh* mesh = nullptr;  // with the degrees of all that is in it
 };
 

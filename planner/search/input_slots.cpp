@@ -9,7 +9,7 @@
 namespace parplan {
 
 WithInputSlot with_input_slot(CandidateMaker& maker, const Candidate& candidate, std::span<const CostModel> models,
-                             const TrainingSpec& training, Objective objective) {
+                              const TrainingSpec& training, Objective objective) {
   ParallelSpec spec = candidate.spec;
   if (!row_of(Choice::input_slots).applies(spec) || micro_batches(spec, training) == 1 ||
       std::ranges::none_of(models, [](const CostModel& of) { return !of.execution.posts_sends(); }))
@@ -22,6 +22,8 @@ WithInputSlot with_input_slot(CandidateMaker& maker, const Candidate& candidate,
 }
 
 // Equal steps differ by rounding (planner/search/simulate_spec.h).
-bool needs_input_slot(Seconds with, Seconds without) { return with < without * (1 - 1e-9); }
+bool needs_input_slot(Seconds with, Seconds without) {
+  return with < without * (1 - 1e-9);
+}
 
 }  // namespace parplan

@@ -18,7 +18,7 @@ struct WithInputSlot {
   bool lacks_room = false;  // for the buffer, so that `spec` has none
 };
 WithInputSlot with_input_slot(CandidateMaker& maker, const Candidate& candidate, std::span<const CostModel> models,
-                             const TrainingSpec& training, Objective objective);
+                              const TrainingSpec& training, Objective objective);
 
 // Whether a step that takes `with` in `with_input_slot` is faster than without the buffer.
 bool needs_input_slot(Seconds with, Seconds without);

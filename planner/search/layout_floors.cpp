@@ -191,8 +191,9 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // each Segment is fused or not, whichever takes less (LoweredFor).
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
-  const auto [entry, inserted] = samples_.try_emplace(
-      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method}, std::vector<Seconds>(blocks_.size()));
+  const auto [entry, inserted] =
+      samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method},
+                           std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
@@ -250,8 +251,8 @@ std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Re
 }
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
-  const auto [entry, inserted] = least_blocks_.try_emplace(
-      {spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method, spec.micro_batch});
+  const auto [entry, inserted] =
+      least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method, spec.micro_batch});
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
@@ -279,8 +280,9 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
   return blocks;
 }
 
-std::vector<LayoutFloors::SegmentSeconds> LayoutFloors::segment_seconds(
-    std::span<const LoweredBlock> blocks, const ParallelSpec& spec, const NetworkCache::StageDevice& device) const {
+std::vector<LayoutFloors::SegmentSeconds> LayoutFloors::segment_seconds(std::span<const LoweredBlock> blocks,
+                                                                        const ParallelSpec& spec,
+                                                                        const NetworkCache::StageDevice& device) const {
   const Execution execution = execution_of(*device.device, training_.engine);
   const Seconds host = host_per_op(*device.device, training_.engine);
   const auto duration_of = [&](const Instruction& instruction) {
@@ -366,8 +368,8 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
         take_least(stages.back(), fastest);
       }
       const Seconds all = work_of(blocks_, fastest, shape.stages).all;
-      time = std::min(time, std::max(least_time(fastest, shape),
-                                     shape.micro_batches * (all / speeds_of(stages, fastest))));
+      time = std::min(time,
+                      std::max(least_time(fastest, shape), shape.micro_batches * (all / speeds_of(stages, fastest))));
     }
   }
   floor.time = std::max(floor.time, time * (1 - 1e-9));

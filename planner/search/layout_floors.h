@@ -163,22 +163,22 @@ class LayoutFloors {
   const TrainingSpec& training_;
   CandidateMaker& maker_;
   DeviceCountBound bound_;
-  std::vector<Recompute> recomputes_;           // that layouts may have
-  std::vector<const ScheduleRow*> schedules_;   // that pipelines may have
-  std::vector<std::int64_t> micro_batches_;     // that layouts may have
-  std::optional<ContextMethod> method_;         // where it is given
+  std::vector<Recompute> recomputes_;          // that layouts may have
+  std::vector<const ScheduleRow*> schedules_;  // that pipelines may have
+  std::vector<std::int64_t> micro_batches_;    // that layouts may have
+  std::optional<ContextMethod> method_;        // where it is given
   SpaceWidth width_;
-  int group_ = 0;                               // micro_batch_group of layouts that interleave
-  std::vector<int> blocks_;                     // by Block::kind
-  bool alike_inside_ = true;                    // all blocks but the first and the last
-  std::vector<double> flops_;                   // of a sample, by Block::kind: the least of its blocks
-  BytesPerSecond fastest_links_;                // of a device, all of its links together
-  bool switches_add_ = false;                   // has_nvlink_sharp
+  int group_ = 0;                 // micro_batch_group of layouts that interleave
+  std::vector<int> blocks_;       // by Block::kind
+  bool alike_inside_ = true;      // all blocks but the first and the last
+  std::vector<double> flops_;     // of a sample, by Block::kind: the least of its blocks
+  BytesPerSecond fastest_links_;  // of a device, all of its links together
+  bool switches_add_ = false;     // has_nvlink_sharp
   // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
   std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
   // seconds_of_sample by the device, whose rates follow from how many of a node are at work, tensor
-  // degree, sequence parallelism, context degree and method, and seconds_of_any_sample by the device,
-  // tensor and context degree.
+  // degree, sequence parallelism, context degree and method, and seconds_of_any_sample by the
+  // device, tensor and context degree.
   std::map<std::tuple<const DeviceKind*, int, bool, int, ContextMethod>, std::vector<Seconds>> samples_;
   std::map<std::tuple<const DeviceKind*, int, int>, std::vector<Seconds>> any_samples_;
   // What the blocks of a layer take at least on the links that they cross, by Block::kind, for a

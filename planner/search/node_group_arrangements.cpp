@@ -30,7 +30,8 @@ void add_counts(const SearchCounts& one, std::optional<double> best_until_then, 
   all.seconds += one.seconds;
   for (const LeftOut& part : one.left_out) {
     const auto same = std::ranges::find(all.left_out, part.what, &LeftOut::what);
-    LeftOut& of_all = same != all.left_out.end() ? *same : all.left_out.emplace_back(part.what, part.gap ? 0.0 : part.gap);
+    LeftOut& of_all =
+        same != all.left_out.end() ? *same : all.left_out.emplace_back(part.what, part.gap ? 0.0 : part.gap);
     if (!part.gap) of_all.gap.reset();
     if (of_all.gap && best_until_then)
       of_all.gap = std::max(*of_all.gap, best_of_all * (1.0 + *part.gap) / *best_until_then - 1.0);
@@ -110,8 +111,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     std::optional<Score> own;
     // The first plan may be a plainer one that is as good but for a tie, which must not add up.
     for (const RankedPlan& plan : found.plans) {
-      const Score its =
-          score(options.objective, compared, plan.spec, plan.result.time.total(), plan.result.memory);
+      const Score its = score(options.objective, compared, plan.spec, plan.result.time.total(), plan.result.memory);
       own = own ? std::min(*own, its) : its;
     }
     if (i == 0 && !found.plans.empty()) as_stands = found.plans.front();

@@ -232,9 +232,8 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
               .recomputing = &group};
     for (const PlacedSpec& placed : group) part.space.layouts += placed.orders;
     if (objective_ != Objective::memory)
-      part.floor.time =
-          std::max(part.floor.time, are_equal() ? floors_.time_of_any_order(part.space.spec)
-                                                : floors_.time_of(part.space.spec, choices_of(group)));
+      part.floor.time = std::max(part.floor.time, are_equal() ? floors_.time_of_any_order(part.space.spec)
+                                                              : floors_.time_of(part.space.spec, choices_of(group)));
     else if (are_equal())
       part.floor.memory = std::max(part.floor.memory, floors_.memory_by_share(part.space.spec, choices_of(group)));
     opened.push_back(open_part(std::move(part)));

@@ -22,7 +22,8 @@ namespace parplan {
 // The layouts beyond a restriction, among those of the space without it.
 struct Beyond {
   std::function<bool(const ParallelSpec&)> of_degrees;  // whether some layout of these degrees is one
-  // Whether one is, by its degrees, schedule, stages and ZeRO; empty: the degrees or the room decide.
+  // Whether one is, by its degrees, schedule, stages and ZeRO; empty: the degrees or the room
+  // decide.
   std::function<bool(const ParallelSpec&)> layout;
   // Layouts for which there is room; those that fit with what the space recomputes, but not with
   // what `recompute` says by itself; or those that do not, whatever they recompute.
@@ -42,9 +43,9 @@ class OpenParts {
 
   // All parts, of which only the degrees are known.
   std::vector<Open> open_all();
-  // Those with some layout beyond a restriction: only such layouts are opened from then on, and none
-  // are counted. `than`: a space with the same floors, whose search has looked into all that may
-  // beat its best plan; empty: from the degrees on.
+  // Those with some layout beyond a restriction: only such layouts are opened from then on, and
+  // none are counted. `than`: a space with the same floors, whose search has looked into all that
+  // may beat its best plan; empty: from the degrees on.
   std::vector<Open> open_beyond(const Beyond& beyond, const OpenParts* than);
   // What is open instead of a part once it has been looked into; nothing where it is a single
   // layout of which no more can be told: its candidates are next.

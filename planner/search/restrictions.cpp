@@ -17,13 +17,21 @@ namespace {
 // kernels of its own, and more where it may be lifted.
 constexpr int most_parts_beyond = 1024, most_parts_with_context = 256, most_parts_where_lifted = 8192;
 
-bool has_stages(const ParallelSpec& degrees) { return degrees.pp() > 1; }
+bool has_stages(const ParallelSpec& degrees) {
+  return degrees.pp() > 1;
+}
 
-bool has_several_replicas(const ParallelSpec& degrees) { return degrees.replicas() > 2; }
+bool has_several_replicas(const ParallelSpec& degrees) {
+  return degrees.replicas() > 2;
+}
 
-bool has_context_ranks(const ParallelSpec& degrees) { return degrees.cp() > 1; }
+bool has_context_ranks(const ParallelSpec& degrees) {
+  return degrees.cp() > 1;
+}
 
-bool has_anything(const ParallelSpec& /*degrees*/) { return true; }
+bool has_anything(const ParallelSpec& /*degrees*/) {
+  return true;
+}
 
 // Whether every device updates its own state sooner than its host could: both move the same bytes
 // through their memory.
@@ -31,9 +39,8 @@ bool devices_update_sooner(const Cluster& cluster) {
   return std::ranges::all_of(cluster.groups, [](const NodeGroup& group) {
     if (!group.host) return true;
     const double of_host = group.host->memory_bandwidth.value / group.devices_per_machine();
-    return std::ranges::all_of(group.device.rates, [&](const DeviceRates& rates) {
-      return rates.memory.value >= of_host;
-    });
+    return std::ranges::all_of(group.device.rates,
+                               [&](const DeviceRates& rates) { return rates.memory.value >= of_host; });
   });
 }
 
@@ -58,28 +65,37 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
       if (spec.schedule != ScheduleKind::interleaved) return false;
       std::vector<ChoiceValue> usual;
       space_row_of(Choice::virtual_stages).values(narrow, spec, usual);
-      return spec.zero_stage > 1 || std::ranges::find(usual, ChoiceValue(std::int64_t{spec.virtual_stages})) == usual.end();
+      return spec.zero_stage > 1 ||
+             std::ranges::find(usual, ChoiceValue(std::int64_t{spec.virtual_stages})) == usual.end();
     };
     if (engine.has_interleaved && !request[Choice::stage_blocks])
       all.push_back({.what = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3",
                      .wider = {{with(request, Choice::schedule, ScheduleKind::interleaved),
-                       wider,
-                       {.of_degrees = has_stages, .layout = is_beyond}}}});
+                                wider,
+                                {.of_degrees = has_stages, .layout = is_beyond}}}});
     if (engine.has_zero_bubble && zero_stage <= 1)
       all.push_back({.what = "zero_bubble_h1",
                      .wider = {{with(request, Choice::schedule, ScheduleKind::zero_bubble_h1),
-                       wider,
-                       {.of_degrees = has_stages, .layout = {}}}}});
+                                wider,
+                                {.of_degrees = has_stages, .layout = {}}}}});
   }
   if (cluster.devices() > 2 && !request[Choice::dp_shard] && (zero_stage > 0 || !request[Choice::zero_stage]) &&
       may_have(Choice::dp)) {
     SpaceWidth wider = width;
     wider.shards_freely = true;
-    all.push_back({.what = "hybrid sharding",
-                   .wider = {{request, wider,
-                     {.of_degrees = has_several_replicas,
-                      .layout = [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; }}}}});
+    all.push_back(
+        {.what = "hybrid sharding",
+         .wider = {{request, wider, {.of_degrees = has_several_replicas, .layout = [](const ParallelSpec& spec) {
+                                       return spec.mesh.dp_shard > 0;
+                                     }}}}});
   }
+  if (cluster.devices() > 1 && engine.has_master && !request[Choice::dp_method] && may_have(Choice::dp))
+    all.push_back(
+        {.what = "DataParallel",
+         .wider = {{with(request, Choice::dp_method, DataMethod::master),
+                    width,
+                    {.of_degrees = [](const ParallelSpec& degrees) { return degrees.dp() > 1; },
+                     .layout = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }}}}});
   if (cluster.devices() > 1 && engine.has_context && !gives_every_degree(request) && may_have(Choice::cp)) {
     if (!width.shares_context) {
       all.push_back({.what = "context parallelism by gathered keys and values or exchange for heads",
@@ -87,23 +103,29 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
                      .wider = {{request, with_context(width), {.of_degrees = has_context_ranks, .layout = {}}}}});
       all.push_back({.what = "context parallelism around a ring", .wider = {}});
     } else if (!request[Choice::cp] && !request[Choice::cp_method]) {
-      all.push_back({.what = width.most_ring_ranks == 1
-                                 ? "context parallelism around a ring"
-                                 : fmt::format("context parallelism around rings of more than {} ranks",
-                                               width.most_ring_ranks),
-                     .wider = {}});
+      all.push_back(
+          {.what = width.most_ring_ranks == 1
+                       ? "context parallelism around a ring"
+                       : fmt::format("context parallelism around rings of more than {} ranks", width.most_ring_ranks),
+           .wider = {}});
     }
   }
   const bool has_host =
       std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
   if (has_host && !request[Choice::offload])
     all.push_back({.what = "offload of the optimizer's state",
-                   .wider = {{request, width, {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::any,
+                   .wider = {{request,
+                              width,
+                              {.of_degrees = has_anything,
+                               .layout = {},
+                               .room = Beyond::Room::any,
                                .also_what_fits = !devices_update_sooner(cluster)}}}});
   if (!request[Choice::recompute] && searched_recomputes(engine).size() > 1)
-    all.push_back({.what = "other modules to recompute",
-                   .wider = {{request, width,
-                     {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::with_other_recompute}}}});
+    all.push_back(
+        {.what = "other modules to recompute",
+         .wider = {{request,
+                    width,
+                    {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::with_other_recompute}}}});
   return all;
 }
 
@@ -120,9 +142,9 @@ LeastBeyond least_beyond(const Restriction& restriction, const OpGraph& graph, c
     own = std::make_unique<LayoutFloors>(graph, cluster, training, request, width, maker);
   OpenParts parts(graph, cluster, training, request, width, objective, fewer_devices, own ? *own : floors);
   std::vector<Open> open = parts.open_beyond(beyond, own ? nullptr : &than);
-  const int most = !restriction.is_context                          ? most_parts_beyond
+  const int most = !restriction.is_context                      ? most_parts_beyond
                    : graph.sequence >= shortest_shared_sequence ? most_parts_where_lifted
-                                                                     : most_parts_with_context;
+                                                                : most_parts_with_context;
   const auto is_later = [](const Open& a, const Open& b) {
     return std::pair(a.bound, a.place) > std::pair(b.bound, b.place);
   };

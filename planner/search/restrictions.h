@@ -38,8 +38,9 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
                                       const LayoutRequest& request, const SpaceWidth& width);
 
 // What the layouts beyond a restriction score at least by their floors; nothing where none beats
-// `best`, or no bound is taken. The best of them may score more: the search for the least floor ends
-// after some number of parts. `than` and `floors`: of the space as it is, whose search has ended.
+// `best`, or no bound is taken. The best of them may score more: the search for the least floor
+// ends after some number of parts. `than` and `floors`: of the space as it is, whose search has
+// ended.
 struct LeastBeyond {
   bool is_bounded = false;
   std::optional<double> score;

@@ -80,10 +80,9 @@ class SpaceSearch {
     return take_result();
   }
 
-  // Whether context parallelism, which was left out, may be so much better that it should be searched.
-  bool promises_context() const {
-    return graph_.sequence >= shortest_shared_sequence && context_gap_ > worth_context;
-  }
+  // Whether context parallelism, which was left out, may be so much better that it should be
+  // searched.
+  bool promises_context() const { return graph_.sequence >= shortest_shared_sequence && context_gap_ > worth_context; }
 
  private:
   // Whether stages may differ in what they recompute.
@@ -463,7 +462,7 @@ class SpaceSearch {
   std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
   double least_left_ = std::numeric_limits<double>::infinity();       // of the scores of other cuts
   double least_with_slot_ = std::numeric_limits<double>::infinity();  // of those that need more recompute for a slot
-  double context_gap_ = 0.0;  // of context parallelism, where that is left out
+  double context_gap_ = 0.0;                                          // of context parallelism, where that is left out
   std::int64_t calls_ = 0;                                            // simulated so far
 };
 

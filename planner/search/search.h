@@ -19,7 +19,7 @@ class KnownBlockShapes;
 class SimulatedSteps;
 
 struct SearchOptions {
-  int top = 10;                         // plans to rank
+  int top = 10;  // plans to rank
   // The most of these with the same degrees: variants of one plan beyond it are left out.
   int top_each = std::numeric_limits<int>::max();
   Objective objective = Objective::time;
@@ -30,8 +30,8 @@ struct SearchOptions {
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::int64_t together = 4;  // candidates that are simulated at once, whatever the number of threads
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
-  // Whether to say what is left out (SearchCounts::left_out), and to search context parallelism where
-  // that promises much (space_width.h); or to search it in any case.
+  // Whether to say what is left out (SearchCounts::left_out), and to search context parallelism
+  // where that promises much (space_width.h); or to search it in any case.
   bool bounds_left_out = false;
   bool searches_context = false;
   // Shared with other searches for the same model; may be null.

@@ -21,7 +21,8 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 }
 
 SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request) {
-  return {.interleaves_freely = request[Choice::schedule].has_value(), .shares_context = shares_context(graph, request)};
+  return {.interleaves_freely = request[Choice::schedule].has_value(),
+          .shares_context = shares_context(graph, request)};
 }
 
 SpaceWidth with_context(SpaceWidth width) {
@@ -69,9 +70,7 @@ class SpaceWalk {
   // `known`: of walks with the same model, training and request but for its degrees.
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
             const SpaceWidth& width, KnownLayouts& known, Devices wanted = Devices::exactly)
-      : context_{graph, training, devices, wanted == Devices::exactly, width},
-        request_(request),
-        known_(known) {
+      : context_{graph, training, devices, wanted == Devices::exactly, width}, request_(request), known_(known) {
     for (const SpaceRow& row : space_rows()) {
       Step& step = steps_[count_++];
       step.space = &row;
@@ -156,10 +155,10 @@ class SpaceWalk {
     // Whether neither its values follow from choices that do not decide legality, nor other values
     // from it.
     bool is_apart = false;
-    unsigned decisive = 0;  // the earlier rows that this one, or a later one that is not apart, follows from
+    unsigned decisive = 0;    // the earlier rows that this one, or a later one that is not apart, follows from
     std::size_t nearest = 0;  // the last of these; where there are none, the first row, which tells nothing
-    bool is_kept = true;  // whether its layouts are kept: not by micro-batch, which has too many values
-    bool is_known = false;  // whether `values` holds for the present layout
+    bool is_kept = true;      // whether its layouts are kept: not by micro-batch, which has too many values
+    bool is_known = false;    // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
     std::size_t at = 0;  // the present one
     // From this row on, without rows apart, by the values of the nearest decisive row: where known
@@ -318,9 +317,8 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
                                           const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
   KnownLayouts known;
-  SpaceWalk(graph, training, devices, request, usual_width(graph, request), known).enumerate([&](const ParallelSpec& spec) {
-    specs.push_back(spec);
-  });
+  SpaceWalk(graph, training, devices, request, usual_width(graph, request), known)
+      .enumerate([&](const ParallelSpec& spec) { specs.push_back(spec); });
   return specs;
 }
 
@@ -350,7 +348,6 @@ std::vector<SpacePart> most_devices_first(std::vector<SpacePart> parts) {
   return parts;
 }
 
-
 LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
   for (const ChoiceRow& row : choice_rows())
     if (row.axis) request[row.choice] = row.get(spec);
@@ -368,8 +365,9 @@ std::vector<SpacePart> Space::parts(int devices, Devices wanted) {
 
 std::vector<SpacePart> Space::degrees(int devices, Devices wanted) {
   std::vector<SpacePart> parts;
-  SpaceWalk(graph_, training_, devices, request_, width_, *known_, wanted)
-      .visit_degrees([&](const ParallelSpec& spec) { part_of(spec, parts); });
+  SpaceWalk(graph_, training_, devices, request_, width_, *known_, wanted).visit_degrees([&](const ParallelSpec& spec) {
+    part_of(spec, parts);
+  });
   return most_devices_first(std::move(parts));
 }
 

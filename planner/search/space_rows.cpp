@@ -97,8 +97,8 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
     return;
   }
   const Engine& engine = context.training.engine;
-  const bool may_interleave =
-      engine.has_interleaved && ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.width.interleaves_freely);
+  const bool may_interleave = engine.has_interleaved &&
+                              ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.width.interleaves_freely);
   for (const ScheduleRow& row : schedule_rows()) {
     if (row.kind == ScheduleKind::gpipe && !engine.has_gpipe) continue;
     if (row.kind == ScheduleKind::interleaved ? may_interleave : !runs_backward_in_parts(row.kind))
@@ -110,7 +110,9 @@ bool accepts_schedule(const SpaceContext& /*context*/, const ParallelSpec& spec,
   return !runs_backward_in_parts(std::get<ScheduleKind>(given)) || spec.zero_stage <= 1;
 }
 
-bool interleaves(const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule == ScheduleKind::interleaved; }
+bool interleaves(const ParallelSpec& spec) {
+  return spec.pp() > 1 && spec.schedule == ScheduleKind::interleaved;
+}
 
 // 0 stands for as many micro-batches as ranks.
 bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {

@@ -79,11 +79,11 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   CHECK(explain(plan).find("27.5 % for that") != std::string::npos);
   plan.prediction.time.exposed.tp -= Seconds(1.0);
   plan.prediction.time.bubble = Seconds(7.0);
-  plan.training.global_batch = 2;  // one micro-batch: up to half of the step
+  plan.training.global_batch = 2;                         // one micro-batch: up to half of the step
   CHECK(binding_constraint(plan) == Constraint::bubble);  // 3.5 s
   CHECK(explain(plan).find("binding constraint: bubble: 46.7 % of the step waits for other stages; more micro-batches "
                            "(a larger batch) would help first\n") != std::string::npos);  // 7 of 15
-  plan.prediction.time.bubble = Seconds(10.0);  // of 18 s: 9 and 1
+  plan.prediction.time.bubble = Seconds(10.0);                                            // of 18 s: 9 and 1
   CHECK(explain(plan).find("binding constraint: bubble: 50.0 % of the step waits for other stages, 5.6 % more for "
                            "their communication; more micro-batches") != std::string::npos);
   plan.prediction.time.bubble = Seconds(7.0);
@@ -93,7 +93,7 @@ TEST_CASE("the binding constraint is what could be gained most from") {
       explain(plan).find(
           "binding constraint: communication: 41.3 % of the step waits for it, most for tensor-parallel communication; "
           "faster links or a larger batch\n  would help first\n") != std::string::npos);  // 9.5 of 23
-  plan.prediction.time.recompute = Seconds(7.0);  // computing is 13.5 then
+  plan.prediction.time.recompute = Seconds(7.0);                                          // computing is 13.5 then
   CHECK(binding_constraint(plan) == Constraint::memory);
   CHECK(explain(plan).find("binding constraint: memory: 23.3 % of the step recomputes activations that there is no "
                            "room to keep, the peak is 90.0 % of a "
@@ -126,8 +126,12 @@ TEST_CASE("with variations to twice of everything the binding constraint is what
   const Plan plan = small_plan();
   const RankedPlan now{.spec = plan.spec, .result = plan.prediction};
   const auto twice = [&](Resource resource, double own, double best) {
-    Variation variation{.resource = resource, .factor = 2.0, .global_batch = resource == Resource::global_batch ? 8 : 4,
-                        .plan = {.plan = now, .capacity = Bytes(1000)}, .best = now, .changes = best != own};
+    Variation variation{.resource = resource,
+                        .factor = 2.0,
+                        .global_batch = resource == Resource::global_batch ? 8 : 4,
+                        .plan = {.plan = now, .capacity = Bytes(1000)},
+                        .best = now,
+                        .changes = best != own};
     variation.plan.plan.result.time = {};
     variation.plan.plan.result.time.compute = Seconds(own);
     variation.best->result.time = {};
@@ -192,16 +196,25 @@ TEST_CASE("a search says how sure it is") {
   SearchCounts counts = small_plan().search;
   CHECK(explain_search(counts).ends_with("certified: the fastest of this space under this cost model"));
   counts.cut_gap = 0.25;
-  CHECK(explain_search(counts).ends_with("certified: the fastest of this space under this cost model; with stage cuts "
-                                         "that were not tried, at most 25.0 % faster may be left"));
+  CHECK(
+      explain_search(counts).ends_with("certified: the fastest of this space under this cost model; with stage cuts "
+                                       "that were not tried, at most 25.0 % faster may be left"));
   counts.cut_gap.reset();
   counts.certified = false;
   counts.gap = 0.125;
   CHECK(explain_search(counts).ends_with("gap: at most 12.5 % faster may be left"));
   counts.cut_gap = 0.25;
-  CHECK(explain_search(counts).ends_with("gap: at most 12.5 % faster may be left; with stage cuts that were not tried, "
-                                         "at most 25.0 % faster may be left"));
+  CHECK(
+      explain_search(counts).ends_with("gap: at most 12.5 % faster may be left; with stage cuts that were not tried, "
+                                       "at most 25.0 % faster may be left"));
   CHECK(explain_search({}) == "no search was made: the layout was given");
+  counts.space = "every dp";
+  counts.left_out = {
+      {.what = "rings", .gap = std::nullopt}, {.what = "slots", .gap = 0.0004}, {.what = "hosts", .gap = 0.125}};
+  CHECK(explain_space(counts) ==
+        "space: every dp\nleft out: rings (not bounded), slots (not faster), hosts (at most 12.5 % faster)\n");
+  counts.objective = Objective::cost;
+  CHECK(explain_space(counts).ends_with("slots (not cheaper), hosts (at most 12.5 % cheaper)\n"));
 }
 
 }  // namespace

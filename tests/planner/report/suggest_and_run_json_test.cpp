@@ -76,7 +76,7 @@ TEST_CASE("the JSON of a failed search has no plans and says what to change") {
   CHECK(json.at("inputs").at("objective") == "time");
   CHECK(
       json.at("search").dump() ==
-      R"({"space":null,"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null,"cut_gap":null})");
+      R"({"space":null,"candidates":7,"infeasible_memory":7,"pruned_by_bound":0,"simulated":0,"seconds":0.5,"certified":false,"gap":null,"cut_gap":null,"left_out":[]})");
   CHECK(
       json.at("inputs").at("training").dump() ==
       R"({"global_batch":4,"sequence_length":5,"precision":"fp32","optimizer":"adamw","engine":"parplan","trained":"all","defaults":["global_batch"]})");

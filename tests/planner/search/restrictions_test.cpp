@@ -30,6 +30,7 @@ namespace {
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
 constexpr const char* zero_bubble = "zero_bubble_h1";
 constexpr const char* hybrid = "hybrid sharding";
+constexpr const char* data_parallel = "DataParallel";
 constexpr const char* context = "context parallelism by gathered keys and values or exchange for heads";
 constexpr const char* ring = "context parallelism around a ring";
 constexpr const char* offload = "offload of the optimizer's state";
@@ -59,6 +60,8 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
         spec.mesh.dp_shard = static_cast<int>(ranks);
         if (ranks > 1 && ranks < spec.replicas() && !illegal(graph, training, spec)) all[hybrid].push_back(spec);
       }
+    for (const ParallelSpec& spec : enumerate(with({}, Choice::dp_method, DataMethod::master)))
+      if (spec.dp() > 1) all[data_parallel].push_back(spec);
     for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ulysses})
       for (const ParallelSpec& spec : enumerate(with({}, Choice::cp_method, method)))
         if (spec.cp() > 1) all[context].push_back(spec);
@@ -105,8 +108,8 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
       CHECK(found.counts.left_out.empty());
       continue;
     }
-    double best = score(options.objective, cluster, found.plans.front().spec,
-                        found.plans.front().result.time.total(), {}).first;
+    double best =
+        score(options.objective, cluster, found.plans.front().spec, found.plans.front().result.time.total(), {}).first;
     for (const LeftOut& left_out : found.counts.left_out) {
       INFO("setting " << setting << ": " << left_out.what);
       CHECK(left_out.gap.has_value() == (left_out.what != ring));
@@ -116,8 +119,8 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
       for (int trial = 0; trial < 150 && !layouts.empty(); ++trial) {
         ParallelSpec spec = layouts[random() % layouts.size()];
         spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
-        const StepResult result = simulate_spec(graph, networks, training, spec, place(graph, spec),
-                                                schedule_of(spec, training), nullptr);
+        const StepResult result =
+            simulate_spec(graph, networks, training, spec, place(graph, spec), schedule_of(spec, training), nullptr);
         if (result.memory.peak() > nodes.device.memory_capacity) continue;
         ++tried[left_out.what];
         const double its = score(options.objective, cluster, spec, result.time.total(), {}).first;
@@ -128,9 +131,9 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     }
   }
   int all_told = 0;
-  for (const char* const what : {interleaved, zero_bubble, hybrid, context, offload, recompute}) {
-    MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what] << " are better than the plan; "
-                 << told[what] << " gaps below 20 %");
+  for (const char* const what : {interleaved, zero_bubble, hybrid, data_parallel, context, offload, recompute}) {
+    MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what]
+                              << " are better than the plan; " << told[what] << " gaps below 20 %");
     CHECK(tried[what] > 0);
     all_told += told[what];
   }
