@@ -223,7 +223,7 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   for (const Multiplier& multiplier : multipliers) {
     if (const auto node = root.find(multiplier.key)) spec.*multiplier.member = read_number(*node, above_zero);
   }
-  if (const auto types = root.find("token_types")) spec.token_types = types->as_integer(1, largest_vocabulary);
+  if (const auto kinds = root.find("token_types")) spec.token_types = kinds->as_integer(1, largest_vocabulary);
   if (const auto token = root.find("mask_token")) spec.mask_token = token->as_integer(0, largest_vocabulary);
   if (const auto masked = root.find("masked_share"))
     spec.masked_share = read_number(*masked, {.minimum_allowed = false, .limit = 1.0});
