@@ -92,10 +92,12 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
   if (cluster.devices() > 1 && engine.has_master && !request[Choice::dp_method] && may_have(Choice::dp))
     all.push_back(
         {.what = "DataParallel",
-         .wider = {{with(request, Choice::dp_method, DataMethod::master),
-                    width,
-                    {.of_degrees = [](const ParallelSpec& degrees) { return degrees.dp() > 1; },
-                     .layout = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }}}}});
+         .wider = {
+             {with(request, Choice::dp_method, DataMethod::master),
+              width,
+              {.of_degrees =
+                   [](const ParallelSpec& degrees) { return degrees.dp() > 1 && degrees.dp() == degrees.mesh.size(); },
+               .layout = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }}}}});
   if (cluster.devices() > 1 && engine.has_context && !gives_every_degree(request) && may_have(Choice::cp)) {
     if (!width.shares_context) {
       all.push_back({.what = "context parallelism by gathered keys and values or exchange for heads",
