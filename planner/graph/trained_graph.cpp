@@ -94,6 +94,7 @@ class Adaption {
     to_.name = from_.name;
     to_.sequence = from_.sequence;
     to_.vocabulary = from_.vocabulary;
+    to_.masked = from_.masked;
   }
 
   OpGraph rewrite() {
