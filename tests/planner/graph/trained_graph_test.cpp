@@ -11,6 +11,7 @@
 #include "models/find_model.h"
 #include "planner/base/error.h"
 #include "planner/graph/backward.h"
+#include "planner/graph/engine_graph.h"
 #include "tests/planner/base/error_of.h"
 
 namespace parplan {
@@ -58,6 +59,15 @@ TEST_CASE("where everything is trained, the graph stays as it is") {
   CHECK(same.tensors == plain.tensors);
   CHECK(same.first_trained == 0);
   CHECK(trained_parameter_count(plain) == parameter_count(plain));
+}
+
+TEST_CASE("a graph with adapters, or as an engine runs it, learns the tokens that it did without") {
+  const OpGraph plain = graph_of("tiny-bert");
+  REQUIRE(plain.masked);
+  CHECK(as_trained(with({}, Lora{.r = 4, .alpha = 6.0, .target_modules = {"qkv"}}), plain).masked == plain.masked);
+  Engine engine;
+  engine.fused_attention = engine.fused_loss = false;
+  CHECK(as_run_by(engine, plain).masked == plain.masked);
 }
 
 TEST_CASE("a pattern names a run of the parts of a parameter's name") {
