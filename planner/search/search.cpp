@@ -81,8 +81,11 @@ class SpaceSearch {
   }
 
   // Whether context parallelism, which was left out, may be so much better that it should be
-  // searched.
-  bool promises_context() const { return graph_.sequence >= shortest_shared_sequence && context_gap_ > worth_context; }
+  // searched. Not under a schedule that was asked for: with backwards in parts, that would take
+  // several times as long.
+  bool promises_context() const {
+    return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence && context_gap_ > worth_context;
+  }
 
  private:
   // Whether stages may differ in what they recompute.
