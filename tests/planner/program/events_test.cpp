@@ -21,8 +21,8 @@ bool touch(const Instruction& a, const Instruction& b) {
   });
 }
 
-// Whether each instruction surely runs after each earlier one: behind it on its stream, or behind an
-// event that was recorded after it.
+// Whether each instruction surely runs after each earlier one: behind it on its stream, or behind
+// an event that was recorded after it.
 std::vector<std::vector<bool>> order_of(const std::vector<Instruction>& instructions) {
   const std::size_t count = instructions.size();
   std::vector<std::vector<bool>> after(count, std::vector<bool>(count, false));
