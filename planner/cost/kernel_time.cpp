@@ -131,19 +131,20 @@ AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, B
   const auto pairs_up_to = [&](std::int64_t n) {
     return triangle(n) - (shape.window > 0 && shape.window < n ? triangle(n - shape.window) : 0.0);
   };
-  // They become squares: for a block of queries, the block of its own keys and those before it, or
-  // with a window only those that reach back `window` - 1 keys from the first query.
-  const auto squares_up_to = [&](std::int64_t n) {
-    if (n == 0) return 0.0;
-    const bool windowed = shape.window > 0 && shape.window < n;
-    const std::int64_t blocks = ceil_div(n, attention_block);
-    const std::int64_t before =
-        windowed ? std::min(ceil_div(shape.window - 1, attention_block), blocks - 1) : blocks - 1;
-    return triangle(before + 1) + 2.0 * static_cast<double>(blocks - before - 1) * static_cast<double>(before + 1);
+  // They become squares: for a block of queries from `first` on, the blocks of keys up to its last
+  // one, or with a window only as many as reach back `window` - 1 keys from its first query.
+  const auto squares_between = [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t blocks = ceil_div(last - first, attention_block), before = ceil_div(first, attention_block);
+    const std::int64_t most = shape.window > 0 && shape.window < last ? ceil_div(shape.window - 1, attention_block) + 1
+                                                                      : before + blocks;
+    // The whole blocks of queries, of which the first so many see fewer than the most.
+    const std::int64_t rising = std::clamp<std::int64_t>(most - before, 0, blocks - 1);
+    return triangle(before + rising) - triangle(before) +
+           2.0 * static_cast<double>((blocks - 1 - rising) * most + std::min(ceil_div(last, attention_block), most));
   };
   const std::int64_t queries = std::max<std::int64_t>(span.last - span.first, 1);
   double pairs = pairs_up_to(std::max<std::int64_t>(span.last, 1)) - pairs_up_to(span.first);
-  double squares = squares_up_to(std::max<std::int64_t>(span.last, 1)) - squares_up_to(span.first);
+  double squares = squares_between(span.first, std::max(span.last, span.first + 1));
   if (!span.causal) {
     pairs = 2.0 * static_cast<double>(queries) * static_cast<double>(span.keys);
     squares = 2.0 * static_cast<double>(ceil_div(queries, attention_block) * ceil_div(span.keys, attention_block));

@@ -91,8 +91,16 @@ std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec&
   return degrees;
 }
 
+bool allows_context(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  const int cp = spec.cp();
+  return cp >= 1 && (cp > 1 || spec.cp_method == ContextMethod::all_gather) &&
+         !(cp > 1 && is_unknown_to_engine(training, spec)) && !not_around_a_ring(graph, spec) &&
+         (cp == 1 || context_limits(graph, spec).allows(cp));
+}
+
 std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingSpec& training,
                                            const ParallelSpec& spec) {
+  if (allows_context(graph, training, spec)) return std::nullopt;
   const int cp = spec.cp();
   if (cp < 1) return fmt::format("the context-parallel degree is {}; it must be at least 1", cp);
   if (cp == 1 && spec.cp_method != ContextMethod::all_gather)
@@ -105,7 +113,6 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
     return fmt::format("{} cannot go around a ring of ranks (cp_method ring); gather keys and values (all_gather)",
                        *what);
   const ContextLimits limits = context_limits(graph, spec);
-  if (limits.allows(cp)) return std::nullopt;
   const std::vector<int> legal = legal_context_degrees(graph, training, spec, std::numeric_limits<int>::max());
   const std::string degrees = list_degrees({legal.begin(), legal.end()});
   if (limits.sequence % cp != 0) {

@@ -21,6 +21,7 @@ std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec&
                                        int most);
 std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingSpec& training,
                                            const ParallelSpec& spec);
+bool allows_context(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 void place_context(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 
 }  // namespace parplan

@@ -1,5 +1,6 @@
 #include "planner/parallel/techniques.h"
 
+#include <algorithm>
 #include <array>
 
 #include <fmt/format.h>
@@ -18,13 +19,35 @@ namespace parplan {
 namespace {
 
 constexpr std::array rows = {
-    TechniqueRow{"tensor", legal_tensor_degrees, illegal_tensor, place_tensor},
-    TechniqueRow{"context", legal_context_degrees, illegal_context, place_context},
-    TechniqueRow{"pipeline", legal_pipeline_degrees, illegal_pipeline, place_pipeline},
-    TechniqueRow{"data", legal_data_degrees, illegal_data, place_data},
-    TechniqueRow{"zero", legal_zero_stages, illegal_zero, place_zero},
-    TechniqueRow{"offload", legal_offloads, illegal_offload, place_offload},
-    TechniqueRow{"master", legal_data_methods, illegal_master, place_master},
+    TechniqueRow{.name = "tensor",
+                 .legal_degrees = legal_tensor_degrees,
+                 .illegal = illegal_tensor,
+                 .place = place_tensor},
+    TechniqueRow{.name = "context",
+                 .legal_degrees = legal_context_degrees,
+                 .illegal = illegal_context,
+                 .allows = allows_context,
+                 .place = place_context},
+    TechniqueRow{.name = "pipeline",
+                 .legal_degrees = legal_pipeline_degrees,
+                 .illegal = illegal_pipeline,
+                 .place = place_pipeline},
+    TechniqueRow{.name = "data",
+                 .legal_degrees = legal_data_degrees,
+                 .illegal = illegal_data,
+                 .place = place_data},
+    TechniqueRow{.name = "zero",
+                 .legal_degrees = legal_zero_stages,
+                 .illegal = illegal_zero,
+                 .place = place_zero},
+    TechniqueRow{.name = "offload",
+                 .legal_degrees = legal_offloads,
+                 .illegal = illegal_offload,
+                 .place = place_offload},
+    TechniqueRow{.name = "master",
+                 .legal_degrees = legal_data_methods,
+                 .illegal = illegal_master,
+                 .place = place_master},
 };
 
 }  // namespace
@@ -42,6 +65,16 @@ std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& tra
   for (const TechniqueRow& row : rows)
     if (auto reason = row.illegal(graph, training, spec)) return reason;
   return too_many_calls(training, spec);
+}
+
+bool is_legal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  return !lacked_by_engine(training.engine, spec) &&
+         std::ranges::all_of(rows,
+                             [&](const TechniqueRow& row) {
+                               return row.allows != nullptr ? row.allows(graph, training, spec)
+                                                            : !row.illegal(graph, training, spec);
+                             }) &&
+         !too_many_calls(training, spec);
 }
 
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec) {

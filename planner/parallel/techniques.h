@@ -21,6 +21,8 @@ struct TechniqueRow {
   std::vector<int> (*legal_degrees)(const OpGraph&, const TrainingSpec&, const ParallelSpec&, int most) = nullptr;
   // Why `spec` is illegal, in words with the legal alternatives; nothing when it is legal.
   std::optional<std::string> (*illegal)(const OpGraph&, const TrainingSpec&, const ParallelSpec&) = nullptr;
+  // Whether there is no such reason, where its words take long; null: `illegal` tells.
+  bool (*allows)(const OpGraph&, const TrainingSpec&, const ParallelSpec&) = nullptr;
   // Sets the placements that the technique decides.
   void (*place)(const OpGraph&, const ParallelSpec&, Placements&) = nullptr;
 };
@@ -32,6 +34,9 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec);
 
 // The engine's reason against `spec` (engine_layouts.h), or the first technique's.
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
+
+// Whether there is none.
+bool is_legal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 
 // A plan lists every call of every stage: at most this many forwards and backwards.
 inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;

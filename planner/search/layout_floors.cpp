@@ -66,7 +66,8 @@ std::int64_t slots_of_last_block(const ParallelSpec& spec, const PipelineShape& 
 }  // namespace
 
 LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                           const LayoutRequest& request, const SpaceWidth& width, CandidateMaker& maker)
+                           const LayoutRequest& request, const SpaceWidth& width, CandidateMaker& maker,
+                           ContextFloors context)
     : graph_(graph),
       cluster_(cluster),
       training_(training),
@@ -83,6 +84,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
   width_ = width;
+  context_ = context;
   method_ = given<ContextMethod>(request, Choice::cp_method);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
@@ -188,7 +190,9 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // All times of kernels are subadditive: they grow with the micro-batch at most in proportion, since
 // launches are constant, bytes proportional, and tiles rounded up. So a sample takes the least in
 // the largest micro-batch, which is a multiple of every other, if it waits for its data alone, and
-// each Segment is fused or not, whichever takes less (LoweredFor).
+// each Segment is fused or not, whichever takes less (LoweredFor). They are so with the tokens of a
+// sample, too, and those of attention with its pairs of queries and keys and with its heads, of
+// which every rank of a context axis has its share.
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
   const auto [entry, inserted] =
@@ -198,8 +202,15 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& 
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
   largest.micro_batch = micro_batches_.back();
+  double shares = static_cast<double>(largest.micro_batch);
+  if (context_ == ContextFloors::share_of_samples) {
+    shares *= spec.cp();
+    largest.mesh.degree.dp *= spec.cp();
+    largest.mesh.degree.cp = 1;
+    largest.cp_method = {};
+  }
   entry->second = least_seconds_by_data(largest, device);
-  for (Seconds& one : entry->second) one *= (1 - 1e-9) / static_cast<double>(largest.micro_batch);
+  for (Seconds& one : entry->second) one *= (1 - 1e-9) / shares;
   return entry->second;
 }
 
@@ -215,7 +226,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
       one.sequence_parallel = sequence_parallel;
       one.cp_method = method;
       if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
-          illegal(graph_, training_, one))
+          !is_legal(graph_, training_, one))
         continue;
       const std::vector<Seconds>& seconds = seconds_of_sample(one);
       if (entry->second.empty())

@@ -32,13 +32,19 @@ struct Floor {
   bool operator==(const Floor&) const = default;
 };
 
+// What layouts with context parallelism take at least follows from their own kernels; or from what
+// samples take without it, of which each rank has its share, whatever the method: what is cut into
+// parts takes no less (LayoutFloors::seconds_of_sample). The latter holds for floors of samples
+// alone.
+enum class ContextFloors { own_kernels, share_of_samples };
+
 // Floors of layouts whose choices are made step by step: each step costs more and tells more. They
 // never exceed the simulation (a property test holds this). The graph, the cluster, the training,
 // the request and the maker must outlive it; used by one thread.
 class LayoutFloors {
  public:
   LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-               const SpaceWidth& width, CandidateMaker& maker);
+               const SpaceWidth& width, CandidateMaker& maker, ContextFloors context = ContextFloors::own_kernels);
 
   // With the number of devices alone: all products at the highest rate of their devices, and a
   // device's share of the state.
@@ -168,6 +174,7 @@ class LayoutFloors {
   std::vector<std::int64_t> micro_batches_;    // that layouts may have
   std::optional<ContextMethod> method_;        // where it is given
   SpaceWidth width_;
+  ContextFloors context_{};
   int group_ = 0;                 // micro_batch_group of layouts that interleave
   std::vector<int> blocks_;       // by Block::kind
   bool alike_inside_ = true;      // all blocks but the first and the last

@@ -101,6 +101,7 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number) {
     case Step::degrees:
       return look_into_degrees(number);
     case Step::micro_batch_at_peak:
+      if (beyond_ && beyond_->until == Beyond::Until::samples) return std::nullopt;
       return look_into_groups(number);
     case Step::micro_batch:
       return std::vector{open_on_links(number)};

@@ -29,6 +29,9 @@ struct Beyond {
   // what `recompute` says by itself; or those that do not, whatever they recompute.
   enum class Room { enough, with_other_recompute, any } room = Room::enough;
   bool also_what_fits = false;  // with `any`
+  // How far parts are looked into: to single layouts, or only to what samples take with a size of
+  // micro-batch, however they are laid out.
+  enum class Until { layouts, samples } until = Until::layouts;
 };
 
 // The parts of a space that a search has opened. A part is looked into step by step: it has all

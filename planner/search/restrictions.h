@@ -19,34 +19,42 @@
 namespace parplan {
 
 // A restriction of a space: legal layouts that a search leaves out, although no option excludes
-// them, and the wider space in which they are.
+// them, and the wider spaces in which all of them are.
 struct Restriction {
-  std::string what;         // is left out, in words
-  bool is_context = false;  // context parallelism as a whole
-  // Nothing where no bound is taken.
   struct Wider {
     LayoutRequest request;
     SpaceWidth width;
     Beyond beyond;
+    // Whether the floors of the space as it is hold here, too, and its parts are those of the wider
+    // one but for what a part's layouts may choose.
+    bool has_same_floors = false;
+    ContextFloors context = ContextFloors::own_kernels;
   };
-  std::optional<Wider> wider;
+  std::string what;  // is left out, in words
+  std::vector<Wider> wider;
+  bool is_context = false;  // context parallelism that may be lifted (SearchOptions::searches_context)
+  // The same layouts with closer bounds, which take longer: where more than `worth_context` may be
+  // left.
+  std::vector<Restriction> closer = {};
 };
 
 // Those of a space, but for stage cuts (SearchCounts::cut_gap) and buffers for arriving activations
 // (input_slots.h).
 std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                      const LayoutRequest& request, const SpaceWidth& width);
+                                      Objective objective, const LayoutRequest& request, const SpaceWidth& width);
+
+// Whether floors alone tell that context parallelism, which the space leaves out, is worth searching
+// (`worth_context`), whatever the best plan without it. `floors`: of the space as it is.
+bool is_surely_worth_context(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                             Objective objective, const LayoutRequest& request, const SpaceWidth& width,
+                             bool fewer_devices, LayoutFloors& floors, CandidateMaker& maker);
 
 // What the layouts beyond a restriction score at least by their floors; nothing where none beats
-// `best`, or no bound is taken. The best of them may score more: the search for the least floor
-// ends after some number of parts. `than` and `floors`: of the space as it is, whose search has
-// ended.
-struct LeastBeyond {
-  bool is_bounded = false;
-  std::optional<double> score;
-};
-LeastBeyond least_beyond(const Restriction& restriction, const OpGraph& graph, const Cluster& cluster,
-                         const TrainingSpec& training, Objective objective, bool fewer_devices, const Score& best,
-                         const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker);
+// `best`. The best of them may score more: the search for the least floor ends after some number of
+// parts. `than` and `floors`: of the space as it is, whose search has ended.
+std::optional<double> least_beyond(const Restriction& restriction, const OpGraph& graph, const Cluster& cluster,
+                                   const TrainingSpec& training, Objective objective, bool fewer_devices,
+                                   const Score& best, const OpenParts& than, LayoutFloors& floors,
+                                   CandidateMaker& maker);
 
 }  // namespace parplan

@@ -61,11 +61,11 @@ class SpaceSearch {
     counts_.space = space_in_words(cluster, training.engine, request, width_, options.fewer_devices);
     floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
     parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
-    add(search_, parts_->open_all());
-    counts_.candidates = parts_->count_all();
   }
 
   SearchResult run() {
+    add(search_, parts_->open_all());
+    counts_.candidates = parts_->count_all();
     // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
     bool ranked = false;
     do {
@@ -83,11 +83,18 @@ class SpaceSearch {
   // Whether context parallelism, which was left out, may be so much better that it should be
   // searched. Not under a schedule that was asked for: with backwards in parts, that would take
   // several times as long.
-  bool promises_context() const {
-    return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence && context_gap_ > worth_context;
+  bool promises_context() const { return may_lift_context() && context_gap_ > worth_context; }
+  // The same before a search, by floors alone: as where there are more devices than sequences.
+  bool surely_promises_context() {
+    return options_.bounds_left_out && may_lift_context() && training_.global_batch < cluster_.devices() &&
+           is_surely_worth_context(graph_, cluster_, training_, options_.objective, request_, width_,
+                                   options_.fewer_devices, *floors_, *makers_.front());
   }
 
  private:
+  bool may_lift_context() const {
+    return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence;
+  }
   // Whether stages may differ in what they recompute.
   bool mixes() const { return !request_[Choice::recompute] && training_.engine.has_recompute_per_stage; }
 
@@ -389,15 +396,22 @@ class SpaceSearch {
 
   std::vector<LeftOut> left_out(const Score& winner, const SearchCounts& counts) {
     std::vector<LeftOut> all;
-    for (const Restriction& restriction : restrictions(graph_, cluster_, training_, request_, width_)) {
-      const LeastBeyond least = least_beyond(restriction, graph_, cluster_, training_, options_.objective,
-                                             options_.fewer_devices, winner, *parts_, *floors_, *makers_.front());
-      std::optional<double> gap;
+    const auto add = [&](const auto& self, const Restriction& restriction) -> void {
+      const std::optional<double> least =
+          least_beyond(restriction, graph_, cluster_, training_, options_.objective, options_.fewer_devices, winner,
+                       *parts_, *floors_, *makers_.front());
       // What the search did not look into is bounded with it.
-      if (least.is_bounded) gap = std::max(least.score ? gap_to(*least.score, winner) : 0.0, counts.gap.value_or(0.0));
-      if (restriction.is_context) context_gap_ = gap.value_or(0.0);
+      const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
+      if (gap > worth_context && !restriction.closer.empty()) {
+        for (const Restriction& part : restriction.closer) self(self, part);
+        return;
+      }
+      if (restriction.is_context) context_gap_ = gap;
       all.push_back({.what = restriction.what, .gap = gap});
-    }
+    };
+    for (const Restriction& restriction :
+         restrictions(graph_, cluster_, training_, options_.objective, request_, width_))
+      add(add, restriction);
     if (least_with_slot_ < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
                      .gap = gap_to(least_with_slot_, winner)});
@@ -475,14 +489,13 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
                     const LayoutRequest& request, const SearchOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   SpaceSearch usual(graph, cluster, training, request, options);
-  SearchResult result = usual.run();
-  if (usual.promises_context()) {
-    SearchOptions wider = options;
-    wider.searches_context = true;
-    result = SpaceSearch(graph, cluster, training, request, wider).run();
-  }
-  result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return result;
+  SearchOptions wider = options;
+  wider.searches_context = true;
+  std::optional<SearchResult> result;
+  if (!usual.surely_promises_context()) result = usual.run();
+  if (!result || usual.promises_context()) result = SpaceSearch(graph, cluster, training, request, wider).run();
+  result->counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return *std::move(result);
 }
 
 }  // namespace parplan

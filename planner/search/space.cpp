@@ -199,18 +199,18 @@ class SpaceWalk {
   }
 
   // What a technique rejects with one value of the other choices, it rejects with every value.
-  bool is_legal() {
+  bool can_be_legal() {
     for (std::size_t row = deciding_; row < count_; ++row) {
       if (values(row).empty()) return false;
       set(row, 0);
     }
-    return !illegal(context_.graph, context_.training, spec_);
+    return is_legal(context_.graph, context_.training, spec_);
   }
 
   template <class Visit>
   void decide(std::size_t row, const Visit& visit) {
     if (row == deciding_) {
-      if (is_legal()) visit();
+      if (can_be_legal()) visit();
       return;
     }
     for (std::size_t at = 0; at < values(row).size(); ++at) {

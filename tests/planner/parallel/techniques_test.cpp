@@ -118,6 +118,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
             const bool is_illegal =
                 lacked_by_engine(training.engine, spec) || row.illegal(*graph, training, spec).has_value();
             CHECK(is_illegal == (std::ranges::find(legal, degree) == legal.end()));
+            if (row.allows != nullptr)
+              CHECK(row.allows(*graph, training, spec) == !row.illegal(*graph, training, spec));
           }
         }
   }

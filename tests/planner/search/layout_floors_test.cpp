@@ -134,6 +134,48 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   CHECK(smaller_known > 50);
 }
 
+TEST_CASE("a rank of a context axis takes at least its share of what samples take without one") {
+  std::mt19937 random(17);
+  int count = 0, bound_by_kernels = 0;
+  for (int setting = 0; setting < 120; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = setting % 3 == 0 ? graph_of("tiny-llama", 1024) : random_graph(random, 32);
+    const Cluster cluster = random_cluster(random, gpu, false);
+    TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+    training.sequence_length = graph.sequence;
+    NetworkCache networks(cluster);
+    CandidateMaker maker(graph, cluster, training);
+    for (const ContextMethod method : context_methods) {
+      LayoutRequest request;
+      request[Choice::cp_method] = method;
+      const SpaceWidth width = usual_width(graph, request);
+      LayoutFloors floors(graph, cluster, training, request, width, maker, ContextFloors::share_of_samples);
+      Space space(graph, training, request, width);
+      std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
+      std::erase_if(parts, [](const SpacePart& part) { return part.spec.cp() == 1; });
+      for (int trial = 0; trial < 6 && !parts.empty(); ++trial) {
+        const SpacePart& part = parts[random() % parts.size()];
+        const std::vector<SpacePart> groups = groups_of(space, part);
+        const SpacePart& group = groups[random() % groups.size()];
+        const std::vector<PlacedSpec> specs = space.specs(group);
+        ParallelSpec spec = specs[random() % specs.size()].spec;
+        spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+        const Seconds simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
+                                                schedule_of(spec, training), nullptr).time.total();
+        INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
+        const Seconds of_degrees = floors.of_degrees(part.spec).time,
+                      at_peak = floors.of_micro_batch_at_peak(group.spec).time;
+        CHECK(of_degrees <= at_peak);
+        CHECK(at_peak <= simulated * (1 + 1e-12));
+        bound_by_kernels += at_peak > floors.of_devices(spec.mesh.size()).time * 1.01;
+        ++count;
+      }
+    }
+  }
+  CHECK(count > 500);
+  CHECK(bound_by_kernels > count / 2);
+}
+
 TEST_CASE("a sample takes the least in the largest micro-batch, where blocks wait for their data alone") {
   std::mt19937 random(5);
   int less_by_data = 0, segments = 0;
