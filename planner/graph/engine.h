@@ -64,6 +64,7 @@ struct Engine {
   bool has_full_recompute = true;        // of whole layers
   bool has_recompute_per_stage = true;   // of more on one stage than on another
   bool has_master = true;                // a single process of whole replicas (DataParallel)
+  bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks
   int most_zero = 3;                     // the highest ZeRO stage
   int most_zero_in_pipelines = 3;        // the highest where pp > 1
   bool equal_stages = false;  // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)

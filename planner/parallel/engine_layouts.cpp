@@ -51,6 +51,8 @@ constexpr std::array layout_rows = {
                     "mesh_order must be pp-dp-tp", has_other_order},
     EngineLayoutRow{Choice::dp_method, &Engine::has_master, "DataParallel", "dp_method must be all_reduce",
                     [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
+    EngineLayoutRow{Choice::dp_shard, &Engine::has_hybrid_sharding, "hybrid sharding", "dp_shard must be 0 (all ranks)",
+                    [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; }},
     EngineLayoutRow{Choice::recompute, &Engine::has_core_attn_recompute, "recompute of attention's core alone",
                     "recompute must be without core_attn", recomputes<Recompute::core_attn>},
     EngineLayoutRow{Choice::recompute, &Engine::has_norms_recompute, "recompute of norms alone",

@@ -22,10 +22,6 @@ bool has_stages(const ParallelSpec& degrees) {
   return degrees.pp() > 1;
 }
 
-bool has_several_replicas(const ParallelSpec& degrees) {
-  return degrees.replicas() > 2;
-}
-
 // More than so many ranks that share out a sequence.
 auto has_more_context_ranks_than(int ranks) {
   return [ranks](const ParallelSpec& degrees) { return degrees.cp() > ranks; };
@@ -101,17 +97,6 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
                      .wider = {{.request = with(request, Choice::schedule, ScheduleKind::zero_bubble_h1),
                                 .width = wider,
                                 .beyond = {.of_degrees = has_stages, .layout = {}}}}});
-  }
-  if (cluster.devices() > 2 && !request[Choice::dp_shard] && (zero_stage > 0 || !request[Choice::zero_stage]) &&
-      may_have(request, Choice::dp)) {
-    SpaceWidth wider = width;
-    wider.shards_freely = true;
-    all.push_back({.what = "hybrid sharding",
-                   .wider = {{.request = request,
-                              .width = wider,
-                              .beyond = {.of_degrees = has_several_replicas,
-                                         .layout = [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; }},
-                              .has_same_floors = true}}});
   }
   if (cluster.devices() > 1 && engine.has_master && !request[Choice::dp_method] && may_have(request, Choice::dp))
     all.push_back(

@@ -419,11 +419,12 @@ class SpaceSearch {
   }
 
   // What a plan needs beyond the plain: tensor parallelism across nodes, gathers of parameters,
-  // context parallelism, a schedule other than 1F1B.
+  // shards over groups of ranks, context parallelism, a schedule other than 1F1B.
   int needs_of(const ParallelSpec& spec) const {
     const bool leaves_node =
         spec.tp() > 1 && makers_.front()->estimator().networks().group(spec.mesh, Axis::tp).nodes > 1;
-    return (leaves_node ? 1 : 0) + (spec.zero_stage == 3 ? 1 : 0) + (spec.cp() > 1 ? 1 : 0) +
+    return (leaves_node ? 1 : 0) + (spec.zero_stage == 3 ? 1 : 0) + (spec.mesh.dp_shard > 0 ? 1 : 0) +
+           (spec.cp() > 1 ? 1 : 0) +
            (spec.pp() > 1 && spec.schedule != ScheduleKind::one_f_one_b ? 1 : 0);
   }
 

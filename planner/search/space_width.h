@@ -26,7 +26,6 @@ struct SpaceWidth {
   // Around a ring, a Segment has steps for each of its ranks, whose cost the search would spend its
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
-  bool shards_freely = false;  // ZeRO may shard over groups of any number of ranks, or only over all
 };
 SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request);
 // The same with context parallelism, whatever the sequence.
