@@ -328,6 +328,7 @@ constexpr std::array rows = {
              .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage},
              .decides_legality = true,
              .values = ranks_that_shard,
+             .neighbours = every_value,
              .frugaler = larger_shard_groups},
     SpaceRow{.choice = Choice::dp_method,
              .follows_from = {Choice::dp},
