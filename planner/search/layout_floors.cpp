@@ -84,6 +84,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
       schedules_.push_back(&row);
   width_ = width;
   method_ = given<ContextMethod>(request, Choice::cp_method);
+  overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
     micro_batches_.push_back(*size);
@@ -192,7 +193,7 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
   const auto [entry, inserted] =
-      samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method},
+      samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method},
                            std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
@@ -213,6 +214,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
       if (method_ ? method != *method_ : !is_searched(method, spec.cp(), width_)) continue;
       ParallelSpec one = spec;
       one.sequence_parallel = sequence_parallel;
+      if (sequence_parallel) one.tp_overlap = overlap_;
       one.cp_method = method;
       if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
           illegal(graph_, training_, one))
@@ -251,8 +253,8 @@ std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Re
 }
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
-  const auto [entry, inserted] =
-      least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method, spec.micro_batch});
+  const auto [entry, inserted] = least_blocks_.try_emplace(
+      {spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method, spec.micro_batch});
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
@@ -495,12 +497,12 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   };
   // A larger micro-batch takes no less: the next smaller one that is known may tell.
   const auto key_of = [](const ParallelSpec& of) {
-    return std::tuple(of.tp(), of.sequence_parallel, of.cp(), of.cp_method, of.micro_batch);
+    return std::tuple(of.tp(), of.sequence_parallel, of.tp_overlap, of.cp(), of.cp_method, of.micro_batch);
   };
   const auto larger = least_blocks_.lower_bound(key_of(spec));
   if (larger != least_blocks_.begin()) {
     ParallelSpec smaller = spec;
-    smaller.micro_batch = std::get<4>(std::prev(larger)->first);
+    smaller.micro_batch = std::get<5>(std::prev(larger)->first);
     if (key_of(smaller) == std::prev(larger)->first && smaller.micro_batch < spec.micro_batch &&
         lacks(std::prev(larger)->second))
       return true;
