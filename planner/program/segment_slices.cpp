@@ -29,7 +29,7 @@ bool is_of_rows(const Tensor& tensor, const TensorLayout& from, const TensorLayo
   return steps == std::vector{RedistributionStep{Axis::tp, step}} && cut == shard(tensor.dims.front().dim);
 }
 
-// Rows of one rank.
+// One of equal parts.
 Value rows_of(const Value& whole, int rank, int ranks) {
   PARPLAN_ASSERT(whole.bytes % ranks == 0, fmt::format("{} bytes of rows over {} ranks", whole.bytes, ranks));
   const std::int64_t bytes = whole.bytes / ranks;
@@ -125,14 +125,16 @@ bool sums_around_ring(const SegmentLowering& lowering, const TrainingOp& op, Ten
 // The sum of a rank's rows begins at the rank behind it and goes around: each adds its own product
 // to what arrives and passes the sum on, until it is where it belongs. The product comes before the
 // sum of the step before arrives, so that the transfer has the product's time. Two sums take turns,
-// and what arrives has room of its own: no transfer reads what the one behind it writes.
+// and what arrives has room of its own, in one piece with theirs: if a receive could write what the
+// send before it reads, each of all ranks would wait for the next one.
 Value multiply_and_sum(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
                        TensorId output, const std::function<Value(const TrainingOperand&)>& value_of) {
   const SlicedProduct product = sliced(lowering, op, shape, label, value_of);
   const std::int64_t bytes =
       local_bytes(lowering.tensor(output), lowering.canonical(output), lowering.of.context);
-  const std::array<Value, 2> sums{scratch(lowering, bytes), scratch(lowering, bytes)};
-  const Value arrived = scratch(lowering, bytes);
+  const Value room = scratch(lowering, 3 * bytes);
+  const std::array<Value, 2> sums{rows_of(room, 0, 3), rows_of(room, 1, 3)};
+  const Value arrived = rows_of(room, 2, 3);
   const std::string what = lowering.tensor(output).name + ".sums";
   for (int step = 0; step < product.ranks(); ++step) {
     const Value& sum = sums[step % 2];

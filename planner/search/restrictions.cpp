@@ -25,6 +25,10 @@ bool has_several_replicas(const ParallelSpec& degrees) {
   return degrees.replicas() > 2;
 }
 
+bool has_tensor_ranks(const ParallelSpec& degrees) {
+  return degrees.tp() > 1;
+}
+
 bool has_context_ranks(const ParallelSpec& degrees) {
   return degrees.cp() > 1;
 }
@@ -98,6 +102,14 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
               {.of_degrees =
                    [](const ParallelSpec& degrees) { return degrees.dp() > 1 && degrees.dp() == degrees.mesh.size(); },
                .layout = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }}}}});
+  const bool may_cut_tokens = given<bool>(request, Choice::sequence_parallel).value_or(true);
+  if (cluster.devices() > 1 && engine.has_tensor && engine.has_sequence_parallel && engine.has_tensor_overlap &&
+      !request[Choice::tp_overlap] && may_have(Choice::tp) && may_cut_tokens)
+    all.push_back({.what = "tensor parallelism overlapped by slices",
+                   .wider = {{with(with(request, Choice::sequence_parallel, true), Choice::tp_overlap,
+                                   TensorOverlap::ring),
+                              width,
+                              {.of_degrees = has_tensor_ranks, .layout = {}}}}});
   if (cluster.devices() > 1 && engine.has_context && !gives_every_degree(request) && may_have(Choice::cp)) {
     if (!width.shares_context) {
       all.push_back({.what = "context parallelism by gathered keys and values or exchange for heads",
@@ -137,9 +149,10 @@ LeastBeyond least_beyond(const Restriction& restriction, const OpGraph& graph, c
   // What restrictions leave out may need less memory, of which floors do not tell.
   if (!restriction.wider || objective == Objective::memory) return {};
   const auto& [request, width, beyond] = *restriction.wider;
-  // Floors follow from the schedules and the context methods that the space may have.
+  // Floors follow from the schedules, the context methods and the overlap that the space may have.
   std::unique_ptr<LayoutFloors> own;
   if (given<ScheduleKind>(request, Choice::schedule) == ScheduleKind::zero_bubble_h1 ||
+      given<TensorOverlap>(request, Choice::tp_overlap) == TensorOverlap::ring ||
       width.most_ring_ranks != SpaceWidth{}.most_ring_ranks)
     own = std::make_unique<LayoutFloors>(graph, cluster, training, request, width, maker);
   OpenParts parts(graph, cluster, training, request, width, objective, fewer_devices, own ? *own : floors);

@@ -148,6 +148,7 @@ TEST_CASE("a sample takes the least in the largest micro-batch, where blocks wai
     ParallelSpec spec;
     spec.mesh.degree.tp = random() % 2 ? 2 : 1;
     spec.sequence_parallel = spec.tp() > 1 && random() % 2;
+    spec = testing::or_overlapped(spec, training.engine, random);
     if (setting % 5 == 0) spec.schedule = ScheduleKind::zero_bubble_h1;
     const std::span<const Recompute> recomputes = searched_recomputes(training.engine);
     const Recompute recompute = recomputes[random() % recomputes.size()];
