@@ -179,7 +179,8 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
     }
     // A partial sum is made whole at once: all of its readers want it whole, and saved tensors are
     // kept whole.
-    if (is_partial(lowering.produced(id)) && !is_summed) materialise(lowering, lowering.forward, id, lowering.canonical(id));
+    if (is_partial(lowering.produced(id)) && !is_summed)
+      materialise(lowering, lowering.forward, id, lowering.canonical(id));
     settle(lowering, run, id);
   }
 }

@@ -15,10 +15,17 @@ namespace {
 
 constexpr GroupKey next_of_tensor{Axis::tp, Members::next}, previous_of_tensor{Axis::tp, Members::previous};
 
+// A product with a weight, or the gradient of its input: each row of the result comes from one row.
+bool multiplies_rows(const OpRow& row) {
+  const auto has = [&](OperandSource source) {
+    return std::ranges::find(row.operands, source, &OperandRow::source) != row.operands.end();
+  };
+  return row.cost == CostClass::product && has(OperandSource::parameter) && !has(OperandSource::parameter_gradient);
+}
+
 bool slices_products(const SegmentLowering& lowering, const TrainingOp& op) {
   const BlockLayout& layout = lowering.of.context.layout;
-  return layout.tp_overlap == TensorOverlap::ring && layout.degree.tp > 1 &&
-         (op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient);
+  return layout.tp_overlap == TensorOverlap::ring && layout.degree.tp > 1 && multiplies_rows(row_of(op.kind));
 }
 
 // Whether the one step between two layouts is this one over the tensor axis, and the ranks' parts
@@ -106,8 +113,7 @@ void complete(SegmentLowering& lowering, TensorId id, const Value& value) {
 void multiply_arriving(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
                        const ArrivingRows& rows, const std::function<Value(const TrainingOperand&)>& value_of) {
   const SlicedProduct product = sliced(lowering, op, shape, label, value_of);
-  const OperandSource arriving =
-      op.kind == OpKind::linear ? OperandSource::input : OperandSource::output_gradient;
+  const OperandSource arriving = row_of(op.kind).operands.front().source;
   for (int step = 0; step < product.ranks(); ++step) {
     const int rank = product.before(step);
     const Value held = step == 0 ? rows.own : rows_of(rows.whole, rank, product.ranks());

@@ -70,18 +70,17 @@ class SliceCheck {
 
   void fault(int instruction, const std::string& what) { faults_.push_back({program_.rank, call_, instruction, what}); }
 
+  // Of a product with a weight, or of the gradient of its input.
   static std::optional<Rows> rows_of(const Instruction& instruction) {
-    if (instruction.kind != InstructionKind::kernel ||
-        (instruction.op != OpKind::linear && instruction.op != OpKind::linear_input_gradient))
+    if (instruction.kind != InstructionKind::kernel || row_of(instruction.op).cost != CostClass::product)
       return std::nullopt;
     const std::vector<OperandSource> sources = *operand_sources(instruction);
-    Rows rows;
-    for (std::size_t o = 0; o < sources.size(); ++o) {
-      const Operand& operand = instruction.operands[o];
-      if (sources[o] == OperandSource::input || sources[o] == OperandSource::output_gradient) rows.read = &operand;
-      if (sources[o] == OperandSource::output || sources[o] == OperandSource::input_gradient) rows.written = &operand;
-    }
-    return rows;
+    const auto written = std::ranges::find_if(sources, [](OperandSource source) {
+      return source == OperandSource::output || source == OperandSource::input_gradient;
+    });
+    if (written == sources.end() || std::ranges::find(sources, OperandSource::parameter) == sources.end())
+      return std::nullopt;
+    return Rows{.read = &instruction.operands.front(), .written = &instruction.operands[written - sources.begin()]};
   }
 
   void find_products() {
