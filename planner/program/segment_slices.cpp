@@ -136,8 +136,7 @@ bool sums_around_ring(const SegmentLowering& lowering, const TrainingOp& op, Ten
 Value multiply_and_sum(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
                        TensorId output, const std::function<Value(const TrainingOperand&)>& value_of) {
   const SlicedProduct product = sliced(lowering, op, shape, label, value_of);
-  const std::int64_t bytes =
-      local_bytes(lowering.tensor(output), lowering.canonical(output), lowering.of.context);
+  const std::int64_t bytes = local_bytes(lowering.tensor(output), lowering.canonical(output), lowering.of.context);
   const Value room = scratch(lowering, 3 * bytes);
   const std::array<Value, 2> sums{rows_of(room, 0, 3), rows_of(room, 1, 3)};
   const Value arrived = rows_of(room, 2, 3);

@@ -140,8 +140,12 @@ class SliceCheck {
     else if (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::copy)
       if (const PassedRows* copied = known(instruction.operands.front()); copied != nullptr && copied->parts == 0)
         result = *copied;
-    for (const Operand& operand : instruction.operands)
-      if (operand.access != Access::write) check_read(i, instruction, operand);
+    const std::vector<OperandSource> sources = instruction.kind == InstructionKind::kernel
+                                                   ? *operand_sources(instruction)
+                                                   : std::vector<OperandSource>(instruction.operands.size());
+    for (std::size_t o = 0; o < sources.size(); ++o)
+      if (instruction.operands[o].access != Access::write && sources[o] != OperandSource::workspace)
+        check_read(i, instruction, instruction.operands[o]);
     for (const Operand& operand : instruction.operands)
       if (operand.access != Access::read) write(operand, std::nullopt);
     if (result) write(rows ? *rows->written : instruction.operands.back(), result);
@@ -181,8 +185,8 @@ class SliceCheck {
     std::int64_t rows = 0, last_bytes = 0;
     for (const auto& [place, what] : passed_) {
       const auto& [binding, offset, bytes] = place;
-      const bool is_inside = binding == operand.binding && operand.offset <= offset &&
-                             offset + bytes <= operand.offset + operand.bytes;
+      const bool is_inside =
+          binding == operand.binding && operand.offset <= offset && offset + bytes <= operand.offset + operand.bytes;
       if (!is_inside) continue;
       if (what.parts > 0 && (what.parts != ranks_ || what.places % ranks_ != 0))
         return fault(i, fmt::format("wrong sum: {} reads that of the rows of place {} of the ring, of {} of {} ranks",

@@ -192,10 +192,9 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // each Segment is fused or not, whichever takes less (LoweredFor).
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
-  const auto [entry, inserted] =
-      samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(),
-                            spec.cp_method},
-                           std::vector<Seconds>(blocks_.size()));
+  const auto [entry, inserted] = samples_.try_emplace(
+      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method},
+      std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;

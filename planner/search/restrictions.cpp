@@ -105,11 +105,11 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
   const bool may_cut_tokens = given<bool>(request, Choice::sequence_parallel).value_or(true);
   if (cluster.devices() > 1 && engine.has_tensor && engine.has_sequence_parallel && engine.has_tensor_overlap &&
       !request[Choice::tp_overlap] && may_have(Choice::tp) && may_cut_tokens)
-    all.push_back({.what = "tensor parallelism overlapped by slices",
-                   .wider = {{with(with(request, Choice::sequence_parallel, true), Choice::tp_overlap,
-                                   TensorOverlap::ring),
-                              width,
-                              {.of_degrees = has_tensor_ranks, .layout = {}}}}});
+    all.push_back(
+        {.what = "tensor parallelism overlapped by slices",
+         .wider = {{with(with(request, Choice::sequence_parallel, true), Choice::tp_overlap, TensorOverlap::ring),
+                    width,
+                    {.of_degrees = has_tensor_ranks, .layout = {}}}}});
   if (cluster.devices() > 1 && engine.has_context && !gives_every_degree(request) && may_have(Choice::cp)) {
     if (!width.shares_context) {
       all.push_back({.what = "context parallelism by gathered keys and values or exchange for heads",

@@ -71,7 +71,7 @@ TEST_CASE("rows around a ring are as many bytes as gathered and scattered ones, 
     const Segment &forward = segment_of(program, "layers.forward"), &backward = segment_of(program, "layers.backward");
     using enum InstructionKind;
     // Two gathers and two scatters of the forward go around; `up` reads what arrived for `gate`.
-    for (const char* product : {"attention.qkv", "attention.output", "mlp.gate", "mlp.down"})
+    for (const char* product : {"attention.qkv", "attention.output", "feed_forward.gate", "feed_forward.down"})
       CHECK(count(forward, kernel, product) >= tp);
     CHECK(count(forward, send, "") == 4 * (tp - 1));
     CHECK(count(forward, receive, "") == 4 * (tp - 1));
@@ -97,9 +97,8 @@ TEST_CASE("the verifier finds slices of the wrong rows, before they arrive, and 
     return faults_of(broken);
   };
   const auto nth = [](Instructions& all, InstructionKind kind, const std::string& name, int n) {
-    return std::ranges::find_if(all, [&](const Instruction& i) {
-      return i.kind == kind && i.name == "layers.0." + name && n-- == 0;
-    });
+    return std::ranges::find_if(
+        all, [&](const Instruction& i) { return i.kind == kind && i.name == "layers.0." + name && n-- == 0; });
   };
   using enum InstructionKind;
 
@@ -118,12 +117,13 @@ TEST_CASE("the verifier finds slices of the wrong rows, before they arrive, and 
   CHECK_MESSAGE(found.find("wrong rows: linear 'layers.0.attention.qkv'") != std::string::npos, found);
 
   // A slice twice, and another never.
-  found = spoilt("layers.backward", [&](Instructions& all) {
-    *nth(all, kernel, "mlp.down", 2) = *nth(all, kernel, "mlp.down", 1);
-  });
+  found = spoilt("layers.backward",
+                 [&](Instructions& all) { *nth(all, kernel, "feed_forward.down", 2) = *nth(all, kernel, "feed_forward.down", 1); });
   CHECK_MESSAGE(found.find("a second time") != std::string::npos, found);
-  CHECK_MESSAGE(found.find("incomplete ring: linear_input_gradient 'layers.0.mlp.down' multiplies the rows of 3 of 4") !=
-                    std::string::npos, found);
+  CHECK_MESSAGE(
+      found.find("incomplete ring: linear_input_gradient 'layers.0.feed_forward.down' multiplies the rows of 3 of 4") !=
+          std::string::npos,
+      found);
 
   // A ring that turns the other way: rows lie where others belong.
   found = spoilt("layers.backward", [&](Instructions& all) {
@@ -138,8 +138,8 @@ TEST_CASE("the verifier finds slices of the wrong rows, before they arrive, and 
 
   // The own rows are not brought to the others before something reads all of them.
   found = spoilt("layers.backward", [&](Instructions& all) {
-    const auto copied = std::ranges::find_if(
-        all, [](const Instruction& i) { return i.kind == kernel && i.op == OpKind::copy; });
+    const auto copied =
+        std::ranges::find_if(all, [](const Instruction& i) { return i.kind == kernel && i.op == OpKind::copy; });
     REQUIRE(copied != all.end());
     all.erase(copied);
   });
@@ -153,7 +153,7 @@ TEST_CASE("the verifier finds slices of the wrong rows, before they arrive, and 
   CHECK_MESSAGE(found.find("wrong sum: accumulate 'layers.0.attention.output.sums'") != std::string::npos, found);
 
   // A sum that lacks a rank's part.
-  found = spoilt("layers.forward", [&](Instructions& all) { all.erase(nth(all, kernel, "mlp.down.sums", 2)); });
+  found = spoilt("layers.forward", [&](Instructions& all) { all.erase(nth(all, kernel, "feed_forward.down.sums", 2)); });
   CHECK_MESSAGE(found.find("wrong sum") != std::string::npos, found);
 
   // A transfer into rows that are still being read, and one that one rank leaves out.

@@ -59,9 +59,9 @@ inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(),
-                     write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage,
-                     spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute));
+  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {}", spec.dp(), spec.tp(),
+                     spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
+                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute));
 }
 
 // A decoder with random sizes.

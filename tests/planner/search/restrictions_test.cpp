@@ -134,7 +134,7 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     }
   }
   int all_told = 0;
-  for (const char* const what : 
+  for (const char* const what :
        {interleaved, zero_bubble, hybrid, data_parallel, overlap, context, offload, recompute}) {
     MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what]
                               << " are better than the plan; " << told[what] << " gaps below 20 %");
