@@ -70,7 +70,7 @@ class SliceCheck {
 
   void fault(int instruction, const std::string& what) { faults_.push_back({program_.rank, call_, instruction, what}); }
 
-  // Of a product with a weight, or of the gradient of its input.
+  // Those of a product with a weight, or of the gradient of its input.
   static std::optional<Rows> rows_of(const Instruction& instruction) {
     if (instruction.kind != InstructionKind::kernel || row_of(instruction.op).cost != CostClass::product)
       return std::nullopt;

@@ -117,8 +117,9 @@ TEST_CASE("the verifier finds slices of the wrong rows, before they arrive, and 
   CHECK_MESSAGE(found.find("wrong rows: linear 'layers.0.attention.qkv'") != std::string::npos, found);
 
   // A slice twice, and another never.
-  found = spoilt("layers.backward",
-                 [&](Instructions& all) { *nth(all, kernel, "feed_forward.down", 2) = *nth(all, kernel, "feed_forward.down", 1); });
+  found = spoilt("layers.backward", [&](Instructions& all) {
+    *nth(all, kernel, "feed_forward.down", 2) = *nth(all, kernel, "feed_forward.down", 1);
+  });
   CHECK_MESSAGE(found.find("a second time") != std::string::npos, found);
   CHECK_MESSAGE(
       found.find("incomplete ring: linear_input_gradient 'layers.0.feed_forward.down' multiplies the rows of 3 of 4") !=
@@ -153,7 +154,8 @@ TEST_CASE("the verifier finds slices of the wrong rows, before they arrive, and 
   CHECK_MESSAGE(found.find("wrong sum: accumulate 'layers.0.attention.output.sums'") != std::string::npos, found);
 
   // A sum that lacks a rank's part.
-  found = spoilt("layers.forward", [&](Instructions& all) { all.erase(nth(all, kernel, "feed_forward.down.sums", 2)); });
+  found =
+      spoilt("layers.forward", [&](Instructions& all) { all.erase(nth(all, kernel, "feed_forward.down.sums", 2)); });
   CHECK_MESSAGE(found.find("wrong sum") != std::string::npos, found);
 
   // A transfer into rows that are still being read, and one that one rank leaves out.

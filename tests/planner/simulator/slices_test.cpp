@@ -35,12 +35,13 @@ double seconds_of(const Segment& segment, OpKind op, const std::string& product,
     return one.kind == InstructionKind::kernel && one.op == op && one.name == product;
   };
   const auto first = std::ranges::find_if(segment.instructions, is_slice);
-  const auto before = std::prev(first), behind = std::next(first);
-  const std::string passed = communicates(before->kind) ? before->name : behind->name;
+  const auto last = std::ranges::find_if(segment.instructions.rbegin(), segment.instructions.rend(), is_slice).base();
   return cost_segment(segment, execution, Seconds(0.0),
                       [&](const Instruction& instruction) {
-                        if (communicates(instruction.kind)) return Seconds(instruction.name == passed ? hop : 0.0);
-                        return Seconds(is_slice(instruction) ? slice : 0.0);
+                        if (is_slice(instruction)) return Seconds(slice);
+                        const auto at = segment.instructions.begin() + (&instruction - segment.instructions.data());
+                        const bool is_hop = communicates(instruction.kind) && first - at <= 2 && at < last;
+                        return Seconds(is_hop ? hop : 0.0);
                       })
       .duration.value;
 }
