@@ -35,7 +35,7 @@ int collective_channels(bool nvlink, int members, bool inside) {
   return inside ? of_node : std::min(of_node, channels_of_nic * members);
 }
 
-Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::optional<Axis> ring) {
+Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const PerAxis<bool>& rings) {
   Bytes sum;
   if (!is_accelerator(cluster.backend())) return sum;
   const Nodes nodes = nodes_of(cluster);
@@ -48,10 +48,8 @@ Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::o
     const int ranks = group_size(mesh, axis), stride = axis == Axis::tp ? 1 : mesh.degree_of(Axis::tp);
     if (axis == Axis::pp || ranks == 1) continue;
     const bool inside = ranks * stride <= nodes.devices;
-    if (axis == ring) {
-      sum += neighbours(ranks, inside);
-      continue;
-    }
+    if (rings[axis]) sum += neighbours(ranks, inside);
+    if (rings[axis] && axis == Axis::cp) continue;
     const int members = std::clamp(nodes.devices / stride, 1, ranks);  // on a node
     sum += connection(inside) * collective_channels(nodes.nvlink, members, inside);
   }
@@ -60,11 +58,12 @@ Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::o
   return sum;
 }
 
-Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh, std::optional<Axis> ring) {
+Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh,
+                      const PerAxis<bool>& rings) {
   const Bytes of_device = memory_overhead(cluster);
   if (!is_accelerator(cluster.backend())) return of_device;
   const Bytes libraries = engine.libraries.count > 0 ? engine.libraries + assumed_communicators : Bytes(0);
-  const Bytes communicators = communicator_memory(cluster, mesh, ring);
+  const Bytes communicators = communicator_memory(cluster, mesh, rings);
   return std::max(of_device, libraries) + std::max(communicators - assumed_communicators, Bytes(0));
 }
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <optional>
-
 #include "planner/base/units.h"
 #include "planner/cluster/axis.h"
 #include "planner/cluster/cluster.h"
@@ -15,11 +13,11 @@ namespace parplan {
 int collective_channels(bool nvlink, int members, bool inside);
 
 // What NCCL's communicators take on a rank, by the groups and the neighbours, in the pipeline and
-// around the ring of an axis whose ranks have no collectives, that it talks to: connections of each
-// channel, with buffers at the receiver, and over the network at the sender, too. Counted as if the
-// mesh were in the default order, tensor groups inside nodes and the pipeline outermost, so that
-// all orders of a layout take the same memory. Nothing on CPUs.
-Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, std::optional<Axis> ring = {});
+// around the rings of other axes, that it talks to (the context axis has one or the other):
+// connections of each channel, with buffers at the receiver, and over the network at the sender,
+// too. Counted as if the mesh were in the default order, tensor groups inside nodes and the
+// pipeline outermost, so that all orders of a layout take the same memory. Nothing on CPUs.
+Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const PerAxis<bool>& rings = {});
 
 // The part of a device's memory_overhead that stands for NCCL (configs/devices).
 inline constexpr Bytes assumed_communicators{std::int64_t{512} << 20};
@@ -28,6 +26,6 @@ inline constexpr Bytes assumed_communicators{std::int64_t{512} << 20};
 // memory_overhead or the engine's libraries, and communicators beyond those that the device's
 // counts. Never less than memory_overhead(cluster).
 Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh,
-                      std::optional<Axis> ring = {});
+                      const PerAxis<bool>& rings = {});
 
 }  // namespace parplan

@@ -55,6 +55,7 @@ struct Engine {
   bool has_gpipe = true;        // pipelines with all forwards before all backwards
   bool has_zero_bubble = true;  // pipelines with backwards in two parts
   bool has_sequence_parallel = true;
+  bool has_tensor_overlap = true;        // rows around the ring of the tensor axis beside slices of products
   bool has_context = true;               // context parallelism
   bool has_other_orders = true;          // of the mesh's axes than pp-dp-tp
   bool has_core_attn_recompute = true;   // of attention's core alone

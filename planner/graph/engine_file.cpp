@@ -48,6 +48,8 @@ constexpr std::array facts = {
     EngineFact{"has_gpipe", "there are pipelines with all forwards before all backwards", &Engine::has_gpipe},
     EngineFact{"has_zero_bubble", "there are zero-bubble pipelines", &Engine::has_zero_bubble},
     EngineFact{"has_sequence_parallel", "there is sequence parallelism", &Engine::has_sequence_parallel},
+    EngineFact{"has_tensor_overlap", "tensor-parallel communication goes around a ring beside slices of products",
+               &Engine::has_tensor_overlap},
     EngineFact{"has_context", "there is context parallelism", &Engine::has_context},
     EngineFact{"has_other_orders", "the mesh's axes have other orders than pp-dp-tp", &Engine::has_other_orders},
     EngineFact{"has_core_attn_recompute", "attention's core alone is recomputed", &Engine::has_core_attn_recompute},

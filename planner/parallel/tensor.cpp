@@ -91,6 +91,9 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
   if (tp < 1) return fmt::format("the tensor-parallel degree is {}; it must be at least 1", tp);
   if (spec.sequence_parallel && tp == 1)
     return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
+  if (spec.tp_overlap == TensorOverlap::ring && !spec.sequence_parallel)
+    return "tp_overlap ring passes on the tokens that tensor-parallel ranks share out, and sequence_parallel is false; "
+           "it must be true, or tp_overlap none";
   const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
   if (allowed(all, tp)) return std::nullopt;
   const std::vector<int> legal = legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max());

@@ -34,7 +34,8 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
                      .micro_batch = spec.micro_batch,
                      .recompute = recompute,
                      .cp_method = spec.cp_method,
-                     .dp_method = spec.dp_method};
+                     .dp_method = spec.dp_method,
+                     .tp_overlap = spec.tp_overlap};
   layout.degree.pp = 1;
   return layout;
 }

@@ -27,6 +27,7 @@ struct BlockLayout {
   Recompute recompute = Recompute::none;  // of this block: not per_stage
   ContextMethod cp_method = ContextMethod::all_gather;
   DataMethod dp_method = DataMethod::all_reduce;
+  TensorOverlap tp_overlap = TensorOverlap::none;
   auto operator<=>(const BlockLayout&) const = default;
 };
 // Which of a rank's persistent tensors of the block are shards over the data axis.

@@ -511,6 +511,32 @@ constexpr std::array rows = {
                                            ? "one process with a master (DataParallel)"
                                            : "gradients reduced on all ranks");
                   }},
+    ChoiceRow{.choice = Choice::tp_overlap,
+              .key = "tp_overlap",
+              .option = "--tp-overlap",
+              .description = "with sequence parallelism: products wait for all their rows, or slices of them are "
+                             "multiplied while others go around the ring of the tensor-parallel ranks",
+              .get = get<&ParallelSpec::tp_overlap>,
+              .set = set<&ParallelSpec::tp_overlap>,
+              .named = named<TensorOverlap::none, TensorOverlap::ring>,
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.sequence_parallel; },
+              .presumes = Choice::sequence_parallel,
+              .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/)
+                  -> std::pair<Choice, ChoiceValue> {
+                if (std::get<TensorOverlap>(value) == TensorOverlap::none) return {Choice::tp_overlap, value};
+                return {Choice::sequence_parallel, true};
+              },
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return std::string(spec.tp_overlap == TensorOverlap::ring ? "tp-ring" : "");
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return std::string(std::get<TensorOverlap>(value) == TensorOverlap::ring
+                                           ? "tokens around a ring beside slices of products"
+                                           : "products of all tokens at once");
+                  }},
 };
 
 // The index of a choice's row is its enumerator.

@@ -42,13 +42,14 @@ enum class Choice {
   input_slots,
   offload,
   dp_method,
+  tp_overlap,
   count_
 };
 
 // The value of a choice; every choice always holds the same one of these types.
 using ChoiceValue =
     std::variant<std::int64_t, bool, ScheduleKind, Recompute, TiedGradients, InputSlots, ContextMethod, Offload,
-                 DataMethod, AxisOrder, std::vector<int>>;
+                 DataMethod, TensorOverlap, AxisOrder, std::vector<int>>;
 // As in plan.yaml: "8", "true", "1f1b", "pp-dp-tp", "[6, 6]".
 std::string write_value(const ChoiceValue& value);
 

@@ -28,6 +28,8 @@ const char* name(ContextMethod method) {
   return names[i];
 }
 
+const char* name(TensorOverlap overlap) { return overlap == TensorOverlap::none ? "none" : "ring"; }
+
 const char* name(DataMethod method) { return method == DataMethod::all_reduce ? "all_reduce" : "master"; }
 
 const char* name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }

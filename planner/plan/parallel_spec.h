@@ -42,6 +42,14 @@ const char* name(ContextMethod method);
 // Whether a rank keeps the queries of its own tokens, two chunks of the sequence (ContextChunks).
 constexpr bool keeps_queries(ContextMethod method) { return method != ContextMethod::ulysses; }
 
+// How tensor-parallel ranks that share out tokens (sequence parallelism) exchange them beside the
+// products that need them: not at all, a product begins when all its rows are there; or around the
+// ring of the ranks, and a product is a slice of its rows for each rank: those that have arrived
+// are multiplied while the next ones are on their way, and sums of results go around likewise.
+enum class TensorOverlap { none, ring };
+inline constexpr TensorOverlap tensor_overlaps[] = {TensorOverlap::none, TensorOverlap::ring};
+const char* name(TensorOverlap overlap);
+
 // How the ranks of the data axis come by equal parameters: each reduces the gradients of all and
 // updates them; or the first rank, the master of a single process, has the only optimizer,
 // computes the loss of all, collects their gradients, and hands parameters out before each forward
@@ -74,6 +82,7 @@ struct ParallelSpec {
   ContextMethod cp_method = ContextMethod::all_gather;  // so where the context axis has one rank
   Offload offload = Offload::none;
   DataMethod dp_method = DataMethod::all_reduce;  // so where the data axis has one rank
+  TensorOverlap tp_overlap = TensorOverlap::none;  // so without sequence parallelism
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }

@@ -23,7 +23,7 @@ struct SpecHash {
     std::size_t seed = MeshHash()(spec.mesh), choices = static_cast<std::size_t>(spec.micro_batch);
     for (const int choice : {static_cast<int>(spec.sequence_parallel), spec.zero_stage, static_cast<int>(spec.schedule),
                              static_cast<int>(spec.recompute), spec.virtual_stages, static_cast<int>(spec.cp_method),
-                             static_cast<int>(spec.dp_method)})
+                             static_cast<int>(spec.dp_method), static_cast<int>(spec.tp_overlap)})
       choices = 31 * choices + static_cast<std::size_t>(choice);
     add_hash(seed, choices);
     for (const int blocks : spec.stage_blocks) add_hash(seed, static_cast<std::size_t>(blocks));

@@ -5,7 +5,7 @@
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/communicators.h"
 #include "planner/cluster/mesh.h"
-#include "planner/plan/ring_axis.h"
+#include "planner/plan/ring_axes.h"
 
 namespace parplan {
 
@@ -16,7 +16,7 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
           .layout = lay_out(spec, placements),
           .schedule = std::move(schedule),
           .backend = cluster.backend(),
-          .overhead = memory_overhead(cluster, training.engine, spec.mesh, ring_axis(spec))};
+          .overhead = memory_overhead(cluster, training.engine, spec.mesh, ring_axes(spec))};
 }
 
 BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,

@@ -17,8 +17,8 @@ namespace parplan {
 
 // In-order queues of a device: one for computation, one for the collectives of each axis but the
 // pipeline's, one for each direction of transfers between stages and of copies between the homes,
-// one for what the host's processor computes, and one for each direction of transfers around the
-// ring of the context axis. Only events order work on different streams.
+// one for what the host's processor computes, and one for each direction of transfers around
+// the rings of the context and the tensor axis. Only events order work on different streams.
 enum class Stream {
   compute,
   tp,
@@ -46,8 +46,9 @@ struct AxisStreams {
   Stream send_previous = collectives, receive_previous = collectives;
 };
 // The collectives of the pipeline axis share the stream of its sends. A ring that sends and
-// receives at once needs a stream for each, as the context axis has. The transfers of every other
-// axis share the stream of its collectives, on which one waits for the other.
+// receives at once needs a stream for each; those of the context and the tensor axis share theirs,
+// since a block does not turn both at once. The transfers of every other axis share the stream of
+// its collectives, on which one waits for the other.
 constexpr AxisStreams streams_of(Axis axis) {
   constexpr PerAxis<AxisStreams> streams{.pp = {.collectives = Stream::send_next,
                                                 .send_next = Stream::send_next,
@@ -61,7 +62,11 @@ constexpr AxisStreams streams_of(Axis axis) {
                                                 .send_previous = Stream::ring_send,
                                                 .receive_previous = Stream::ring_receive},
                                          .ep = {.collectives = Stream::ep},
-                                         .tp = {.collectives = Stream::tp}};
+                                         .tp = {.collectives = Stream::tp,
+                                                .send_next = Stream::ring_send,
+                                                .receive_next = Stream::ring_receive,
+                                                .send_previous = Stream::ring_send,
+                                                .receive_previous = Stream::ring_receive}};
   return streams[axis];
 }
 

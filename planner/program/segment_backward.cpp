@@ -134,7 +134,8 @@ using OperandValues = std::map<OperandKey, Value>;
 OperandKey key_of(const TrainingOperand& operand) { return {operand.source, operand.tensor, operand.part}; }
 
 // What the op reads, and where it adds the gradients of parameters and leaves contributions.
-OperandValues values_before(Backward& backward, const TrainingOp& op) {
+// `arriving`: the rows of the gradient that go around a ring beside it.
+OperandValues values_before(Backward& backward, const TrainingOp& op, std::optional<ArrivingRows>& arriving) {
   SegmentLowering& lowering = backward.lowering;
   OperandValues values;
   for (const TrainingOperand& operand : op.operands) {
@@ -150,8 +151,11 @@ OperandValues values_before(Backward& backward, const TrainingOp& op) {
       case OperandSource::output: value = materialise(lowering, lowering.forward, id, lowering.canonical(id)); break;
       case OperandSource::output_gradient:
         add_waiting_part(backward, backward.root(id));
-        value =
-            materialise(lowering, lowering.gradients, backward.root(id), layout_of_output_gradient(lowering.of, id));
+        arriving = arriving_rows(lowering, op, lowering.gradients, backward.root(id),
+                                 layout_of_output_gradient(lowering.of, id));
+        value = arriving ? arriving->whole
+                         : materialise(lowering, lowering.gradients, backward.root(id),
+                                       layout_of_output_gradient(lowering.of, id));
         break;
       case OperandSource::parameter: value = own_part(lowering, op, id, parameter(lowering, id)); break;
       case OperandSource::parameter_gradient:
@@ -298,7 +302,8 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
       std::ranges::find(op.operands, OperandSource::loss_scale, &TrainingOperand::source) != op.operands.end();
   shape.scaled = takes_loss_scale && context.precision == DataType::fp16;
 
-  OperandValues values = values_before(backward, op);
+  std::optional<ArrivingRows> arriving;
+  OperandValues values = values_before(backward, op, arriving);
   for (const TrainingOperand& operand : op.operands) {
     if (operand.source != OperandSource::input_gradient) continue;
     const Value value = input_gradient(backward, op, position, *operand.tensor, values);
@@ -313,6 +318,8 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
     const TensorId qkv = lowering.op(op).inputs[0];
     attend_back(lowering, op, shape, values.at({OperandSource::input, qkv, 0}),
                 values.at({OperandSource::input_gradient, qkv, 0}), value_of);
+  } else if (arriving) {
+    multiply_arriving(lowering, op, shape, Label::compute, *arriving, value_of);
   } else {
     emit_op(lowering, op, shape, Label::compute, value_of);
   }

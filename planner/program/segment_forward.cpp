@@ -132,8 +132,12 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
   for (const TensorId id : forward.inputs)
     if (lowering.tensor(id).role == TensorRole::tokens) load(lowering, run, forward, id);
   std::map<TensorId, Value> inputs;
-  for (std::size_t i = 0; i < forward.inputs.size(); ++i)
-    inputs[forward.inputs[i]] = materialise(lowering, lowering.forward, forward.inputs[i], wanted[i]);
+  std::optional<ArrivingRows> arriving;
+  for (std::size_t i = 0; i < forward.inputs.size(); ++i) {
+    const TensorId id = forward.inputs[i];
+    arriving = arriving_rows(lowering, op, lowering.forward, id, wanted[i]);
+    inputs[id] = arriving ? arriving->whole : materialise(lowering, lowering.forward, id, wanted[i]);
+  }
 
   std::map<TensorId, Value> outputs;
   for (const TensorId id : forward.outputs) {
@@ -152,11 +156,16 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
   };
   if (shape.gathered)
     attend(lowering, op, shape, inputs.at(forward.inputs[0]), run.label, value_of);
+  else if (arriving)
+    multiply_arriving(lowering, op, shape, run.label, *arriving, value_of);
+  else if (const TensorId output = forward.outputs[0]; sums_around_ring(lowering, op, output))
+    outputs[output] = multiply_and_sum(lowering, op, shape, run.label, output, value_of);
   else
     emit_op(lowering, op, shape, run.label, value_of);
   for (const TensorId id : forward.outputs) {
     if (lowering.tensor(id).role == TensorRole::loss) continue;
-    lowering.forward[{id, lowering.produced(id)}] = outputs.at(id);
+    const bool is_summed = sums_around_ring(lowering, op, id);
+    lowering.forward[{id, is_summed ? lowering.canonical(id) : lowering.produced(id)}] = outputs.at(id);
     if (is_gathered(lowering, id)) {
       const std::int64_t bytes = local_bytes(lowering.tensor(id), lowering.canonical(id), lowering.of.context);
       const std::optional<Value> kept = run.delivers ? saved_value(lowering, id) : std::nullopt;
@@ -170,7 +179,8 @@ void run_op(SegmentLowering& lowering, const ForwardRun& run, const TrainingOp& 
     }
     // A partial sum is made whole at once: all of its readers want it whole, and saved tensors are
     // kept whole.
-    if (is_partial(lowering.produced(id))) materialise(lowering, lowering.forward, id, lowering.canonical(id));
+    if (is_partial(lowering.produced(id)) && !is_summed)
+      materialise(lowering, lowering.forward, id, lowering.canonical(id));
     settle(lowering, run, id);
   }
 }

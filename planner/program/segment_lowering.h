@@ -92,6 +92,12 @@ struct SegmentLowering {
   Values gradients;  // by the tensor at the end of the chain of aliases (TrainingBlock::alias)
   // Where the Segment is a part of a backward: what the first part leaves.
   const LeftForWeights* left = nullptr;
+  // By the storage of rows that have gone around a ring: this rank's own ones, which are not there
+  // before somebody asks for all of them (complete).
+  struct MissingRows {
+    Value rows, place;
+  };
+  std::map<int, MissingRows> missing;
 
   // Until `bind`, operands name places: each binding but scratch is one place, and so is each
   // storage in scratch.
@@ -168,6 +174,30 @@ void emit_copy(SegmentLowering& lowering, DataType type, Label label, std::strin
 // `gathered`: the operands of its row that no tensor stands for.
 void emit_op(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
              const std::function<Value(const TrainingOperand&)>& value_of, const std::vector<Use>& gathered = {});
+
+// Slices of products ---------------------------------------------------------- segment_slices.cpp
+
+// The rows of all ranks of the tensor axis that an op reads and that go around their ring beside
+// its product.
+struct ArrivingRows {
+  Value own;    // this rank's
+  Value whole;  // where the others' arrive, with room for the own ones
+  std::string what;
+};
+// Those of the value that `materialise` would gather; nothing where it is there, or where the op's
+// rows do not go around.
+std::optional<ArrivingRows> arriving_rows(SegmentLowering& lowering, const TrainingOp& op, Values& values, TensorId id,
+                                          const TensorLayout& wanted);
+// Brings this rank's own rows to the others that have arrived, if `value` is such and lacks them.
+void complete(SegmentLowering& lowering, TensorId id, const Value& value);
+// The product by slices of these rows; `value_of` as for emit_op.
+void multiply_arriving(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
+                       const ArrivingRows& rows, const std::function<Value(const TrainingOperand&)>& value_of);
+// Whether slices of a product are summed around the ring, and their product: the value of its
+// output, with the ranks' parts summed, where this rank keeps it.
+bool sums_around_ring(const SegmentLowering& lowering, const TrainingOp& op, TensorId output);
+Value multiply_and_sum(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, Label label,
+                       TensorId output, const std::function<Value(const TrainingOperand&)>& value_of);
 
 // Context parallelism -------------------------------------------------------- segment_context.cpp
 

@@ -270,12 +270,16 @@ Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId i
 
 Value materialise(SegmentLowering& lowering, Values& values, TensorId id, const TensorLayout& wanted) {
   const auto found = values.find({id, wanted});
-  if (found != values.end()) return found->second;
+  if (found != values.end()) {
+    complete(lowering, id, found->second);
+    return found->second;
+  }
   const auto source = std::ranges::find_if(values, [&](const auto& entry) { return entry.first.first == id; });
   PARPLAN_ASSERT(source != values.end(),
                  fmt::format("{} is not defined in block {}", lowering.tensor(id).name, lowering.of.block.name));
   TensorLayout layout = source->first.second;
   Value value = source->second;
+  complete(lowering, id, value);
   const int storage = value.storage;
   bool keeps_source = true;
   for (const RedistributionStep& step : redistribute(layout, wanted)) {

@@ -37,7 +37,9 @@ std::string write_fault(const Fault& fault);
 //                  "reduced twice", "wrong reduction", "dropped gather")
 //   rings          attention around the ring of the context axis meets the keys of every rank once,
 //                  under the right name, and the gradients of a rank's keys come back from all
-//                  ("wrong keys", "wrong sum", "incomplete ring")
+//                  ("wrong keys", "wrong sum", "incomplete ring"); products by slices beside the
+//                  ring of the tensor axis read each rank's rows once, and sums of a rank's rows
+//                  come back from all ("wrong rows", "missing rows")
 //   communication  members launch the same collectives, sends meet receives, and nothing waits in a
 //                  cycle: neither with ranks that block in launch order (sends do not), nor with
 //                  concurrent streams on which a send lasts until its receive

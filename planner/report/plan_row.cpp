@@ -199,6 +199,8 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return bytes(s.result.memory.host); }},
     Column{"dp_method", "", "whether gradients are reduced on all data-parallel ranks or collected by a master",
            [](const Subject& s) { return s.spec.dp() > 1 ? chosen<Choice::dp_method>(s) : Json(nullptr); }},
+    Column{"tp_overlap", "", "whether tokens go around the ring of tensor-parallel ranks beside slices of products",
+           [](const Subject& s) { return s.spec.sequence_parallel ? chosen<Choice::tp_overlap>(s) : Json(nullptr); }},
 };
 
 }  // namespace

@@ -67,7 +67,7 @@ std::int64_t slots_of_last_block(const ParallelSpec& spec, const PipelineShape& 
 
 LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                            const LayoutRequest& request, const SpaceWidth& width, CandidateMaker& maker,
-                           ContextFloors context)
+                           SampleFloors samples)
     : graph_(graph),
       cluster_(cluster),
       training_(training),
@@ -84,8 +84,9 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
   width_ = width;
-  context_ = context;
+  samples_of_ = samples;
   method_ = given<ContextMethod>(request, Choice::cp_method);
+  overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
     micro_batches_.push_back(*size);
@@ -195,20 +196,21 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // which every rank of a context axis has its share.
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
-  const auto [entry, inserted] =
-      samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method},
-                           std::vector<Seconds>(blocks_.size()));
+  const auto [entry, inserted] = samples_.try_emplace(
+      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method},
+      std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
   largest.micro_batch = micro_batches_.back();
   double shares = static_cast<double>(largest.micro_batch);
-  if (context_ == ContextFloors::share_of_samples) {
+  if (samples_of_ == SampleFloors::shared_over_context) {
     shares *= spec.cp();
     largest.mesh.degree.dp *= spec.cp();
     largest.mesh.degree.cp = 1;
     largest.cp_method = {};
   }
+  if (samples_of_ == SampleFloors::without_tensor_communication) largest.tp_overlap = TensorOverlap::none;
   entry->second = least_seconds_by_data(largest, device);
   for (Seconds& one : entry->second) one *= (1 - 1e-9) / shares;
   return entry->second;
@@ -224,6 +226,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
       if (method_ ? method != *method_ : !is_searched(method, spec.cp(), width_)) continue;
       ParallelSpec one = spec;
       one.sequence_parallel = sequence_parallel;
+      if (sequence_parallel) one.tp_overlap = overlap_;
       one.cp_method = method;
       if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
           !is_legal(graph_, training_, one))
@@ -262,8 +265,8 @@ std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Re
 }
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
-  const auto [entry, inserted] =
-      least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.cp(), spec.cp_method, spec.micro_batch});
+  const auto [entry, inserted] = least_blocks_.try_emplace(
+      {spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method, spec.micro_batch});
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
@@ -297,6 +300,9 @@ std::vector<LayoutFloors::SegmentSeconds> LayoutFloors::segment_seconds(std::spa
   const Execution execution = execution_of(*device.device, training_.engine);
   const Seconds host = host_per_op(*device.device, training_.engine);
   const auto duration_of = [&](const Instruction& instruction) {
+    if (samples_of_ == SampleFloors::without_tensor_communication && instruction.kind != InstructionKind::kernel &&
+        instruction.group.axis == Axis::tp)
+      return Seconds(0.0);
     return instruction.kind == InstructionKind::kernel
                ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
                : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_,
@@ -506,12 +512,12 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   };
   // A larger micro-batch takes no less: the next smaller one that is known may tell.
   const auto key_of = [](const ParallelSpec& of) {
-    return std::tuple(of.tp(), of.sequence_parallel, of.cp(), of.cp_method, of.micro_batch);
+    return std::tuple(of.tp(), of.sequence_parallel, of.tp_overlap, of.cp(), of.cp_method, of.micro_batch);
   };
   const auto larger = least_blocks_.lower_bound(key_of(spec));
   if (larger != least_blocks_.begin()) {
     ParallelSpec smaller = spec;
-    smaller.micro_batch = std::get<4>(std::prev(larger)->first);
+    smaller.micro_batch = std::get<5>(std::prev(larger)->first);
     if (key_of(smaller) == std::prev(larger)->first && smaller.micro_batch < spec.micro_batch &&
         lacks(std::prev(larger)->second))
       return true;

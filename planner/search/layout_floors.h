@@ -32,11 +32,11 @@ struct Floor {
   bool operator==(const Floor&) const = default;
 };
 
-// What layouts with context parallelism take at least follows from their own kernels; or from what
-// samples take without it, of which each rank has its share, whatever the method: what is cut into
-// parts takes no less (LayoutFloors::seconds_of_sample). The latter holds for floors of samples
-// alone.
-enum class ContextFloors { own_kernels, share_of_samples };
+// What floors of samples (LayoutFloors::seconds_of_sample) follow from: from layouts as they run;
+// for any context parallelism, from what samples take without it, of which each rank has its share,
+// since what is cut into parts takes no less; or, for communication over the tensor axis that is
+// hidden however well, from all else. The latter two have no other floors.
+enum class SampleFloors { as_run, shared_over_context, without_tensor_communication };
 
 // Floors of layouts whose choices are made step by step: each step costs more and tells more. They
 // never exceed the simulation (a property test holds this). The graph, the cluster, the training,
@@ -44,7 +44,7 @@ enum class ContextFloors { own_kernels, share_of_samples };
 class LayoutFloors {
  public:
   LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-               const SpaceWidth& width, CandidateMaker& maker, ContextFloors context = ContextFloors::own_kernels);
+               const SpaceWidth& width, CandidateMaker& maker, SampleFloors samples = SampleFloors::as_run);
 
   // With the number of devices alone: all products at the highest rate of their devices, and a
   // device's share of the state.
@@ -173,20 +173,21 @@ class LayoutFloors {
   std::vector<const ScheduleRow*> schedules_;  // that pipelines may have
   std::vector<std::int64_t> micro_batches_;    // that layouts may have
   std::optional<ContextMethod> method_;        // where it is given
+  TensorOverlap overlap_ = TensorOverlap::none;  // of layouts with sequence parallelism
   SpaceWidth width_;
-  ContextFloors context_{};
+  SampleFloors samples_of_{};
   int group_ = 0;                 // micro_batch_group of layouts that interleave
   std::vector<int> blocks_;       // by Block::kind
   bool alike_inside_ = true;      // all blocks but the first and the last
   std::vector<double> flops_;     // of a sample, by Block::kind: the least of its blocks
   BytesPerSecond fastest_links_;  // of a device, all of its links together
   bool switches_add_ = false;     // has_nvlink_sharp
-  // By tensor degree, sequence parallelism, context degree and method, and micro-batch.
-  std::map<std::tuple<int, bool, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
+  // By tensor degree, sequence parallelism and overlap, context degree and method, and micro-batch.
+  std::map<std::tuple<int, bool, TensorOverlap, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
   // seconds_of_sample by the device, whose rates follow from how many of a node are at work, tensor
-  // degree, sequence parallelism, context degree and method, and seconds_of_any_sample by the
-  // device, tensor and context degree.
-  std::map<std::tuple<const DeviceKind*, int, bool, int, ContextMethod>, std::vector<Seconds>> samples_;
+  // degree, sequence parallelism and overlap, context degree and method, and seconds_of_any_sample
+  // by the device, tensor and context degree.
+  std::map<std::tuple<const DeviceKind*, int, bool, TensorOverlap, int, ContextMethod>, std::vector<Seconds>> samples_;
   std::map<std::tuple<const DeviceKind*, int, int>, std::vector<Seconds>> any_samples_;
   // What the blocks of a layer take at least on the links that they cross, by Block::kind, for a
   // number of Estimator::paces.

@@ -22,6 +22,10 @@ bool has_stages(const ParallelSpec& degrees) {
   return degrees.pp() > 1;
 }
 
+bool has_tensor_ranks(const ParallelSpec& degrees) {
+  return degrees.tp() > 1;
+}
+
 // More than so many ranks that share out a sequence.
 auto has_more_context_ranks_than(int ranks) {
   return [ranks](const ParallelSpec& degrees) { return degrees.cp() > ranks; };
@@ -65,7 +69,7 @@ Restriction::Wider by_samples(const Cluster& cluster, const LayoutRequest& reque
           .beyond = {.of_degrees = has_more_context_ranks_than(ranks),
                      .layout = {},
                      .until = Beyond::Until::samples},
-          .context = ContextFloors::share_of_samples};
+          .samples = SampleFloors::shared_over_context};
 }
 
 }  // namespace
@@ -108,6 +112,17 @@ std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& clust
                                                                                 degrees.dp() == degrees.mesh.size(); },
                          .layout = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
               .has_same_floors = true}}});
+  // Slices of a product take no less than the whole.
+  const bool may_cut_tokens = given<bool>(request, Choice::sequence_parallel).value_or(true);
+  if (cluster.devices() > 1 && engine.has_tensor && engine.has_sequence_parallel && engine.has_tensor_overlap &&
+      !request[Choice::tp_overlap] && may_have(request, Choice::tp) && may_cut_tokens)
+    all.push_back({.what = "tensor parallelism overlapped by slices",
+                   .wider = {{.request = with(request, Choice::sequence_parallel, true),
+                              .width = width,
+                              .beyond = {.of_degrees = has_tensor_ranks,
+                                         .layout = {},
+                                         .until = Beyond::Until::samples},
+                              .samples = SampleFloors::without_tensor_communication}}});
   if (may_share_context(cluster, engine, request)) {
     const auto more_ranks_than = [&](std::string what, int ranks) {
       return Restriction{.what = std::move(what), .wider = {by_samples(cluster, request, width, ranks)}};
@@ -178,7 +193,7 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
                                CandidateMaker& maker) {
   std::optional<LayoutFloors> own;
   if (!wider.has_same_floors)
-    own.emplace(graph, cluster, training, wider.request, wider.width, maker, wider.context);
+    own.emplace(graph, cluster, training, wider.request, wider.width, maker, wider.samples);
   OpenParts parts(graph, cluster, training, wider.request, wider.width, objective, fewer_devices,
                   own ? *own : floors);
   std::vector<Open> open = parts.open_beyond(wider.beyond, own ? nullptr : than);

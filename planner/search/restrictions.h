@@ -28,7 +28,7 @@ struct Restriction {
     // Whether the floors of the space as it is hold here, too, and its parts are those of the wider
     // one but for what a part's layouts may choose.
     bool has_same_floors = false;
-    ContextFloors context = ContextFloors::own_kernels;
+    SampleFloors samples = SampleFloors::as_run;
   };
   std::string what;  // is left out, in words
   std::vector<Wider> wider;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "planner/cluster/communicators.h"
-#include "planner/plan/ring_axis.h"
+#include "planner/plan/ring_axes.h"
 
 namespace parplan {
 
@@ -16,7 +16,7 @@ bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b) {
 SimulatedSpec SimulatedSteps::simulate(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                        const ParallelSpec& spec, const Placements& placements,
                                        std::span<const CostModel> models) {
-  const Bytes overhead = memory_overhead(cluster, training.engine, spec.mesh, ring_axis(spec));
+  const Bytes overhead = memory_overhead(cluster, training.engine, spec.mesh, ring_axes(spec));
   {
     const std::scoped_lock lock(mutex_);
     const auto found = std::ranges::find_if(known_, [&](const Known& one) {

@@ -60,7 +60,7 @@ namespace {
 
 // Whether layouts of the same degrees differ in nothing that comes before their micro-batches.
 bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
-  return a.sequence_parallel == b.sequence_parallel && a.cp_method == b.cp_method;
+  return a.sequence_parallel == b.sequence_parallel && a.tp_overlap == b.tp_overlap && a.cp_method == b.cp_method;
 }
 
 // A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
@@ -380,6 +380,7 @@ std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
         if (groups == all.end()) {
           groups = all.insert(all.end(), {.spec = part.spec, .sizes = {}});
           groups->spec.sequence_parallel = spec.sequence_parallel;
+          groups->spec.tp_overlap = spec.tp_overlap;
           groups->spec.cp_method = spec.cp_method;
         }
         auto& sizes = groups->sizes;

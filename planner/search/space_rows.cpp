@@ -175,6 +175,11 @@ void no_master(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Va
   values.emplace_back(DataMethod::all_reduce);
 }
 
+// What slices cost and hide follows from the links: only for those who ask (restrictions.h).
+void no_overlap(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(TensorOverlap::none);
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -313,6 +318,10 @@ constexpr std::array rows = {
              .decides_legality = true,
              .values = with_and_without_sequence_parallel,
              .neighbours = every_value},
+    SpaceRow{.choice = Choice::tp_overlap,
+             .follows_from = {Choice::sequence_parallel},
+             .decides_legality = true,
+             .values = no_overlap},
     SpaceRow{.choice = Choice::cp_method,
              .follows_from = {Choice::cp},
              .decides_legality = true,

@@ -9,7 +9,7 @@
 #include "planner/cost/collective_time.h"
 #include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
-#include "planner/plan/ring_axis.h"
+#include "planner/plan/ring_axes.h"
 #include "planner/program/activation_slots.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
@@ -206,9 +206,9 @@ const GroupNetwork& Estimator::next_network(const DeviceMesh& mesh, MeshView& vi
 }
 
 Bytes Estimator::overhead_of(const ParallelSpec& spec) {
-  const std::optional<Axis> ring = ring_axis(spec);
-  if (!last_overhead_ || last_overhead_->mesh != spec.mesh || last_overhead_->ring != ring)
-    last_overhead_ = {spec.mesh, ring, memory_overhead(cluster_, training_.engine, spec.mesh, ring)};
+  const PerAxis<bool> rings = ring_axes(spec);
+  if (!last_overhead_ || last_overhead_->mesh != spec.mesh || last_overhead_->rings != rings)
+    last_overhead_ = {spec.mesh, rings, memory_overhead(cluster_, training_.engine, spec.mesh, rings)};
   return last_overhead_->bytes;
 }
 

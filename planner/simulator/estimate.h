@@ -316,7 +316,7 @@ class Estimator {
   Bytes overhead_of(const ParallelSpec& spec);  // memory_overhead, the last one kept
   struct KnownOverhead {
     DeviceMesh mesh;
-    std::optional<Axis> ring;
+    PerAxis<bool> rings;
     Bytes bytes;
   };
   std::optional<KnownOverhead> last_overhead_;

@@ -145,6 +145,28 @@ TEST_CASE("a master and its replicas train on GPUs as the one-rank reference doe
   }
 }
 
+TEST_CASE("slices of products beside the ring of the tensor axis train on GPUs as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for (const DataType type : {DataType::fp32, DataType::bf16})
+    for (const int tp : {2, 4}) {
+      if (is_emulated(*gpu) && (tp == 4) != (type == DataType::fp32)) continue;
+      const OpGraph graph = graph_of(tp == 4 ? "tiny-gpt2" : "tiny-llama");
+      TrainingSpec training = training_in(type);
+      ParallelSpec spec;
+      spec.mesh.degree = {.tp = tp};
+      spec.sequence_parallel = true;
+      spec.tp_overlap = TensorOverlap::ring;
+      spec.micro_batch = 2;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      INFO(std::string(name(type)) << ", " << describe(spec));
+      TrainingSpec exact = training;
+      exact.precision = DataType::fp32;
+      check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
+                  closeness_of(type));
+    }
+}
+
 TEST_CASE("plans that offload the optimizer train on a GPU as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

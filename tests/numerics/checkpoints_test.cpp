@@ -60,6 +60,8 @@ const std::vector<Kind> kinds = {
     {"keys gathered over the context axis", {{Choice::cp, 2}, {Choice::cp_method, ContextMethod::all_gather}}},
     {"tokens exchanged over the context axis", {{Choice::cp, 2}, {Choice::cp_method, ContextMethod::ulysses}}},
     {"keys around the ring of the context axis", {{Choice::cp, 2}, {Choice::cp_method, ContextMethod::ring}}},
+    {"tokens around the ring of the tensor axis",
+     {{Choice::tp, 2}, {Choice::sequence_parallel, true}, {Choice::tp_overlap, TensorOverlap::ring}}},
     {"interleaved", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::interleaved}}},
     {"zero bubble", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::zero_bubble_h1}}},
     {"hybrid sharding", {{Choice::dp, 4}}, true},

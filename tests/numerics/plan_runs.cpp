@@ -69,10 +69,11 @@ Job job_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpe
 }
 
 std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} order {} sp {} zero {} in groups of {} mb {} {} recompute {} stages [{}]",
-                     spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel,
-                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute),
-                     fmt::join(spec.stage_blocks, ", "));
+  return fmt::format(
+      "dp {} tp {} pp {} order {} sp {} overlap {} zero {} in groups of {} mb {} {} recompute {} stages [{}]",
+      spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
+      spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute),
+      fmt::join(spec.stage_blocks, ", "));
 }
 
 Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, std::int64_t count) {
@@ -213,6 +214,8 @@ ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int
   REQUIRE(!specs.empty());
   ParallelSpec spec = specs[random() % specs.size()];
   spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+  std::mt19937 apart = random;  // so that the draw changes no others
+  if (spec.sequence_parallel && !request[Choice::tp_overlap] && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
   return spec;
 }
 

@@ -50,7 +50,7 @@ TEST_CASE("communicators take buffers for each channel of each group and each ne
   DeviceMesh context = mesh_of(2, 1, 1);
   context.degree.cp = 4;
   CHECK(communicator_memory(node, context) == Bytes(2 * 288 << 20));
-  CHECK(communicator_memory(node, context, Axis::cp) == Bytes((288 + 2 * 384) << 20));
+  CHECK(communicator_memory(node, context, {.cp = true}) == Bytes((288 + 2 * 384) << 20));
 }
 
 TEST_CASE("what lies outside tensors is at least what the device's file says, and counts NCCL once") {

@@ -212,6 +212,12 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
         "micro-batches of 3 cannot split a global batch of 16 sequences; legal micro-batches: 1, 2, 4, 8, 16");
   CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 0, 1, 1)) == "the data-parallel degree is 0; it must be at least 1");
 
+  spec = layout(tiny_gpt2(), 1, 2, 1);
+  spec.tp_overlap = TensorOverlap::ring;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "tp_overlap ring passes on the tokens that tensor-parallel ranks share out, and sequence_parallel is false; it "
+        "must be true, or tp_overlap none");
+
   spec = layout(tiny_gpt2(), 1, 1, 1);
   spec.mesh.degree.cp = 3;
   CHECK(reason(tiny_gpt2(), spec) ==
@@ -351,6 +357,10 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
       with([](ParallelSpec& spec) {
         spec = layout(tiny_gpt2(), 2, 1, 1);
         spec.dp_method = DataMethod::master;
+      }),
+      with([](ParallelSpec& spec) {
+        spec.sequence_parallel = true;
+        spec.tp_overlap = TensorOverlap::ring;
       }),
   };
   TrainingSpec training = batch_of(16);

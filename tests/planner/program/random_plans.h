@@ -31,13 +31,12 @@ inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const Para
 
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
-      "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} zero {} in groups of {} micro-batch {} {} recompute "
-      "{} tied "
-      "gradients {} input slots {} stages [{}] data by {}",
+      "dp {} tp {} pp {} cp {} by {} order {} sequence parallel {} overlap {} zero {} in groups of {} micro-batch {} "
+      "{} recompute {} tied gradients {} input slots {} stages [{}] data by {}",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), write_order(spec.mesh.order),
-      spec.sequence_parallel, spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
-      name(spec.recompute), name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "),
-      name(spec.dp_method));
+      spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch,
+      name(spec.schedule), name(spec.recompute), name(spec.tied_gradients), name(spec.input_slots),
+      fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.
@@ -64,6 +63,8 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
     spec.stage_blocks.assign(static_cast<std::size_t>(pp), 1);
     for (int left = static_cast<int>(graph.blocks.size()) - pp; left > 0; --left)
       ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+    std::mt19937 apart = random;  // so that the draw changes no others
+    if (spec.sequence_parallel && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
     if (!illegal(graph, training, spec)) return spec;
   }
 }

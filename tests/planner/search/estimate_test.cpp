@@ -27,6 +27,7 @@ namespace parplan {
 using testing::cluster_of;
 using testing::describe;
 using testing::graph_of;
+using testing::or_overlapped;
 using testing::random_cluster;
 using testing::random_cut;
 using testing::random_graph;
@@ -56,7 +57,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
         {});
     REQUIRE(!specs.empty());
     for (int trial = 0; trial < 40; ++trial) {
-      ParallelSpec spec = specs[random() % specs.size()];
+      ParallelSpec spec = or_overlapped(specs[random() % specs.size()], training.engine, random);
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       if (trial % 3 == 1 && spec.pp() > 1 && spec.virtual_stages == 1 && spec.zero_stage <= 1) {
         spec.schedule = ScheduleKind::zero_bubble_h1;
@@ -128,7 +129,7 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, std::min(8, cluster.devices()), {});
     for (int trial = 0; trial < 20; ++trial) {
-      ParallelSpec spec = specs[random() % specs.size()];
+      ParallelSpec spec = or_overlapped(specs[random() % specs.size()], training.engine, random);
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       Placements placements = place(graph, spec);
       const ScheduleRow& row = row_of(spec.schedule);
@@ -182,7 +183,7 @@ TEST_CASE("the bound stays below the step that updates on the host, and close to
         enumerate_specs(graph, training, std::min(8, cluster.devices()), {{Choice::offload, Offload::optimizer}});
     REQUIRE(!specs.empty());
     for (int trial = 0; trial < 20; ++trial) {
-      ParallelSpec spec = specs[random() % specs.size()];
+      ParallelSpec spec = or_overlapped(specs[random() % specs.size()], training.engine, random);
       CHECK(spec.offload == Offload::optimizer);
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       if (trial % 4 == 1 && spec.pp() > 1 && spec.virtual_stages == 1 && spec.zero_stage <= 1)
@@ -225,7 +226,7 @@ TEST_CASE("the bound stays below the step of a master with replicas, and close t
     std::erase_if(specs, [](const ParallelSpec& spec) { return spec.dp_method != DataMethod::master; });
     if (specs.empty()) continue;  // the batch has no share for each device
     for (int trial = 0; trial < 10; ++trial) {
-      ParallelSpec spec = specs[random() % specs.size()];
+      ParallelSpec spec = or_overlapped(specs[random() % specs.size()], training.engine, random);
       spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
       if (trial % 3 == 1) spec.tied_gradients = TiedGradients::apart;
       const Placements placements = place(graph, spec);
@@ -270,7 +271,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
         enumerate_specs(graph, training, setting % 4 == 1 ? cluster.devices() : std::min(8, cluster.devices()), {});
     const int blocks = static_cast<int>(graph.blocks.size());
     for (int trial = 0; trial < 40; ++trial) {
-      ParallelSpec spec = specs[random() % specs.size()];
+      ParallelSpec spec = or_overlapped(specs[random() % specs.size()], training.engine, random);
       const int chunks = 2 + static_cast<int>(random() % 2), stages = spec.pp() * chunks;
       if (spec.pp() < 2) continue;
       spec.schedule = ScheduleKind::interleaved;

@@ -50,10 +50,18 @@ inline std::vector<int> random_cut(int blocks, int stages, std::mt19937& random)
   return cut;
 }
 
+// The same with rows around the ring of the tensor axis half of the time where its ranks share them
+// out.
+inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that the draw changes no others
+  if (spec.sequence_parallel && engine.has_tensor_overlap && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
+  return spec;
+}
+
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} zero {} in groups of {} mb {} {} {}", spec.dp(), spec.tp(), spec.pp(),
-                     write_order(spec.mesh.order), spec.sequence_parallel, spec.zero_stage, spec.mesh.dp_shard,
-                     spec.micro_batch, name(spec.schedule), name(spec.recompute));
+  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {}", spec.dp(), spec.tp(),
+                     spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
+                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute));
 }
 
 // A decoder with random sizes.

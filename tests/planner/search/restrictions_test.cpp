@@ -30,6 +30,7 @@ namespace {
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
 constexpr const char* zero_bubble = "zero_bubble_h1";
 constexpr const char* data_parallel = "DataParallel";
+constexpr const char* overlap = "tensor parallelism overlapped by slices";
 constexpr const char* context = "context parallelism";
 constexpr const char* offload = "offload of the optimizer's state";
 constexpr const char* recompute = "other modules to recompute";
@@ -55,6 +56,8 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
       if (spec.pp() > 1) all[zero_bubble].push_back(spec);
     for (const ParallelSpec& spec : enumerate(with({}, Choice::dp_method, DataMethod::master)))
       if (spec.dp() > 1) all[data_parallel].push_back(spec);
+    for (const ParallelSpec& spec : enumerate(with({}, Choice::tp_overlap, TensorOverlap::ring)))
+      if (spec.tp_overlap == TensorOverlap::ring) all[overlap].push_back(spec);
     for (const ContextMethod method : context_methods)
       for (const ParallelSpec& spec : enumerate(with({}, Choice::cp_method, method)))
         if (spec.cp() > 1) all[context].push_back(spec);
@@ -128,7 +131,7 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     }
   }
   int all_told = 0;
-  for (const char* const what : {interleaved, zero_bubble, data_parallel, context, offload, recompute}) {
+  for (const char* const what : {interleaved, zero_bubble, data_parallel, overlap, context, offload, recompute}) {
     MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what]
                               << " are better than the plan; " << told[what] << " gaps below 20 %");
     CHECK(tried[what] > 0);

@@ -39,6 +39,7 @@ ParallelSpec random_layout(std::mt19937& random, const OpGraph& graph, bool gpu)
   const int stages = 1 + static_cast<int>(random() % std::min<std::size_t>(4, graph.blocks.size()));
   spec.mesh.degree = {.pp = stages, .dp = 1 << random() % 2, .tp = stages > 2 && !gpu ? 1 : 1 << random() % 2};
   spec.sequence_parallel = spec.tp() > 1 && random() % 2;
+  spec = testing::or_overlapped(spec, {}, random);
   spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 4) : 0;
   spec.recompute = recompute_rows()[random() % recompute_rows().size()].kind;
   spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), stages, random);

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "planner/cluster/axis.h"
+#include "planner/plan/parallel_spec.h"
+
+namespace parplan {
+
+// The axes, beside the pipeline's, whose ranks exchange with their neighbours around a ring.
+inline PerAxis<bool> ring_axes(const ParallelSpec& spec) {
+  return {.cp = spec.cp() > 1 && spec.cp_method == ContextMethod::ring,
+          .tp = spec.tp() > 1 && spec.tp_overlap == TensorOverlap::ring};
+}
+
+}  // namespace parplan
