@@ -375,8 +375,12 @@ TEST_CASE("a node of several machines stays that as far as it is taken") {
 
 TEST_CASE("what is wrong in levels and rails is named with its place") {
   CHECK(network_error("{latency: 1 us, level: []}") ==
-        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn; did you mean "
-        "'levels'?");
+        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn, one_ring; did "
+        "you mean 'levels'?");
+  CHECK(network_error("{latency: 1 us, rails: true, one_ring: true}") ==
+        "c.yaml:3:49: error: rings that enter a node by one NIC and leave it by another change rails; leave out "
+        "'rails'");
+  CHECK(network_error("{latency: 1 us, one_ring: true}") == "");
   CHECK(
       network_error("{latency: 1 us, levels: []}") ==
       "c.yaml:3:34: error: expected a list of levels from the nodes up, such as [{nodes: 32}, {oversubscription: 3}]");
