@@ -118,7 +118,7 @@ PublishedRun published_run(const Line<columns>& line) {
           .gated = line.yes_or_no("gated_mlp"),
           .devices = line.whole("devices"),
           .devices_per_node = line.whole("devices_per_node"),
-          .gbit_s_per_node = line.number<double>("inter_node_gbit_s_per_node"),
+          .gbit_s_per_node = line.template number<double>("inter_node_gbit_s_per_node"),
           .dp = line.whole("dp"),
           .zero_stage = line.whole("zero_stage"),
           .tp = line.whole("tp"),
@@ -129,8 +129,8 @@ PublishedRun published_run(const Line<columns>& line) {
           .micro_batch = line.whole("micro_batch"),
           .global_batch = line.whole("global_batch"),
           .sequence_parallel = line.yes_or_no("sequence_parallel"),
-          .step_seconds = line.number<double>("step_time_s"),
-          .memory_gib = line.number<double>("peak_memory_gib")};
+          .step_seconds = line.template number<double>("step_time_s"),
+          .memory_gib = line.template number<double>("peak_memory_gib")};
   if constexpr (columns == annotated_run_columns.size()) run.notes = line.text("notes");
   return run;
 }
