@@ -22,8 +22,8 @@ enum class Recompute : std::uint8_t {
   activation = 4,
   mlp = 8,
   full = 16,
-  per_stage = 32,
-  every_other_product = 64
+  every_other_product = 32,
+  per_stage = 64
 };
 constexpr Recompute operator|(Recompute a, Recompute b) {
   return static_cast<Recompute>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
