@@ -166,6 +166,8 @@ Cluster probe_local_machine() {
                             .matrix_half = {},
                             .vector = rounded(rates.vector),
                             .memory = rounded(rates.memory)});
+    for (const Rate rate : {Rate::matrix_fp32, Rate::vector, Rate::memory, Rate::kernel_launch})
+      device.rates.back().origins[rate] = Origin::measured;
   }
   NodeLayout layout{.name = "this-machine",
                     .devices = cores,

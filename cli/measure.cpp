@@ -114,6 +114,7 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
                       .clocks = fmt::format("at most {} MHz, memory {} MHz", card.clock_mhz, card.memory_clock_mhz),
                       .fits = fit_kernels(measured.measurements.kernels, device)};
   device.rates = {fitted_rates(*device.measured, device.rates.front())};
+  device.rates.front().origins[Rate::kernel_launch] = Origin::measured;
   device.sources.push_back(
       fmt::format("rates, kernel_launch and measured: {}, {}", device.measured->origin, device.measured->date));
   device.sources.push_back(fmt::format("memory overhead: measured {} without NCCL, and {} assumed for it",

@@ -159,7 +159,7 @@ double read_oversubscription(const YamlNode& value) {
 }
 
 Network read_network(const YamlNode& value) {
-  value.allow_keys({"latency", "oversubscription", "levels", "rails", "pxn"});
+  value.allow_keys({"latency", "oversubscription", "levels", "rails", "pxn", "one_ring"});
   Network network;
   network.latency = value.at("latency").as_duration();
   const auto levels = value.find("levels");
@@ -171,6 +171,11 @@ Network read_network(const YamlNode& value) {
   if (const auto pxn = value.find("pxn")) {
     network.pxn = pxn->as_bool();
     if (!network.rails) pxn->fail("'pxn' says how traffic changes rails; it needs 'rails: true'");
+  }
+  if (const auto one_ring = value.find("one_ring")) {
+    network.one_ring = one_ring->as_bool();
+    if (network.one_ring && network.rails)
+      one_ring->fail("rings that enter a node by one NIC and leave it by another change rails; leave out 'rails'");
   }
   if (!levels) return network;
   if (!levels->is_list() || levels->size() == 0)
@@ -508,6 +513,7 @@ void write_network(YAML::Emitter& out, const Network& network) {
     out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", network.oversubscription);
   if (network.rails) out << YAML::Key << "rails" << YAML::Value << true;
   if (!network.pxn) out << YAML::Key << "pxn" << YAML::Value << false;
+  if (network.one_ring) out << YAML::Key << "one_ring" << YAML::Value << true;
   if (!network.levels.empty()) {
     out << YAML::Key << "levels" << YAML::Value << YAML::BeginSeq;
     for (const FabricLevel& level : network.levels) {

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
+#include <utility>
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
@@ -27,6 +29,32 @@ constexpr std::array<DataType, 2> halves = {DataType::bf16, DataType::fp16};
 template <typename Unit>
 Unit between(Unit low, Unit high, double t) {
   return low + (high - low) * t;
+}
+
+// {measured: [memory], interpolated: [sustained.half]}: rates that `row` states, and the launch.
+RateOrigins read_origins(const YamlNode& section, const YamlNode& row) {
+  section.allow_keys(origin_names());
+  const auto is_stated = [&](std::string_view rate) {
+    if (rate == name(Rate::kernel_launch)) return true;
+    const std::size_t dot = rate.find('.');
+    const auto stated = row.find(rate.substr(0, dot));
+    return stated && (dot == std::string_view::npos || stated->find(rate.substr(dot + 1)));
+  };
+  RateOrigins origins;
+  std::array<bool, count_of<Rate>> is_known{};
+  for (std::size_t i = 0; i < count_of<Origin>; ++i) {
+    const auto list = section.find(name(static_cast<Origin>(i)));
+    if (!list) continue;
+    for (const YamlNode& item : list->items()) {
+      const std::size_t rate = item.as_choice(rate_names());
+      if (std::exchange(is_known[rate], true)) item.fail(fmt::format("{} has two origins", rate_names()[rate]));
+      if (!is_stated(rate_names()[rate]))
+        item.fail(fmt::format("an origin of {}, which the row does not state; state it, or leave the origin out",
+                              rate_names()[rate]));
+      origins.of[rate] = static_cast<Origin>(i);
+    }
+  }
+  return origins;
 }
 
 }  // namespace
@@ -63,7 +91,8 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
           .attention = between(low.attention, high.attention, t),
           .attention_gradient = between(low.attention_gradient, high.attention_gradient, t),
           .ampere_attention = between(low.ampere_attention, high.ampere_attention, t),
-          .ampere_attention_gradient = between(low.ampere_attention_gradient, high.ampere_attention_gradient, t)};
+          .ampere_attention_gradient = between(low.ampere_attention_gradient, high.ampere_attention_gradient, t),
+          .origins = less_sure(low.origins, high.origins)};
 }
 
 bool has_units(const DeviceKind& device, DataType type) {
@@ -126,7 +155,7 @@ DeviceKind read_device(const YamlNode& document) {
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
     item.allow_keys(
-        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained", "attention"});
+        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained", "attention", "origins"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);
@@ -170,6 +199,7 @@ DeviceKind read_device(const YamlNode& document) {
       read("ampere_forward", row.ampere_attention);
       read("ampere_backward", row.ampere_attention_gradient);
     }
+    if (const auto origins = item.find("origins")) row.origins = read_origins(*origins, item);
     if (!device.rates.empty() && row.active <= device.rates.back().active)
       item.at("active").fail(
           fmt::format("rows must ascend in 'active', found {} after {}", row.active, device.rates.back().active));
@@ -215,6 +245,18 @@ DeviceKind read_device(const YamlNode& document) {
 }
 
 namespace {
+
+void write_origins(YAML::Emitter& out, const RateOrigins& origins) {
+  out << YAML::Key << "origins" << YAML::Value << YAML::BeginMap;
+  for (const Origin origin : {Origin::measured, Origin::interpolated}) {
+    if (std::ranges::find(origins.of, origin) == origins.of.end()) continue;
+    out << YAML::Key << name(origin) << YAML::Value << YAML::BeginSeq;
+    for (std::size_t rate = 0; rate < origins.of.size(); ++rate)
+      if (origins.of[rate] == origin) out << name(static_cast<Rate>(rate));
+    out << YAML::EndSeq;
+  }
+  out << YAML::EndMap;
+}
 
 // `measurements` are the rows from which the fits were made, where the file is to hold them.
 std::string write_device(const DeviceKind& device, const Measurements* measurements) {
@@ -268,6 +310,7 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
       write_known("ampere_backward", row.ampere_attention_gradient, write_flop_rate);
       out << YAML::EndMap;
     }
+    if (row.origins != RateOrigins{}) write_origins(out, row.origins);
     out << YAML::EndMap;
   }
   out << YAML::EndSeq;

@@ -7,6 +7,7 @@
 #include "planner/base/units.h"
 #include "planner/base/yaml.h"
 #include "planner/cluster/device_measurements.h"
+#include "planner/cluster/origin.h"
 #include "planner/graph/tensor.h"
 
 namespace parplan {
@@ -47,6 +48,7 @@ struct DeviceRates {
   FlopsPerSecond attention_gradient{};
   FlopsPerSecond ampere_attention{};
   FlopsPerSecond ampere_attention_gradient{};
+  RateOrigins origins = {};  // kernel_launch: of the device's
   bool operator==(const DeviceRates&) const = default;
 };
 

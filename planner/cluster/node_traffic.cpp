@@ -177,6 +177,18 @@ BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const Nod
 void add_exchange(const NodeRoutes& routes, const GroupPart& part, double exchanged, const Network& network,
                   NodeLoad& load) {
   if (part.closed) return;
+  if (network.one_ring && part.members.size() > 1) {
+    for (const Uplink& uplink : uplinks_of(routes, part.members.front())) {
+      for (const Arc arc : uplink.path.arcs) load.arcs[reversed(arc)] += exchanged * uplink.share;
+      load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);
+    }
+    for (const Uplink& uplink : uplinks_of(routes, part.members.back())) {
+      add_sent(uplink, exchanged * uplink.share, load);
+      load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);
+    }
+    load.out += exchanged;
+    return;
+  }
   if (part.next_routes != nullptr)
     return add_exchange_on_rails(routes, part.members, *part.next_routes, part.next, exchanged, network, load);
   for (const int member : part.members)

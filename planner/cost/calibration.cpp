@@ -255,8 +255,10 @@ DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates) {
   struct Mean {
     double seconds_per_flop = 0.0;  // summed
     int fits = 0;
-    void put_into(FlopsPerSecond& rate) const {
-      if (fits > 0) rate = FlopsPerSecond(fits / seconds_per_flop);
+    void put_into(FlopsPerSecond& rate, Origin& origin) const {
+      if (fits == 0) return;
+      rate = FlopsPerSecond(fits / seconds_per_flop);
+      origin = Origin::interpolated;
     }
   };
   Mean fp32, half, tf32;
@@ -268,9 +270,10 @@ DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates) {
     ++mean.fits;
   }
   rates.memory = streaming_rate(moving, none);
-  fp32.put_into(rates.matrix_fp32);
-  half.put_into(rates.matrix_half);
-  tf32.put_into(rates.matrix_tf32);
+  rates.origins[Rate::memory] = Origin::interpolated;
+  fp32.put_into(rates.matrix_fp32, rates.origins[Rate::matrix_fp32]);
+  half.put_into(rates.matrix_half, rates.origins[Rate::matrix_half]);
+  tf32.put_into(rates.matrix_tf32, rates.origins[Rate::matrix_tf32]);
   return rates;
 }
 

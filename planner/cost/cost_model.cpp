@@ -102,7 +102,8 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory)),
           // 0, a share of the slower one's products, unless both are known.
           .attention = std::min(a.attention, b.attention),
-          .attention_gradient = std::min(a.attention_gradient, b.attention_gradient)};
+          .attention_gradient = std::min(a.attention_gradient, b.attention_gradient),
+          .origins = less_sure(a.origins, b.origins)};
 }
 
 // The rates with those of the attention that an engine has on the device: kernels for such GPUs, or
@@ -114,6 +115,8 @@ DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, De
   } else if (capability > engine.attention_up_to) {
     rates.attention = rates.ampere_attention;
     rates.attention_gradient = rates.ampere_attention_gradient;
+    rates.origins[Rate::attention] = rates.origins[Rate::ampere_attention];
+    rates.origins[Rate::attention_gradient] = rates.origins[Rate::ampere_attention_gradient];
   }
   return rates;
 }
@@ -230,6 +233,15 @@ Seconds time_of(const Instruction& instruction, const CostModel& model) {
 Seconds duration(const Instruction& instruction, const CostModel& model) {
   const Seconds time = time_of(instruction, model);
   return model.blocks_launches ? time + model.host_per_op : time;
+}
+
+TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostModel& model) {
+  if (instruction.kind != InstructionKind::kernel) return {};
+  if (instruction.home != Home::host || !is_accelerator(model.device->backend))
+    return kernel_time_by_origin(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
+  TimeByOrigin times;  // a share of the datasheet's (host_update_share)
+  times[Origin::datasheet] = time_of(instruction, model);
+  return times;
 }
 
 }  // namespace parplan

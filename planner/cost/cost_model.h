@@ -105,4 +105,8 @@ Bytes communicated_bytes(const Instruction& instruction);
 // planner/cost/host_time.h.
 Seconds duration(const Instruction& instruction, const CostModel& model);
 
+// The time of a kernel alone, without the host's, by where it comes from (kernel_time.h); nothing
+// for what is no kernel.
+TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostModel& model);
+
 }  // namespace parplan

@@ -17,26 +17,42 @@ constexpr std::int64_t attention_block = 128;
 
 bool is_attention(OpKind kind) { return row_of(kind).cost == CostClass::attention; }
 
-FlopsPerSecond rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
-  if (!matrix) return rates.vector;
-  if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
+// A rate, and which of the row's it is.
+template <typename Unit>
+struct RateOf {
+  Unit value;
+  Rate rate{};
+};
+
+RateOf<FlopsPerSecond> rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+  if (!matrix) return {rates.vector, Rate::vector};
+  if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return {rates.matrix_tf32, Rate::matrix_tf32};
   // Without units for a half precision, numbers are widened and multiplied as fp32; the same holds
   // for tf32.
-  if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0) return rates.matrix_half;
-  return rates.matrix_fp32;
+  if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0)
+    return {rates.matrix_half, Rate::matrix_half};
+  return {rates.matrix_fp32, Rate::matrix_fp32};
+}
+
+// The less of two rates where the first is known.
+template <typename Unit>
+RateOf<Unit> known_or(RateOf<Unit> known, RateOf<Unit> reached) {
+  return known.value.value > 0.0 && known.value <= reached.value ? known : reached;
 }
 
 // The rate that products sustain in a training step, those of weight gradients or others.
-FlopsPerSecond sustained(bool of_weights, DataType type, const DeviceKind& device, const DeviceRates& rates) {
-  const FlopsPerSecond best = rate(true, type, device, rates);
-  const FlopsPerSecond known = of_weights ? rates.sustained_weights : rates.sustained_half;
-  const bool in_half = is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0;
-  return in_half && known.value > 0.0 ? std::min(known, best) : best;
+RateOf<FlopsPerSecond> sustained(bool of_weights, DataType type, const DeviceKind& device, const DeviceRates& rates) {
+  const RateOf<FlopsPerSecond> best = rate(true, type, device, rates);
+  if (best.rate != Rate::matrix_half) return best;
+  return known_or(of_weights ? RateOf<FlopsPerSecond>{rates.sustained_weights, Rate::sustained_weights}
+                             : RateOf<FlopsPerSecond>{rates.sustained_half, Rate::sustained_half},
+                  best);
 }
 // The rate at which it moves its operands.
-BytesPerSecond memory_rate(OpKind op, const DeviceRates& rates) {
-  const bool sustains_all = row_of(op).cost == CostClass::streaming || rates.sustained_memory.value <= 0.0;
-  return sustains_all ? rates.memory : std::min(rates.sustained_memory, rates.memory);
+RateOf<BytesPerSecond> memory_rate(OpKind op, const DeviceRates& rates) {
+  const RateOf<BytesPerSecond> reached{rates.memory, Rate::memory};
+  if (row_of(op).cost == CostClass::streaming) return reached;
+  return known_or({rates.sustained_memory, Rate::sustained_memory}, reached);
 }
 
 // Whether a product's operands begin where matrix units can read them: at multiples of 16 bytes
@@ -53,24 +69,37 @@ double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
 }
 
-Seconds arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
-                   const DeviceRates& rates) {
-  if (work.flops.value <= 0.0) return Seconds(0.0);
+struct Arithmetic {
+  Seconds time;
+  Origin origin = Origin::datasheet;
+};
+
+Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWork& work, const DeviceKind& device,
+                      const DeviceRates& rates) {
+  if (work.flops.value <= 0.0) return {};
   const bool is_product = work.matrix && !is_attention(op);
-  FlopsPerSecond reached =
+  const RateOf<FlopsPerSecond> reached =
       is_product ? sustained(row_of(op).of_weights, type, device, rates) : rate(work.matrix, type, device, rates);
-  PARPLAN_ASSERT(reached.value > 0.0, fmt::format("{} on {}", name(op), device.name));
-  if (device.multiprocessors == 0 || !work.matrix) return work.flops / reached;
-  if (is_product && !is_aligned(op, shape, type)) return work.flops / std::min(reached, rates.vector);
+  PARPLAN_ASSERT(reached.value.value > 0.0, fmt::format("{} on {}", name(op), device.name));
+  const auto at = [&](const RateOf<FlopsPerSecond>& one) {
+    return Arithmetic{.time = work.flops / one.value, .origin = rates.origins[one.rate]};
+  };
+  if (device.multiprocessors == 0 || !work.matrix) return at(reached);
+  if (is_product && !is_aligned(op, shape, type)) return at(known_or({rates.vector, Rate::vector}, reached));
   if (is_attention(op)) {
     const bool is_forward = row_of(op).model_products != nullptr;
     const FlopsPerSecond known = is_forward ? rates.attention : rates.attention_gradient;
-    reached = is_half(type) && known.value > 0.0 ? known : reached * row_of(op).unmeasured_share;
-    return Seconds(attention_work(op, shape, type, device.backend).flops / reached.value);
+    const bool is_known = is_half(type) && known.value > 0.0;
+    const FlopsPerSecond used = is_known ? known : reached.value * row_of(op).unmeasured_share;
+    return {.time = Seconds(attention_work(op, shape, type, device.backend).flops / used.value),
+            .origin = !is_known    ? Origin::datasheet
+                      : is_forward ? rates.origins[Rate::attention]
+                                   : rates.origins[Rate::attention_gradient]};
   }
   const ProductRates product_rates{
-      .rate = reached, .memory = memory_rate(op, rates), .multiprocessors = device.multiprocessors};
-  return time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates);
+      .rate = reached.value, .memory = memory_rate(op, rates).value, .multiprocessors = device.multiprocessors};
+  return {.time = time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates),
+          .origin = rates.origins[reached.rate]};
 }
 
 // The time by a fit. `several` is how much slower the device is because of the others at work.
@@ -84,7 +113,7 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
     const bool computes = work.flops / alone.vector > work.bytes / alone.memory;
     return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
   }
-  const double several = slowdown(rate(true, type, device, alone), rate(true, type, device, rates));
+  const double several = slowdown(rate(true, type, device, alone).value, rate(true, type, device, rates).value);
   if (is_attention(op)) {
     const AttentionWork attention = attention_work(op, shape, type, device.backend);
     return fit.floor +
@@ -176,12 +205,13 @@ KernelFits find_fits(const MeasuredKernels& measured, OpKind kind, DataType type
 }
 
 FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
-  const FlopsPerSecond alone = rate(true, type, device, device.rates.front());
+  const FlopsPerSecond alone = rate(true, type, device, device.rates.front()).value;
   FlopsPerSecond fastest;
   double gained = 1.0;
   for (const DeviceRates& rates : device.rates) {
-    const FlopsPerSecond with_others = rate(true, type, device, rates);
-    for (const bool of_weights : {false, true}) fastest = std::max(fastest, sustained(of_weights, type, device, rates));
+    const FlopsPerSecond with_others = rate(true, type, device, rates).value;
+    for (const bool of_weights : {false, true})
+      fastest = std::max(fastest, sustained(of_weights, type, device, rates).value);
     gained = std::max(gained, 1.0 / slowdown(alone, with_others));
   }
   if (device.measured)
@@ -190,27 +220,62 @@ FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
   return most.value > 0.0 ? std::min(fastest, most) : fastest;
 }
 
-Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
-                    const DeviceRates& rates) {
+namespace {
+
+// A kernel's launch and what it does then, each with the number that it follows from.
+struct KernelParts {
+  Seconds launch, work;
+  Origin launch_origin = Origin::datasheet, work_origin = Origin::datasheet;
+};
+
+KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                     const DeviceRates& rates) {
+  const Origin of_launch = rates.origins[Rate::kernel_launch];
   if (row_of(op).cost == CostClass::loading)
-    return device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch;
+    return {.launch = device.backend == BackendKind::cpu ? Seconds(0.0) : device.kernel_launch,
+            .work = {},
+            .launch_origin = of_launch};
   const OpRow& row = row_of(op);
   const OpWork work = row.work(shape, type);
   PARPLAN_ASSERT(rates.memory.value > 0.0, fmt::format("{} on {}", row.name, device.name));
-  Seconds time;
+  KernelParts parts;
   // For everything but products, tf32 is fp32.
   const DataType fitted = work.matrix ? type : in_memory(type);
   const KernelFits fits =
       device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
-  if (fits.lower == nullptr)
-    time = device.kernel_launch +
-           std::max(arithmetic(op, shape, type, work, device, rates), work.bytes / memory_rate(op, rates));
-  else if (is_attention(op))
-    time = attention_time(fits, op, shape, type, device, rates);
-  else
-    time = fitted_time(*fits.lower, op, shape, type, work, device, rates);
+  if (fits.lower == nullptr) {
+    const Arithmetic computing = arithmetic(op, shape, type, work, device, rates);
+    const RateOf<BytesPerSecond> memory = memory_rate(op, rates);
+    const Seconds moving = work.bytes / memory.value;
+    parts = {.launch = device.kernel_launch,
+             .work = std::max(computing.time, moving),
+             .launch_origin = of_launch,
+             .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
+  } else {
+    parts.work = is_attention(op) ? attention_time(fits, op, shape, type, device, rates)
+                                  : fitted_time(*fits.lower, op, shape, type, work, device, rates);
+    parts.work_origin = Origin::interpolated;
+  }
   const FlopsPerSecond most = work.matrix && is_accelerator(device.backend) ? peak(device, type) : FlopsPerSecond(0.0);
-  return most.value > 0.0 ? std::max(time, work.flops / most) : time;
+  if (most.value <= 0.0 || parts.launch + parts.work >= work.flops / most) return parts;
+  return {.launch = {}, .work = work.flops / most};
+}
+
+}  // namespace
+
+Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                    const DeviceRates& rates) {
+  const KernelParts parts = parts_of(op, shape, type, device, rates);
+  return parts.launch + parts.work;
+}
+
+TimeByOrigin kernel_time_by_origin(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                                   const DeviceRates& rates) {
+  const KernelParts parts = parts_of(op, shape, type, device, rates);
+  TimeByOrigin times;
+  times[parts.launch_origin] += parts.launch;
+  times[parts.work_origin] += parts.work;
+  return times;
 }
 
 }  // namespace parplan

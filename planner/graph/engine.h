@@ -45,6 +45,11 @@ struct Engine {
   bool scatters_fp32 = true;
   // They are reduced in half precision where the training is, whatever they are summed in.
   bool reduces_half = false;
+  // Where gradients are sharded, those that a backward leaves in half precision, one by one, are
+  // copied into one tensor, which is widened to be reduced.
+  bool flattens_gradients = false;
+  // Where parameters are sharded, they are copied out of what was gathered before they are used.
+  bool copies_gathered = false;
   // The vocabulary's rows are padded to a multiple of this on each tensor-parallel rank; padding is
   // computed and kept as other rows are, and counts as no parameter.
   int vocabulary_multiple = 1;
@@ -63,6 +68,7 @@ struct Engine {
   bool has_activation_recompute = true;  // of the activation alone
   bool has_mlp_recompute = true;         // of the feed-forward's inside alone
   bool has_full_recompute = true;        // of whole layers
+  bool has_every_other_product_recompute = true;  // of every other product, and what is neither product nor attention
   bool has_recompute_per_stage = true;   // of more on one stage than on another
   bool has_master = true;                // a single process of whole replicas (DataParallel)
   bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks

@@ -66,6 +66,8 @@ constexpr std::array layout_rows = {
                     "recompute must be without mlp", recomputes<Recompute::mlp>},
     EngineLayoutRow{Choice::recompute, &Engine::has_full_recompute, "recompute of whole layers",
                     "recompute must not be full", recomputes<Recompute::full>},
+    EngineLayoutRow{Choice::recompute, &Engine::has_every_other_product_recompute, "recompute of every other product",
+                    "recompute must not be every_other_product", recomputes<Recompute::every_other_product>},
     EngineLayoutRow{Choice::recompute, &Engine::has_recompute_per_stage, "stages that recompute differently",
                     "recompute must be the same for all stages",
                     [](const ParallelSpec& spec) { return spec.recompute == Recompute::per_stage; }},

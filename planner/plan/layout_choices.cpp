@@ -395,7 +395,7 @@ constexpr std::array rows = {
         .option = "--recompute",
         .operand = "none|norms+activation|norms+mlp|full|MODULES",
         .description = "activations computed again in the backward pass; modules, joined by +: core_attn, norms, "
-                       "activation or mlp",
+                       "activation or mlp; or every_other_product",
         .get = get<&ParallelSpec::recompute>,
         .set =
             [](ParallelSpec& spec, const ChoiceValue& value) {

@@ -51,6 +51,20 @@ bool all_but(const OpGraph& graph, const Block& block, TensorId tensor) {
   return !recomputes_module(modules, mlp) || !is_within_mlp(graph, block, tensor);
 }
 
+// torchtitan@9dec370 torchtitan/parallelisms/parallelize_llama.py, _save_list and the policy of
+// selective activation checkpointing by op: what attention and every second aten.mm.default but
+// those of even number give. Where query, key and value are three products there, a block has one.
+bool every_second_product(const OpGraph& graph, const Block& block, TensorId tensor) {
+  int product = 0;
+  for (const Op& op : ops_of(graph, block)) {
+    const CostClass cost = row_of(op.kind).cost;
+    const bool is_kept = cost == CostClass::attention || (cost == CostClass::product && product % 2 == 0);
+    if (is_kept && contains(op.outputs, tensor)) return true;
+    if (cost == CostClass::product) ++product;
+  }
+  return false;
+}
+
 bool nothing(const OpGraph& /*graph*/, const Block& /*block*/, TensorId /*tensor*/) {
   return false;
 }
@@ -73,6 +87,7 @@ constexpr RecomputeRow rows[] = {
     row<norms | mlp>("norms+mlp"),
     row<core_attn | mlp>("core_attn+mlp"),
     row<core_attn | norms | mlp>("core_attn+norms+mlp"),
+    {.kind = every_other_product, .name = "every_other_product", .keeps = every_second_product},
     {.kind = full, .name = "full", .keeps = nothing},
 };
 

@@ -11,8 +11,10 @@ namespace parplan {
 // What is computed again in the backward instead of kept from the forward: nothing, all but the
 // block's input, or the results of some modules of a block, as in Megatron-LM's selective recompute
 // (--recompute-modules; Korthikanti et al. 2022, arXiv:2205.05198, section 5). `mlp` is all between
-// its first products and its last, so `activation` is a part of it. `per_stage`: each stage has its
-// own value. Bits: rows hold the combinations that there are.
+// its first products and its last, so `activation` is a part of it. `every_other_product` keeps
+// attention's results and those of a block's first, third ... product, as torchtitan's selective
+// checkpointing by op. `per_stage`: each stage has its own value. Bits: rows hold the combinations
+// that there are.
 enum class Recompute : std::uint8_t {
   none = 0,
   core_attn = 1,
@@ -20,7 +22,8 @@ enum class Recompute : std::uint8_t {
   activation = 4,
   mlp = 8,
   full = 16,
-  per_stage = 32
+  every_other_product = 32,
+  per_stage = 64
 };
 constexpr Recompute operator|(Recompute a, Recompute b) {
   return static_cast<Recompute>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/cluster/origin.h"
 #include "planner/plan/step_result.h"
 
 namespace parplan {
@@ -14,6 +15,7 @@ struct RankResult {
   StepTime time;
   MemoryUse memory;
   CommunicationVolume communication;
+  TimeByOrigin kernels;  // of all its kernels, each alone
   bool operator==(const RankResult&) const = default;
 };
 

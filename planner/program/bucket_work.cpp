@@ -18,6 +18,12 @@ Instruction clear_gradients(std::int64_t elements, Label label, DataType type) {
   return flat_kernel(OpKind::fill_zero, elements, Stream::compute, label, type);
 }
 
+std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training) {
+  Instruction widen = flat_kernel(OpKind::widen, elements, Stream::compute, Label::compute, training.precision);
+  widen.shape.columns = 1;
+  return {flat_kernel(OpKind::copy, elements, Stream::compute, Label::compute, training.precision), widen};
+}
+
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training) {
   const DataType sums = gradient_type(training);
   std::vector<Instruction> kernels{flat_kernel(OpKind::accumulate, elements, Stream::compute, Label::compute, sums)};

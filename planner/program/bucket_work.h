@@ -27,6 +27,10 @@ Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpe
 // A copy of `type`, without operands, on the stream to the home.
 Instruction copy_to(Home home, DataType type);
 
+// Copies what one micro-batch's backward left in half precision into one tensor, and widens it
+// (Engine::flattens_gradients).
+std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training);
+
 // Adds what one micro-batch's backward left in half precision (Engine::half_gradients).
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
 

@@ -49,6 +49,18 @@ WholeParameters gather(Lowering& lowering, int block) {
   return whole;
 }
 
+// Under engines with copies_gathered: the parameters of one buffer are copied before they are used.
+void copy_gathered(Lowering& lowering, std::optional<int> whole, std::int64_t elements) {
+  if (!whole || !lowering.job.training.engine.copies_gathered || elements == 0) return;
+  const DataType type = in_memory(lowering.job.training.precision);
+  constexpr const char* title = "parameters.copy";
+  call_again(lowering, {title, elements, 0, 0}, {*whole}, {}, [&]() -> Call& {
+    return call_on_pieces(lowering, title, Stream::compute,
+                          {flat_kernel(OpKind::copy, elements, Stream::compute, Label::compute, type)},
+                          {{{*whole, 0, elements * size_of(type), Access::update}}});
+  });
+}
+
 // Runs `visit(block, WholeParameters)` over blocks while their parameters are whole; `visit`
 // returns the number of the block's call. The next block's parameters are gathered while one block
 // computes.
@@ -74,6 +86,7 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
       current.tied = lowering.gathered_tied;
       gather_into(lowering, lowering.program.buckets[*tied], *lowering.gathered_tied);
     }
+    copy_gathered(lowering, current.own, lowering.bucket_of(block).elements);
     const int call = visit(block, current);
     for (const std::optional<int> buffer : {current.own, current.frozen, current.tied})
       if (buffer) lowering.program.calls[call].frees.push_back(*buffer);
@@ -112,6 +125,21 @@ void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elemen
     std::vector<Instruction> kernels = add_half_gradients(elements, training);
     const std::vector<std::vector<Piece>> pieces(
         kernels.size(), {{accumulator, 0, elements * gradient_bytes(training), Access::update}});
+    return call_on_pieces(lowering, title, Stream::compute, std::move(kernels), pieces);
+  });
+}
+
+// Under engines with flattens_gradients: what a micro-batch's backward left in half precision becomes
+// the one tensor in fp32 that is reduced. The division by the number of ranks is left out, which
+// moves twice as much as the clearing of that tensor, which such engines do not need.
+void flatten_gradients(Lowering& lowering, int unreduced, std::int64_t elements) {
+  const TrainingSpec& training = lowering.job.training;
+  if (!training.engine.flattens_gradients || !is_half(training.precision) || elements == 0) return;
+  constexpr const char* title = "gradients.flatten";
+  call_again(lowering, {title, elements, 0, 0}, {unreduced}, {}, [&]() -> Call& {
+    std::vector<Instruction> kernels = flatten_gradients(elements, training);
+    const std::vector<std::vector<Piece>> pieces(
+        kernels.size(), {{unreduced, 0, elements * gradient_bytes(training), Access::update}});
     return call_on_pieces(lowering, title, Stream::compute, std::move(kernels), pieces);
   });
 }
@@ -344,11 +372,15 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::scratch, lowering.scratch}},
              action.micro_batch, std::move(frees));
     if (!in_parts || !segments.backward_weights) {
-      if (!lowering.shards_of(block).gradients)
+      if (lowering.shards_of(block).gradients)
+        flatten_gradients(lowering, gradients, bucket.elements);
+      else
         add_half_gradients(lowering, gradients, bucket.elements, action.micro_batch);
       reduce_over_data_axis(lowering, own, *bucket.gradients, gradients, last_micro_batch);
       if (last_micro_batch) copy_ready_gradients(lowering, own);
     }
+    if (completes_tied && lowering.shards_of(block).gradients)
+      flatten_gradients(lowering, *tied_gradients, program.buckets[*tied].elements);
     if (tied && !lowering.shards_of(block).gradients)
       add_half_gradients(lowering, *tied_gradients, program.buckets[*tied].elements, action.micro_batch);
     if (completes_tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);

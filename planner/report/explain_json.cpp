@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "planner/base/enum_index.h"
 #include "planner/report/explain_stages.h"
 #include "planner/report/plan_row.h"
@@ -150,6 +152,11 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
                                      {"label", name(work.label)},
                                      {"runs", work.runs},
                                      {"time_s", json_number(work.time.value)}});
+  json["kernels"] = Json::object();
+  for (std::size_t i = 0; i < count_of<Origin>; ++i) {
+    const auto origin = static_cast<Origin>(i);
+    json["kernels"][fmt::format("{}_s", name(origin))] = json_number(kernels_by_origin(reasons)[origin].value);
+  }
   json["binding_constraint"] = name(reasons.binding);
   const Variation* const of_what_binds = relaxed(reasons);
   json["relaxed"] = of_what_binds != nullptr ? variation_json(plan, *of_what_binds) : Json(nullptr);

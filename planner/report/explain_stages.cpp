@@ -211,4 +211,25 @@ std::string critical_path_table(const Reasons& reasons) {
          indent(align_columns(cells, 1));
 }
 
+TimeByOrigin kernels_by_origin(const Reasons& reasons) {
+  TimeByOrigin sum;
+  for (const RankResult& rank : reasons.details.ranks) sum += rank.kernels;
+  return sum;
+}
+
+std::string where_kernel_times_come_from(const Reasons& reasons) {
+  // By Origin.
+  constexpr std::array words = {"at rates measured on such devices", "interpolated between kernels measured on them",
+                                "from datasheets, or assumed for a class of devices"};
+  const TimeByOrigin kernels = kernels_by_origin(reasons);
+  const Seconds total = kernels.total();
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (kernels.of[i].value > 0.0)
+      parts.push_back(fmt::format("{} {}", format_share(kernels.of[i].value, total.value), words[i]));
+  if (parts.empty()) return "";
+  return fmt::format("\nkernels, {} of work{}: {}\n", format_duration(total),
+                     reasons.details.ranks.size() > 1 ? " on all stages together" : "", join(parts));
+}
+
 }  // namespace parplan

@@ -15,4 +15,9 @@ std::string describe(const CriticalWork& work);
 std::string stage_tables(const Plan& plan, const Reasons& reasons);
 std::string critical_path_table(const Reasons& reasons);
 
+// All stages' kernels in a step, each alone, by where their times come from.
+TimeByOrigin kernels_by_origin(const Reasons& reasons);
+// The same in words; empty where nothing is known of them.
+std::string where_kernel_times_come_from(const Reasons& reasons);
+
 }  // namespace parplan

@@ -212,8 +212,11 @@ StepResult result_of(const Simulation& simulation) {
 
 std::vector<RankResult> rank_results(const Simulation& simulation) {
   std::vector<RankResult> results;
-  for (const PlayedRank& rank : simulation.ranks)
-    results.push_back({.time = time_of(rank), .memory = rank.program->memory, .communication = rank.list.sent});
+  for (const PlayedRank& rank : simulation.ranks) {
+    RankResult& result = results.emplace_back(RankResult{
+        .time = time_of(rank), .memory = rank.program->memory, .communication = rank.list.sent, .kernels = {}});
+    for (std::size_t call = 0; call < rank.list.calls.size(); ++call) result.kernels += rank.segment_of(call).by_origin;
+  }
   return results;
 }
 

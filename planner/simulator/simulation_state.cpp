@@ -38,6 +38,9 @@ std::vector<Playable> playables(const Simulation& simulation, std::span<const Pr
     playable.costed = cost_segment(segment, model);
     playable.splits = {playable.costed.split};
     playable.kernels = {playable.costed.kernels};
+    if (simulation.notes_crossings)
+      for (const Instruction& instruction : segment.instructions)
+        playable.by_origin += kernel_time_by_origin(instruction, model);
     for (const Instruction& instruction : segment.instructions) {
       const std::optional<SeatAt> seat = seat_of(simulation.meetings, programs, number, instruction);
       playable.seats.push_back(seat);
@@ -71,6 +74,7 @@ Playable joined(const std::vector<Playable>& segments, const std::vector<int>& i
                .in_a_row = in_a_row,
                .splits = {},
                .kernels = {},
+               .by_origin = {},
                .seats = {},
                .alone = true,
                .queues = segments[in_a_row.front()].queues,

@@ -188,6 +188,11 @@ bool extend(StepDetails& details, const StepDetails& a_period_less, int times) {
     const RankResult& less = a_period_less.ranks[r];
     extend(rank.time, difference(rank.time, less.time), times);
     extend(rank.communication, difference(rank.communication, less.communication), times);
+    TimeByOrigin of_period = less.kernels;
+    of_period *= -1.0;
+    of_period += rank.kernels;
+    of_period *= static_cast<double>(times);
+    rank.kernels += of_period;
   }
   std::size_t known = 0;
   for (CriticalWork& work : details.critical_path) {

@@ -86,8 +86,17 @@ constexpr std::array run_columns = {"id",
                                     "step_time_s",
                                     "peak_memory_gib"};
 
-PublishedRun published_run(const Line<run_columns.size()>& line) {
-  return {.id = line.text("id"),
+// With remarks, which say what other columns have no word for.
+constexpr auto annotated_run_columns = [] {
+  std::array<const char*, run_columns.size() + 1> all{};
+  std::ranges::copy(run_columns, all.begin());
+  all.back() = "notes";
+  return all;
+}();
+
+template <std::size_t columns>
+PublishedRun published_run(const Line<columns>& line) {
+  PublishedRun run{.id = line.text("id"),
           .source = line.text("source"),
           .engine = line.text("engine"),
           .family = line.text("model_family"),
@@ -97,6 +106,7 @@ PublishedRun published_run(const Line<run_columns.size()>& line) {
           .outcome = line.text("outcome"),
           .intra_node = line.text("intra_node"),
           .recompute = line.text("recompute"),
+          .notes = {},
           .layers = line.whole("layers"),
           .hidden = line.whole("hidden"),
           .heads = line.whole("heads"),
@@ -108,7 +118,7 @@ PublishedRun published_run(const Line<run_columns.size()>& line) {
           .gated = line.yes_or_no("gated_mlp"),
           .devices = line.whole("devices"),
           .devices_per_node = line.whole("devices_per_node"),
-          .gbit_s_per_node = line.number<double>("inter_node_gbit_s_per_node"),
+          .gbit_s_per_node = line.template number<double>("inter_node_gbit_s_per_node"),
           .dp = line.whole("dp"),
           .zero_stage = line.whole("zero_stage"),
           .tp = line.whole("tp"),
@@ -119,8 +129,10 @@ PublishedRun published_run(const Line<run_columns.size()>& line) {
           .micro_batch = line.whole("micro_batch"),
           .global_batch = line.whole("global_batch"),
           .sequence_parallel = line.yes_or_no("sequence_parallel"),
-          .step_seconds = line.number<double>("step_time_s"),
-          .memory_gib = line.number<double>("peak_memory_gib")};
+          .step_seconds = line.template number<double>("step_time_s"),
+          .memory_gib = line.template number<double>("peak_memory_gib")};
+  if constexpr (columns == annotated_run_columns.size()) run.notes = line.text("notes");
+  return run;
 }
 
 constexpr std::array node_columns = {"gpus",    "global_batch", "micro_batch", "hidden", "heads",       "layers",
@@ -242,8 +254,12 @@ std::vector<PublishedRun> read_published_runs(const std::string& path) {
   const std::string_view header = std::string_view(text).substr(0, text.find('\n'));
   if (is_header(header, "iteration_ms"))
     return read_lines(table, node_columns, run_of_node, std::make_index_sequence<node_columns.size()>());
+  if (is_header(header, "step_time_s") && is_header(header, "notes"))
+    return read_lines(table, annotated_run_columns, published_run<annotated_run_columns.size()>,
+                      std::make_index_sequence<annotated_run_columns.size()>());
   if (is_header(header, "step_time_s"))
-    return read_lines(table, run_columns, published_run, std::make_index_sequence<run_columns.size()>());
+    return read_lines(table, run_columns, published_run<run_columns.size()>,
+                      std::make_index_sequence<run_columns.size()>());
   if (is_header(header, "busbw") && is_header(header, "notes"))
     return read_lines(table, annotated_columns, run_of_collective<annotated_columns.size()>,
                       std::make_index_sequence<annotated_columns.size()>());

@@ -19,7 +19,7 @@ struct PublishedCollective {
 // Absent: not stated. A line of a table of collectives has its device's text in `device`, its ranks
 // in `devices`, and its time in `step_seconds`.
 struct PublishedRun {
-  std::string id, source, engine, family, device, precision, data_parallel, outcome, intra_node, recompute;
+  std::string id, source, engine, family, device, precision, data_parallel, outcome, intra_node, recompute, notes;
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, feature, vocabulary, sequence, experts;
   std::optional<bool> gated;
   std::optional<std::int64_t> devices, devices_per_node;

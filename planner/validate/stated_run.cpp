@@ -63,6 +63,21 @@ constexpr std::array engine_rows = {
     EngineRow{"llm.c", "", "llm-c"},
 };
 
+// What `selective` recompute is of the runs whose column `engine` has that name, and whose notes
+// contain a text; attention's core of others, as Korthikanti et al. 2022 named it. The first row
+// that matches counts.
+struct SelectiveRow {
+  std::string_view engine;
+  std::string_view notes;
+  Recompute recompute;
+  std::string_view assumed = "";  // in its place
+};
+constexpr std::array selective_rows = {
+    SelectiveRow{"torchtitan", "selective layer", Recompute::every_other_product,
+                 "recompute of every second layer as of every other product"},
+    SelectiveRow{"torchtitan", "", Recompute::every_other_product},  // selective_ac_option "op", the default of 8B
+};
+
 // What the tool of a source calls peak memory; sources that are not listed count all of a device.
 struct ScopeRow {
   std::string_view source;
@@ -174,12 +189,17 @@ LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assum
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
   if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed))
     layout[Choice::sequence_parallel] = true;
-  if (run.recompute == "full")
+  if (run.recompute == "full") {
     layout[Choice::recompute] = Recompute::full;
-  else if (run.recompute == "selective")
-    layout[Choice::recompute] = Recompute::core_attn;
-  else if (run.recompute.empty())
+  } else if (run.recompute == "selective") {
+    const auto* const row = std::ranges::find_if(selective_rows, [&](const SelectiveRow& one) {
+      return run.engine == one.engine && run.notes.find(one.notes) != std::string::npos;
+    });
+    layout[Choice::recompute] = row == selective_rows.end() ? Recompute::core_attn : row->recompute;
+    if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
+  } else if (run.recompute.empty()) {
     assumed.emplace_back("no recompute");
+  }
   if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {
     layout[Choice::schedule] = ScheduleKind::interleaved;
     layout[Choice::virtual_stages] = *run.virtual_stages;

@@ -28,7 +28,12 @@ def set_facts(data: pathlib.Path, value: str, *keys: str) -> None:
 
 def drop_sustained_rates(data: pathlib.Path) -> None:
     for file in (data / "configs/devices").glob("*.yaml"):
-        file.write_text(re.sub(r"    sustained: .*\n", "", file.read_text()))
+        file.write_text(re.sub(r"    (sustained|origins): .*\n", "", file.read_text()))
+
+
+def use_all_nics(data: pathlib.Path) -> None:
+    for file in (data / "configs/clusters").glob("*.yaml"):
+        file.write_text(file.read_text().replace(", one_ring: true", ""))
 
 
 def fuse_attention(data: pathlib.Path) -> None:
@@ -53,7 +58,9 @@ PARTS = {
         "fused_update"),
     "gradients in half precision": lambda data: (
         set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
+    "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "copies_gathered"),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
+    "rings through one NIC each way": use_all_nics,
     "padding of the vocabulary": lambda data: set_facts(data, "1", "vocabulary_multiple"),
     "the host's time": lambda data: set_facts(data, "0 us", "host_per_op"),
 }

@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include "planner/base/file.h"
+#include "planner/cluster/find_cluster.h"
+
 #include "tests/planner/cost/unit_model.h"
 
 namespace parplan {
@@ -71,6 +74,58 @@ TEST_CASE("loading tokens costs a launch on a GPU and nothing on a CPU") {
     cpu.kernel_launch = Seconds(7.0);
     CHECK(kernel_time(op, {.rows = 100}, DataType::fp32, cpu, cpu.rates[0]) == Seconds(0.0));
   }
+}
+
+TEST_CASE("a kernel's time has the origin of the rate that decides it") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.kernel_launch = Seconds(7.0);
+  DeviceRates& rates = device.rates[0];
+  rates.origins[Rate::matrix_fp32] = Origin::measured;
+  rates.origins[Rate::matrix_half] = Origin::measured;
+  rates.origins[Rate::memory] = Origin::interpolated;
+  const auto times = [&](OpKind op, DataType type) {
+    return kernel_time_by_origin(op, product, type, device, device.rates[0]).of;
+  };
+  using Times = std::array<Seconds, 3>;  // measured, interpolated, datasheet
+  // 60 FLOP at 1 or 2 FLOP/s, after a launch that is assumed.
+  CHECK(times(OpKind::linear, DataType::fp32) == Times{Seconds(60.0), Seconds(0.0), Seconds(7.0)});
+  CHECK(times(OpKind::linear, DataType::bf16) == Times{Seconds(30.0), Seconds(0.0), Seconds(7.0)});
+  rates.sustained_half = FlopsPerSecond(1.5);
+  rates.origins[Rate::sustained_half] = Origin::interpolated;
+  CHECK(times(OpKind::linear, DataType::bf16) == Times{Seconds(0.0), Seconds(40.0), Seconds(7.0)});
+  CHECK(times(OpKind::load_tokens, DataType::fp32) == Times{Seconds(0.0), Seconds(0.0), Seconds(7.0)});
+  // Memory decides: 31 numbers of 4 bytes at 1 B/s.
+  rates.memory = BytesPerSecond(1.0);
+  CHECK(times(OpKind::linear, DataType::fp32) == Times{Seconds(0.0), Seconds(124.0), Seconds(7.0)});
+  rates.origins[Rate::kernel_launch] = Origin::interpolated;
+  CHECK(times(OpKind::linear, DataType::fp32) == Times{Seconds(0.0), Seconds(131.0), Seconds(0.0)});
+}
+
+TEST_CASE("times by origin sum to the kernel's time, on every device that there is a file of") {
+  const std::string folder = std::string(PARPLAN_SOURCE_DIR) + "/configs/devices";
+  const ClusterCatalog catalog{folder, ""};
+  int measured = 0;
+  for (const std::string& name : names_of_yaml_files(folder)) {
+    const DeviceKind device = find_device(name, catalog);
+    CAPTURE(name);
+    for (const DeviceRates& rates : device.rates)
+      for (const OpKind op : {OpKind::linear, OpKind::linear_weight_gradient, OpKind::attention, OpKind::layer_norm,
+                              OpKind::copy, OpKind::adamw, OpKind::load_tokens})
+        for (const DataType type : {DataType::fp32, DataType::bf16, DataType::fp16}) {
+          const OpShape shape{.rows = 4096,
+                              .columns = 4096,
+                              .inner = 4096,
+                              .sequence = 512,
+                              .batch = 8,
+                              .heads = 32,
+                              .kv_heads = 32,
+                              .head_dim = 128};
+          const TimeByOrigin times = kernel_time_by_origin(op, shape, type, device, rates);
+          CHECK(times.total().value == doctest::Approx(kernel_time(op, shape, type, device, rates).value));
+          measured += times[Origin::datasheet] < times.total() ? 1 : 0;
+        }
+  }
+  CHECK(measured > 0);
 }
 
 TEST_CASE("every op kind has a finite time that does not fall when the device slows down") {

@@ -53,6 +53,15 @@ int count(const Segment& segment, InstructionKind kind) {
   return static_cast<int>(std::ranges::count(segment.instructions, kind, &Instruction::kind));
 }
 
+// The kernels that compute again, by op and name.
+std::vector<std::string> computed_again(const LoweredBlock& block) {
+  std::vector<std::string> kernels;
+  for (const Instruction& instruction : block.backward.instructions)
+    if (instruction.label == Label::recompute && instruction.kind == InstructionKind::kernel)
+      kernels.push_back(instruction.name);
+  return kernels;
+}
+
 // Megatron-LM's _vocab_size_with_padding.
 std::int64_t padded_as_megatron_does(std::int64_t vocabulary, int tensor_parallel) {
   std::int64_t after = vocabulary;
@@ -131,6 +140,15 @@ TEST_CASE("an engine that repeats layers repeats all of their forward, with its 
   CHECK(count(needed.backward, InstructionKind::all_reduce_sum) ==
         count(repeated.backward, InstructionKind::all_reduce_sum) - 1);  // the last product's
   CHECK(count(needed.backward, InstructionKind::kernel) < count(repeated.backward, InstructionKind::kernel));
+}
+
+TEST_CASE("every other product is computed again with all that is neither product nor attention") {
+  // query, key and value (kept), output (again), up (kept), down (read by the next block alone).
+  const LoweredBlock block = layer({.sequence = 512, .batch = 1, .hidden = 1024, .heads = 16}, {.name = "other"},
+                                   Recompute::every_other_product);
+  CHECK(computed_again(block) == std::vector<std::string>{"layers.0.attention_norm", "layers.0.attention.output",
+                                                          "layers.0.attention_add", "layers.0.feed_forward_norm",
+                                                          "layers.0.feed_forward.activation"});
 }
 
 TEST_CASE("what an engine does not fuse stays apart") {
@@ -265,6 +283,28 @@ TEST_CASE("transfers split over the tensor axis are gathered, and send as many b
     CHECK(sent(whole, InstructionKind::all_gather) == 0);
     CHECK(sent(split, InstructionKind::all_gather) == sent(whole, InstructionKind::receive));
   }
+}
+
+TEST_CASE("sharded gradients are flattened, and gathered parameters copied, once for each use") {
+  const Engine plain{.name = "other"}, copies{.name = "other", .flattens_gradients = true, .copies_gathered = true};
+  const auto kernels = [&](const Engine& engine, DataType precision, int zero, const char* words) {
+    return calls_named(small_step(engine, precision, zero, 0), words);
+  };
+  // Four micro-batches; a copy in half precision and its widening for each reduction of the first
+  // stage's buckets, and a copy of what is gathered, forward and backward. The second gather of
+  // what the embedding shares with the head is that of a tied bucket.
+  const Program program = small_step(copies, DataType::bf16, 3, 0);
+  const int reductions = calls_named(program, "data.reduce_scatter.gradients") / 2;
+  CHECK(reductions > 0);
+  CHECK(calls_named(program, "gradients.flatten") == 2 * reductions);
+  CHECK(calls_named(program, "parameters.copy") == calls_named(program, "data.all_gather.parameters"));
+  CHECK(kernels(plain, DataType::bf16, 3, "gradients.flatten") == 0);
+  CHECK(kernels(plain, DataType::bf16, 3, "parameters.copy") == 0);
+  for (const int zero : {0, 1}) {
+    CHECK(kernels(copies, DataType::bf16, zero, "gradients.flatten") == 0);
+    CHECK(kernels(copies, DataType::bf16, zero, "parameters.copy") == 0);
+  }
+  CHECK(kernels(copies, DataType::fp32, 3, "gradients.flatten") == 0);  // what a backward leaves is reduced as it is
 }
 
 TEST_CASE("gradients are summed and reduced in the types that the engine has for them") {

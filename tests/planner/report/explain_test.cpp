@@ -32,6 +32,8 @@ Reasons small_reasons() {
   Reasons reasons;
   RankResult second{
       .time = plan.prediction.time, .memory = plan.prediction.memory, .communication = plan.prediction.communication};
+  second.kernels[Origin::interpolated] = Seconds(4.0);
+  second.kernels[Origin::datasheet] = Seconds(1.0);
   reasons.details.ranks.push_back(second);
   second.time.bubble = Seconds(0.0);
   second.memory.activations = Bytes(40);
@@ -160,6 +162,9 @@ the critical path: what the end of the step hangs on, 10.0 s in all:
   stage 1: head                      1 x  2.00 s  20.0 %
   stage 1: layers                    1 x  1.00 s  10.0 %
 
+kernels, 10.0 s of work on all stages together: 80.0 % interpolated between kernels measured on them, 20.0 % from
+datasheets, or assumed for a class of devices
+
 binding constraint: compute: 65.0 % of the step computes
   with twice  the plan        then
   compute     7.00 s (-30 %)  the plan stays the best
@@ -220,12 +225,14 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
                                          "inputs",        "search",
                                          "columns",       "plans",
                                          "notes",         "stages",
-                                         "critical_path", "binding_constraint",
-                                         "relaxed",       "twice",
-                                         "model_error",   "model_error_elsewhere",
-                                         "runner_up",     "one_choice_away",
-                                         "families",      "guide",
-                                         "sensitivity",   "unrestricted"});
+                                         "critical_path", "kernels",
+                                         "binding_constraint", "relaxed",
+                                         "twice",         "model_error",
+                                         "model_error_elsewhere", "runner_up",
+                                         "one_choice_away", "families",
+                                         "guide",         "sensitivity",
+                                         "unrestricted"});
+  CHECK(json.at("kernels") == Json{{"measured_s", 0.0}, {"interpolated_s", 8.0}, {"datasheet_s", 2.0}});
   REQUIRE(json.at("stages").size() == 2);
   for (const Json& stage : json.at("stages")) {
     double seconds = 0.0;

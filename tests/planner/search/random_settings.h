@@ -113,8 +113,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
     engine.*has = apart() % 4 != 0;
   engine.most_zero_in_pipelines = static_cast<int>(apart() % 4);
   engine.attention_up_to = apart() % 2 == 0 ? 0 : apart() % 2 == 0 ? 80 : 90;
-  for (bool Engine::*const fact : {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update,
-                                   &Engine::master_computes_loss})
+  for (bool Engine::*const fact :
+       {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update, &Engine::master_computes_loss,
+        &Engine::flattens_gradients, &Engine::copies_gathered})
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;

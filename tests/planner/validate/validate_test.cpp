@@ -152,6 +152,23 @@ TEST_CASE("runs of one engine are predicted as its version of that time, or as t
   CHECK(state(run, as_stated).assumed.size() == 1);
 }
 
+TEST_CASE("selective recompute is what the engine calls so") {
+  PublishedRun run = stated_run();
+  run.recompute = "selective";
+  const auto recompute = [&] { return std::get<Recompute>(state(run, as_stated).layout.at(Choice::recompute)); };
+  CHECK(recompute() == Recompute::core_attn);
+  run.engine = "torchtitan";
+  run.tp = run.pp = 1;
+  run.dp = 32;
+  run.notes = "FSDP2 1D, AC = selective op.";
+  CHECK(recompute() == Recompute::every_other_product);
+  CHECK(state(run, as_stated).assumed.empty());
+  run.notes = "FSDP2 1D, AC = selective layer.";
+  CHECK(recompute() == Recompute::every_other_product);
+  CHECK(state(run, as_stated).assumed ==
+        std::vector<std::string>{"recompute of every second layer as of every other product"});
+}
+
 TEST_CASE("half of the network is half of the bandwidth between nodes, and changes nothing within") {
   PublishedRun run = stated_run();
   const Cluster whole = state(run, as_stated).cluster;

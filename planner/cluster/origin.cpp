@@ -1,0 +1,54 @@
+#include "planner/cluster/origin.h"
+
+#include <algorithm>
+
+namespace parplan {
+namespace {
+
+constexpr std::array<const char*, count_of<Origin>> origins = {"measured", "interpolated", "datasheet"};
+
+constexpr std::array<const char*, count_of<Rate>> rates = {"matrix_fp32",
+                                                           "matrix_half",
+                                                           "matrix_tf32",
+                                                           "vector",
+                                                           "memory",
+                                                           "sustained.half",
+                                                           "sustained.weight_gradients",
+                                                           "sustained.memory",
+                                                           "attention.forward",
+                                                           "attention.backward",
+                                                           "attention.ampere_forward",
+                                                           "attention.ampere_backward",
+                                                           "kernel_launch"};
+
+}  // namespace
+
+const char* name(Origin origin) { return origins[index_of(origin)]; }
+std::vector<std::string> origin_names() { return {origins.begin(), origins.end()}; }
+
+const char* name(Rate rate) { return rates[index_of(rate)]; }
+std::vector<std::string> rate_names() { return {rates.begin(), rates.end()}; }
+
+RateOrigins less_sure(const RateOrigins& a, const RateOrigins& b) {
+  RateOrigins both;
+  for (std::size_t i = 0; i < both.of.size(); ++i) both.of[i] = std::max(a.of[i], b.of[i]);
+  return both;
+}
+
+Seconds TimeByOrigin::total() const {
+  Seconds sum;
+  for (const Seconds& time : of) sum += time;
+  return sum;
+}
+
+TimeByOrigin& TimeByOrigin::operator+=(const TimeByOrigin& other) {
+  for (std::size_t i = 0; i < of.size(); ++i) of[i] += other.of[i];
+  return *this;
+}
+
+TimeByOrigin& TimeByOrigin::operator*=(double times) {
+  for (Seconds& time : of) time = time * times;
+  return *this;
+}
+
+}  // namespace parplan
