@@ -111,12 +111,12 @@ OpWork packed_attention_gradient_work(const OpShape& s, DataType type) {
 // Workspaces --------------------------------------------------------------------------------------
 
 Bytes packed_cpu_workspace(const OpShape& s) {
-  const std::int64_t biases = s.second ? biases_by_distance(s.sequence, s.keys) : 0;
-  return attention_workspace(s.sequence, s.keys, s.head_dim) + Bytes(4 * biases);
+  const std::int64_t extra = s.second ? biases_by_distance(s.sequence, s.keys) : 0;
+  return attention_workspace(s.sequence, s.keys, s.head_dim) + Bytes(4 * extra);
 }
 Bytes packed_gradient_cpu_workspace(const OpShape& s) {
-  const std::int64_t biases = s.second ? 2 * biases_by_distance(s.sequence, s.keys) : 0;
-  return attention_gradient_workspace(s.sequence, s.keys, s.head_dim) + Bytes(4 * biases);
+  const std::int64_t extra = s.second ? 2 * biases_by_distance(s.sequence, s.keys) : 0;
+  return attention_gradient_workspace(s.sequence, s.keys, s.head_dim) + Bytes(4 * extra);
 }
 Bytes packed_cuda_workspace(const OpShape& s) {
   return s.second ? cuda_biases_workspace(s.sequence, s.keys, s.batch, s.heads) : Bytes(0);
