@@ -214,10 +214,14 @@ void read_heads(const YamlNode& root, ModelSpec& spec) {
 }
 
 void read_encoder_decoder(const YamlNode& root, ModelSpec& spec) {
+  spec.initializer_range = 1.0;  // of standard deviations that follow from widths
   read_heads(root, spec);
   if (const auto epsilon = root.find("norm_epsilon")) spec.norm_epsilon = read_number(*epsilon, above_zero);
   if (const auto multiplier = root.find("logits_multiplier"))
     spec.logits_multiplier = read_number(*multiplier, above_zero);
+  if (spec.kv_heads != spec.heads)
+    root.at("kv_heads").fail(fmt::format("each of the {} heads has its own key and value; leave kv_heads out",
+                                         spec.heads));
   for (const EncoderDecoderNumber& number : encoder_decoder_numbers)
     if (const auto node = root.find(number.key)) spec.*number.member = node->as_integer(number.least, number.most);
 }

@@ -121,7 +121,8 @@ struct ModelSpec {
   bool mlp_bias = false;
   bool head_bias = false;
 
-  // Weights are normal with this standard deviation; with `scaled_residual`, those that write into
+  // Weights are normal with this standard deviation (those of an encoder-decoder: with T5's, which
+  // follow from their widths, times this); with `scaled_residual`, those that write into
   // the residual stream divide it by sqrt(2 * layers) (GPT-2: "Language Models are Unsupervised
   // Multitask Learners", section 2.3).
   double initializer_range = 0.02;
