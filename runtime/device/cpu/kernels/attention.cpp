@@ -154,6 +154,10 @@ PARPLAN_INLINE void for_each_bias(const OpShape& s, std::int64_t head, std::int6
     visit(distance, place_of_bias(s, relative_bucket(distance, s.buckets, s.most_distance, s.bidirectional), head, sample));
 }
 
+// Where the bias of a key at its query's position is among those of a head by distance. Positions of
+// queries that see all keys count from behind these (position_of).
+std::int64_t bias_origin(const OpShape& s) { return s.sequence - 1 + (s.bidirectional ? s.keys : 0); }
+
 void zero(float* p, std::int64_t n) { __builtin_memset(p, 0, n * sizeof(float)); }
 
 // scores[rows, keys] = scale * a[rows, head_dim] b[keys, head_dim]
@@ -185,7 +189,7 @@ struct Forward {
 // arXiv:2310.01889, section 3; Milakov, Gimelshein 2018).
 void attend(const OpShape& s, const Forward& work) {
   const auto& [qkv, all_keys, table, y, lse, scores, biases] = work;
-  const float* const by_distance = table != nullptr ? biases + s.sequence - 1 : nullptr;
+  const float* const by_distance = table != nullptr ? biases + bias_origin(s) : nullptr;
   float* packing = scores + align_elements(rows_of_block(s, 0) * room_for_keys(s));
   const float scale = score_scale(s);
   float kept[attention_query_block];  // the factors of what is there, of a block's rows
@@ -289,7 +293,7 @@ struct Backward {
 void attend_back(const OpShape& s, const Backward& work) {
   const auto& [dy, qkv, all_keys, table, y, lse, dqkv, dkeys, dtable, probabilities, biases] = work;
   const std::int64_t block = rows_of_block(s, 0), room = room_for_keys(s);
-  const float* const by_distance = table != nullptr ? biases + s.sequence - 1 : nullptr;
+  const float* const by_distance = table != nullptr ? biases + bias_origin(s) : nullptr;
   float* const bias_gradients = table != nullptr ? biases + biases_by_distance(s.sequence, s.keys) : nullptr;
   float* gradients = probabilities + align_elements(block * room);
   float* sums = gradients + align_elements(block * room);
@@ -343,7 +347,7 @@ void attend_back(const OpShape& s, const Backward& work) {
               const Wide of_score = probability * (load(d + i, lanes) - row_sum);
               store(d + i, of_score * scale * adjustment.slope_of_cap(capped), lanes);
               if (bias_gradients != nullptr) {
-                float* const sum = bias_gradients + (met.begin + first + i - at) + s.sequence - 1;
+                float* const sum = bias_gradients + bias_origin(s) + (met.begin + first + i - at);
                 store(sum, load(sum, lanes) + of_score, lanes);
               }
             });
