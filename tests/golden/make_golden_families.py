@@ -38,7 +38,9 @@ NEOX = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, 
             vocab_size=VOCABULARY, max_position_embeddings=CONTEXT)
 OPT = dict(hidden_size=HIDDEN, ffn_dim=FEATURE, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY,
            max_position_embeddings=CONTEXT, dropout=0.0)
-T5 = dict(d_model=HIDDEN, d_kv=6, d_ff=FEATURE, num_layers=2, num_heads=4, vocab_size=VOCABULARY, n_positions=CONTEXT)
+# (The factor is that of the weights that plans of these models begin with in tests.)
+T5 = dict(d_model=HIDDEN, d_kv=6, d_ff=FEATURE, num_layers=2, num_heads=4, vocab_size=VOCABULARY, n_positions=CONTEXT,
+          initializer_factor=0.1)
 TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)  # some classes have defaults beyond the vocabulary
 CASES = {
     "bert": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,

@@ -399,7 +399,7 @@ TEST_CASE("A T5 passes the rows of both sides and of both position tables on as 
   // A quarter of 24 tokens is the decoder's. A table has 12 x 4 elements: two rows of 32.
   REQUIRE(graph.blocks.size() == 1 + 3 + 1 + 2 + 1);
   CHECK(graph.joins_sequences);
-  CHECK_FALSE(build_graph(decoder(), 24).joins_sequences);
+  CHECK_FALSE(build_graph(decoder(), 16).joins_sequences);
   for (const Block& block : graph.blocks)
     if (block.output) CHECK(graph.tensors[*block.output].dims.front() == TensorDim{Dim::sequence, 24 + 2 * 2, 1});
   std::vector<int> kinds;

@@ -270,7 +270,7 @@ TEST_CASE("A T5 has both sides, as long as n_positions each, and the scale of a 
   CHECK(spec.initializer_range == 0.5);
   CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
   CHECK(error(sizes + R"(, "feed_forward_proj": "gated-swish"})")
-            .ends_with("expected one of relu, gelu, gated-gelu, gated-silu, found 'gated-swish'"));
+            .find("expected one of relu, gelu, gated-gelu, gated-silu, found 'gated-swish'") != std::string::npos);
   CHECK(error(sizes + R"(, "is_decoder": true})")
             .ends_with("is_decoder true is not supported: models of this type are built with both sides"));
   CHECK(error(sizes + R"(, "relative_attention_num_buckets": 30})").find("expected a multiple of 4 up to 256") !=
