@@ -108,9 +108,9 @@ class EncoderDecoder {
       attributes.most_distance = spec_.position_distance;
     }
     const TensorId y = builder_.activation(name + ".mixed", heads());
-    const TensorId log_sum_exp = builder_.tensor(
-        name + ".log_sum_exp", TensorRole::statistic,
-        {{Dim::batch, 1, 1}, {Dim::kv_groups, spec_.heads, 1}, {Dim::sequence, positions, 1}});
+    const TensorId log_sum_exp =
+        builder_.tensor(name + ".log_sum_exp", TensorRole::statistic,
+                        {{Dim::batch, 1, 1}, {Dim::kv_groups, spec_.heads, 1}, {Dim::sequence, positions, 1}});
     builder_.op(OpKind::packed_attention, name, std::move(inputs), {}, {y, log_sum_exp}, attributes);
     return builder_.linear(name + ".output", y, builder_.hidden(), heads(), deviation(inner()), false);
   }
@@ -121,7 +121,8 @@ class EncoderDecoder {
     const TensorId normed = norm(name + "_norm", x);
     const bool gated = is_gated(spec_.activation);
     const auto widen = [&](const char* part) {
-      return builder_.linear(name + part, normed, builder_.feature(), builder_.hidden(), deviation(spec_.hidden), false);
+      return builder_.linear(name + part, normed, builder_.feature(), builder_.hidden(), deviation(spec_.hidden),
+                             false);
     };
     std::vector<TensorId> widened;
     if (gated) widened.push_back(widen(".gate"));
@@ -130,8 +131,8 @@ class EncoderDecoder {
     const TensorId narrow = builder_.activation(activated, builder_.feature());
     builder_.op(gated ? OpKind::gate : OpKind::activation, activated, std::move(widened), {}, {narrow},
                 {.activation = activation_kind(spec_.activation)});
-    const TensorId down = builder_.linear(name + ".down", narrow, builder_.hidden(), builder_.feature(),
-                                          deviation(spec_.feature), false);
+    const TensorId down =
+        builder_.linear(name + ".down", narrow, builder_.hidden(), builder_.feature(), deviation(spec_.feature), false);
     return builder_.add(name + "_add", x, down, "", false);
   }
 

@@ -51,9 +51,9 @@ constexpr std::string_view decoder_optional[] = {
 };
 
 constexpr std::string_view encoder_decoder_required[] = {"heads", "decoder_layers", "decoder_context"};
-constexpr std::string_view encoder_decoder_optional[] = {"kv_heads", "head_dim", "norm_epsilon",      "logits_multiplier",
-                                                         "position_buckets", "position_distance", "start_token",
-                                                         "end_token"};
+constexpr std::string_view encoder_decoder_optional[] = {"kv_heads",          "head_dim",         "norm_epsilon",
+                                                         "logits_multiplier", "position_buckets", "position_distance",
+                                                         "start_token",       "end_token"};
 
 // In the order of Family.
 constexpr FamilyRow rows[] = {

@@ -33,7 +33,7 @@ enum class How {
   concatenated_transposed,
   first_half,  // of a tensor that holds two parameters
   second_half,
-  by_head,  // a vector as [heads, head_dim]
+  by_head,     // a vector as [heads, head_dim]
   packed_key,  // keys and values in one parameter, head by head, and in two tensors
   packed_value,
 };
@@ -217,7 +217,16 @@ struct TypeRow {
 constexpr TypeRow type_rows[] = {
     {"llama", "LlamaForCausalLM", "model.", "layers."},
     {"gpt2", "GPT2LMHeadModel", "transformer.", "h.", {}, gpt2_names},
-    {"bert", "BertForMaskedLM", "", "bert.encoder.layer.", {}, bert_names, 0.0f, "cls.predictions.decoder", "", false,
+    {"bert",
+     "BertForMaskedLM",
+     "",
+     "bert.encoder.layer.",
+     {},
+     bert_names,
+     0.0f,
+     "cls.predictions.decoder",
+     "",
+     false,
      "cls.predictions"},
     {"bloom", "BloomForCausalLM", "transformer.", "h.", {}, bloom_names},
     {"cohere", "CohereForCausalLM", "model.", "layers.", cohere_names},
@@ -283,8 +292,9 @@ std::vector<NameRow> rows_for(const TypeRow& type, const ModelSpec& spec, std::s
   if (type.type == "t5") {
     const bool gated = is_gated(spec.activation), encodes = stack == "encoder";
     if (encodes) tables.insert(tables.begin(), t5_encoder_names);
-    if (!gated) tables.insert(tables.begin(), encodes ? std::span<const NameRow>(t5_ungated_encoder_names)
-                                                      : std::span<const NameRow>(t5_ungated_names));
+    if (!gated)
+      tables.insert(tables.begin(), encodes ? std::span<const NameRow>(t5_ungated_encoder_names)
+                                            : std::span<const NameRow>(t5_ungated_names));
   }
   for (const std::span<const NameRow> table : tables) {
     std::vector<NameRow> found;
@@ -327,11 +337,11 @@ struct Lister {
     const std::int64_t queries = spec.heads / spec.kv_heads * spec.head_dim;  // of a group
     const std::int64_t all_queries = spec.heads * spec.head_dim, keys = spec.kv_heads * spec.head_dim;
     const bool halves = how == How::first_half || how == How::second_half;
-    const std::int64_t stored = how == How::query                      ? all_queries
-                                : how == How::key || how == How::value ? keys
+    const std::int64_t stored = how == How::query                                    ? all_queries
+                                : how == How::key || how == How::value               ? keys
                                 : how == How::packed_key || how == How::packed_value ? keys
-                                : halves                               ? 2 * count
-                                                                       : count;
+                                : halves                                             ? 2 * count
+                                                                                     : count;
     const bool transposed = matrix && (how == How::transposed || how == How::concatenated_transposed);
     std::vector<std::int64_t> shape = {stored};
     if (matrix) shape.insert(transposed ? shape.begin() : shape.end(), parameter.dims[1].size);

@@ -220,8 +220,8 @@ void read_encoder_decoder(const YamlNode& root, ModelSpec& spec) {
   if (const auto multiplier = root.find("logits_multiplier"))
     spec.logits_multiplier = read_number(*multiplier, above_zero);
   if (spec.kv_heads != spec.heads)
-    root.at("kv_heads").fail(fmt::format("each of the {} heads has its own key and value; leave kv_heads out",
-                                         spec.heads));
+    root.at("kv_heads")
+        .fail(fmt::format("each of the {} heads has its own key and value; leave kv_heads out", spec.heads));
   for (const EncoderDecoderNumber& number : encoder_decoder_numbers)
     if (const auto node = root.find(number.key)) spec.*number.member = node->as_integer(number.least, number.most);
 }
@@ -343,7 +343,8 @@ ModelFile read_model(const std::string& text, const std::string& file_name) {
     // Names are checked against the graph: its parameters have the same for every sequence length.
     const TrainingSpec spec_of_training = with_overrides({}, file.training);
     if (!spec_of_training.trainable.all || spec_of_training.lora)
-      if (const auto problem = find_problem(spec_of_training, build_graph(spec, spec.context))) fail_at(*training, *problem);
+      if (const auto problem = find_problem(spec_of_training, build_graph(spec, spec.context)))
+        fail_at(*training, *problem);
   }
   return file;
 }

@@ -10,7 +10,8 @@ const char* name(Family family) {
   switch (family) {
     case Family::decoder: return "decoder";
     case Family::mlp: return "mlp";
-    case Family::encoder_decoder: return "encoder_decoder";
+    case Family::encoder_decoder:
+      return "encoder_decoder";
   }
   return "unknown";
 }
@@ -109,9 +110,10 @@ namespace {
 
 std::optional<SpecProblem> find_problem_of_encoder_decoder(const ModelSpec& spec) {
   if (spec.decoder_layers >= spec.layers)
-    return SpecProblem{"decoder_layers", fmt::format("layers counts both sides: of {}, the decoder has {}, which leaves "
-                                                     "none to the encoder; allowed: 1 to {}",
-                                                     spec.layers, spec.decoder_layers, spec.layers - 1)};
+    return SpecProblem{"decoder_layers",
+                       fmt::format("layers counts both sides: of {}, the decoder has {}, which leaves "
+                                   "none to the encoder; allowed: 1 to {}",
+                                   spec.layers, spec.decoder_layers, spec.layers - 1)};
   if (spec.decoder_context >= spec.context)
     return SpecProblem{"decoder_context",
                        fmt::format("context counts both sides: of {} tokens, the decoder has {}, which leaves none to "
@@ -131,8 +133,8 @@ std::optional<SpecProblem> find_problem_of_encoder_decoder(const ModelSpec& spec
                                    spec.position_buckets / 2, spec.position_distance)};
   for (const auto& [key, id] : {std::pair("start_token", spec.start_token), std::pair("end_token", spec.end_token)})
     if (id >= spec.vocabulary)
-      return SpecProblem{key, fmt::format("the token {} is beyond the vocabulary, which ends at {}", id,
-                                          spec.vocabulary - 1)};
+      return SpecProblem{
+          key, fmt::format("the token {} is beyond the vocabulary, which ends at {}", id, spec.vocabulary - 1)};
   return std::nullopt;
 }
 

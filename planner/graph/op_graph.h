@@ -55,8 +55,8 @@ struct MaskedTokens {
 struct CorruptedSpans {
   std::int64_t decoder = 0;  // tokens of a sample that the decoder reads, and tells
   std::int64_t spans = 0;
-  std::int64_t start = 0;    // the id that the decoder reads first
-  std::int64_t end = 0;      // the id behind what either reads
+  std::int64_t start = 0;  // the id that the decoder reads first
+  std::int64_t end = 0;    // the id behind what either reads
   bool operator==(const CorruptedSpans&) const = default;
 };
 
@@ -66,7 +66,7 @@ struct OpGraph {
   std::string name;
   std::int64_t sequence = 0;    // tokens of a sample
   std::int64_t vocabulary = 0;  // unpadded
-  std::optional<MaskedTokens> masked = {};  // else each token's target is the next one,
+  std::optional<MaskedTokens> masked = {};       // else each token's target is the next one,
   std::optional<CorruptedSpans> corrupted = {};  // or the next one of the decoder
   std::vector<Tensor> tensors;
   std::vector<Op> ops;

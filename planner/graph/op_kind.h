@@ -140,13 +140,13 @@ struct OpShape {
   std::int64_t all_heads = 0;   // attention with ALiBi, query_key_norm: query heads of all ranks
   std::int64_t first_head = 0;  // attention with ALiBi: the first of this rank's query heads among all
   std::int64_t keys = 0;        // packed_attention: positions of keys, all of them on every rank; 0: another kind
-  // packed_attention with relative position biases (relative_position.h): rows of the table, and the
-  // distance from which on the last one serves.
+  // packed_attention with relative position biases (relative_position.h): rows of the table, and
+  // the distance from which on the last one serves.
   std::int64_t buckets = 0;
   std::int64_t most_distance = 0;
   // Embedding and cross-entropy: the first vocabulary row. load_tokens, load_targets, add_position
-  // and rotary: the first position. take_columns, put_columns: the first column. take_rows, put_rows,
-  // append_rows: the first position that is moved.
+  // and rotary: the first position. take_columns, put_columns: the first column. take_rows,
+  // put_rows, append_rows: the first position that is moved.
   std::int64_t begin = 0;
   std::int64_t valid = 0;       // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
@@ -329,12 +329,12 @@ enum class ShardingRule {
   // Attention, rotary, norms of queries and keys: Shard(kv_groups) passes; the sequence must be
   // whole, but over an axis that gathers keys and values.
   heads,
-  rows,         // moves between rows of the sequence, which must be whole
-  head_sums,    // query_key_squares: Shard(kv_groups) -> Partial(sum); the same holds for the sequence
+  rows,             // moves between rows of the sequence, which must be whole
+  head_sums,        // query_key_squares: Shard(kv_groups) -> Partial(sum); the same holds for the sequence
   vocabulary_max,   // logits Shard(vocabulary) -> Partial(max)
   vocabulary_sum,   // logits Shard(vocabulary) -> Partial(sum)
   vocabulary_loss,  // needs whole maxima and sums; every rank computes the same loss
-  none,         // backward and around-the-step ops
+  none,             // backward and around-the-step ops
 };
 
 // Positions of a read and a written operand that may share storage: the kernel reads an element

@@ -5,7 +5,7 @@
 namespace parplan {
 
 // The row of a table of relative position biases for a key that is `distance` positions behind its
-// query, or before it where that is negative (Raffel et al. 2020, T5, arXiv:1910.10683, section 2.1;
+// query, or before it where that is negative (Raffel et al. 2020, arXiv:1910.10683, section 2.1;
 // `_relative_position_bucket` of Mesh TensorFlow and transformers): a row for each distance up to
 // half of them, then rows of logarithmic width up to `most`, beyond which all distances share the
 // last. Bidirectional attention has half of the rows for keys behind the query; causal attention

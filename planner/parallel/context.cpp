@@ -82,7 +82,8 @@ std::optional<std::string> not_around_a_ring(const OpGraph& graph, const Paralle
 
 std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                        int most) {
-  if (!training.engine.has_context || graph.joins_sequences || is_unknown_to_engine(training, spec) || not_around_a_ring(graph, spec))
+  if (!training.engine.has_context || graph.joins_sequences || is_unknown_to_engine(training, spec) ||
+      not_around_a_ring(graph, spec))
     return {1};
   const ContextLimits limits = context_limits(graph, spec);
   std::vector<int> degrees;

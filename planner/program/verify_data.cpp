@@ -316,7 +316,7 @@ class DataCheck {
     }
   }
 
-  // Whether the instruction reads bytes of a buffer: a kernel may write a result over what it reads.
+  // Whether the instruction reads bytes of a buffer: a kernel may write a result over these.
   bool reads(const Call& call, const Instruction& instruction, int id, const Interval& interval) const {
     return std::ranges::any_of(instruction.operands, [&](const Operand& operand) {
       return operand.access == Access::read && bound(call, operand) == id && operand.offset <= interval.begin &&

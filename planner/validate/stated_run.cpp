@@ -217,7 +217,8 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
-      throw Skip{fmt::format("a T5 with attention in several kernels ({}) is not modelled", result.training.engine.name)};
+      throw Skip{
+          fmt::format("a T5 with attention in several kernels ({}) is not modelled", result.training.engine.name)};
     result.training.global_batch = required(run.global_batch, "the global batch");
     result.training.sequence_length = result.model.sequence;
   } catch (const Skip& skip) {

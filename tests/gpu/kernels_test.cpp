@@ -1251,19 +1251,24 @@ std::vector<Case> update_loss_scale_cases(DataType) {
           step(std::nan(""), {65536, 5, 0, 0}, {32768, 0, 1, 0}), step(1.0, {0x1p127, 1999, 0, 0}, {0x1p127, 0, 0, 0})};
 }
 
-// Rows of several sequences in one activation: [positions, batch, columns], of which `moved` from `begin`
-// on are taken or put.
+// Rows of several sequences in one activation: [positions, batch, columns], of which `moved` from
+// `begin` on are taken or put.
 struct RowsMoved {
   std::int64_t positions, batch, columns, begin, moved;
   std::int64_t first() const { return begin * batch * columns; }
   std::int64_t last() const { return (begin + moved) * batch * columns; }
   std::int64_t size() const { return positions * batch * columns; }
   OpShape shape(bool accumulate = false) const {
-    return {.rows = positions * batch, .columns = columns, .sequence = moved, .batch = batch, .begin = begin,
+    return {.rows = positions * batch,
+            .columns = columns,
+            .sequence = moved,
+            .batch = batch,
+            .begin = begin,
             .accumulate = accumulate};
   }
 };
-constexpr RowsMoved rows_moved[] = {{1, 1, 1, 0, 1}, {5, 2, 3, 1, 2}, {9, 3, 24, 0, 4}, {9, 1, 40, 5, 4}, {3, 2, 8, 0, 3}};
+constexpr RowsMoved rows_moved[] = {
+    {1, 1, 1, 0, 1}, {5, 2, 3, 1, 2}, {9, 3, 24, 0, 4}, {9, 1, 40, 5, 4}, {3, 2, 8, 0, 3}};
 
 Doubles part_of(const Doubles& numbers, std::int64_t first, std::int64_t last) {
   return {numbers.begin() + first, numbers.begin() + last};
@@ -1311,8 +1316,7 @@ std::vector<Case> put_rows_gradient_cases(DataType type) {
     Doubles dx = dz;
     std::fill(dx.begin() + m.first(), dx.begin() + m.last(), 0.0);
     cases.push_back(
-        {m.shape(),
-         {reads(type, dz), writes(type, dx, 0.0), writes(type, part_of(dz, m.first(), m.last()), 0.0)}});
+        {m.shape(), {reads(type, dz), writes(type, dx, 0.0), writes(type, part_of(dz, m.first(), m.last()), 0.0)}});
   }
   return cases;
 }
@@ -1322,7 +1326,11 @@ struct RowsAppended {
   std::int64_t positions, batch, columns, elements;
   std::int64_t rows() const { return (elements + columns - 1) / columns; }
   OpShape shape() const {
-    return {.rows = positions * batch, .columns = columns, .inner = elements, .sequence = rows(), .batch = batch,
+    return {.rows = positions * batch,
+            .columns = columns,
+            .inner = elements,
+            .sequence = rows(),
+            .batch = batch,
             .begin = positions};
   }
   // The place of an element of a sample in the appended rows.
@@ -1354,8 +1362,7 @@ std::vector<Case> append_rows_gradient_cases(DataType type) {
       Doubles after = before;
       for (std::int64_t element = 0; element < a.elements; ++element)
         for (std::int64_t sample = 0; sample < a.batch; ++sample) after[at(element)] += dy[a.place(element, sample)];
-      Case c{a.shape(),
-             {reads(type, dy), writes(type, part_of(dy, 0, a.positions * a.batch * a.columns), 0.0)}};
+      Case c{a.shape(), {reads(type, dy), writes(type, part_of(dy, 0, a.positions * a.batch * a.columns), 0.0)}};
       c.shape.freezes_first = frozen;
       if (!frozen) c.operands.push_back(updates(fp32, before, after, close));
       cases.push_back(c);
@@ -1363,17 +1370,29 @@ std::vector<Case> append_rows_gradient_cases(DataType type) {
   return cases;
 }
 
-// Attention with packed keys and values: more keys than queries or as many, with rows of biases for some of
-// all heads, on matrix units (halves of 64) and not.
+// Attention with packed keys and values: more keys than queries or as many, with rows of biases for
+// some of all heads, on matrix units (halves of 64) and not.
 struct Packed {
   std::int64_t sequence, keys, batch, heads, head_dim;
   bool bidirectional = true;
   std::int64_t buckets = 0, most_distance = 0, inner = 0, all_heads = 0, first_head = 0;
   OpShape shape() const {
-    return {.rows = sequence * batch, .columns = heads * head_dim, .inner = inner, .sequence = sequence,
-            .batch = batch, .heads = heads, .kv_heads = heads, .head_dim = head_dim, .all_heads = all_heads,
-            .first_head = first_head, .keys = keys, .buckets = buckets, .most_distance = most_distance,
-            .bidirectional = bidirectional, .second = buckets > 0, .score_scale = 0.3};
+    return {.rows = sequence * batch,
+            .columns = heads * head_dim,
+            .inner = inner,
+            .sequence = sequence,
+            .batch = batch,
+            .heads = heads,
+            .kv_heads = heads,
+            .head_dim = head_dim,
+            .all_heads = all_heads,
+            .first_head = first_head,
+            .keys = keys,
+            .buckets = buckets,
+            .most_distance = most_distance,
+            .bidirectional = bidirectional,
+            .second = buckets > 0,
+            .score_scale = 0.3};
   }
   std::size_t query(std::int64_t q, std::int64_t b, std::int64_t h) const {
     return at(((q * batch + b) * heads + h) * head_dim);
@@ -1390,12 +1409,8 @@ struct Packed {
   }
 };
 constexpr Packed packed_sizes[] = {
-    {7, 19, 2, 3, 4},
-    {70, 70, 1, 2, 16, false, 8, 20, 5, 5, 2},
-    {130, 130, 1, 2, 64, true, 32, 128, 24, 2, 0},
-    {33, 200, 1, 2, 64},
-    {65, 65, 2, 1, 64, false, 32, 128, 64, 3, 1},
-    {40, 40, 1, 1, 160, true, 12, 7, 16, 1, 0},
+    {7, 19, 2, 3, 4},    {70, 70, 1, 2, 16, false, 8, 20, 5, 5, 2},    {130, 130, 1, 2, 64, true, 32, 128, 24, 2, 0},
+    {33, 200, 1, 2, 64}, {65, 65, 2, 1, 64, false, 32, 128, 64, 3, 1}, {40, 40, 1, 1, 160, true, 12, 7, 16, 1, 0},
 };
 
 std::vector<Case> packed_attention_cases(DataType type, bool gradient) {
@@ -1404,8 +1419,8 @@ std::vector<Case> packed_attention_cases(DataType type, bool gradient) {
   for (const Packed& p : packed_sizes) {
     const std::int64_t n = p.head_dim;
     const Doubles query = random_in(type, p.sequence * p.batch * p.heads * n, 1),
-                  keys = random_in(type, p.keys * p.batch * p.heads * 2 * n, 2),
-                  dy = random_in(type, count(query), 3), table = random_in(type, p.rows() * p.batch * p.inner, 4);
+                  keys = random_in(type, p.keys * p.batch * p.heads * 2 * n, 2), dy = random_in(type, count(query), 3),
+                  table = random_in(type, p.rows() * p.batch * p.inner, 4);
     Doubles y(query.size()), log_sum_exp(at(p.sequence * p.batch * p.heads));
     const auto product = [&](const Doubles& a, std::size_t i, const Doubles& b, std::size_t j) {
       double sum = 0.0;

@@ -411,7 +411,8 @@ TEST_CASE("A T5 passes the rows of both sides and of both position tables on as 
   CHECK(ops_of(graph, 4) ==
         std::vector<std::string>{"take_rows encoder.taken", "rms_norm encoder.norm", "put_rows encoder.put"});
   CHECK(ops_of(graph, 5).size() == 21);
-  const OpShape own = op(graph, "decoder.0.attention").attributes, cross = op(graph, "decoder.0.cross_attention").attributes,
+  const OpShape own = op(graph, "decoder.0.attention").attributes,
+                cross = op(graph, "decoder.0.cross_attention").attributes,
                 encoder = op(graph, "encoder.0.attention").attributes;
   CHECK((own.keys == 6 && !own.bidirectional && own.buckets == 12));
   CHECK((cross.keys == 18 && cross.bidirectional && cross.buckets == 0));

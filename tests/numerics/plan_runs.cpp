@@ -58,8 +58,7 @@ void fill_batch(Batch& batch, const OpGraph& graph, const TokenData& data, std::
                 const TrainingSpec& training) {
   fill(batch, data, step, training.global_batch);
   if (graph.masked) mask(batch, *graph.masked, graph.vocabulary, step * training.global_batch, training.seed);
-  if (graph.corrupted)
-    corrupt(batch, *graph.corrupted, graph.vocabulary, step * training.global_batch, training.seed);
+  if (graph.corrupted) corrupt(batch, *graph.corrupted, graph.vocabulary, step * training.global_batch, training.seed);
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ TEST_CASE("spans of a text go to the decoder behind sentinels, and the rest with
     CHECK(targets[decoder - 1] == corrupted.end);
     CHECK(std::all_of(targets + decoder, targets + sequence, [](std::int32_t id) { return id == -1; }));
     CHECK(ids[sequence - 1] == corrupted.end);
-    // Each sentinel of the encoder, replaced by what the decoder tells behind it, gives the text back.
+    // Each sentinel of the encoder, replaced by what the decoder tells behind it: the text again.
     std::vector<std::int32_t> text;
     std::int32_t next = vocabulary - 1;
     for (std::int64_t i = 0; i + 1 < encoder; ++i) {

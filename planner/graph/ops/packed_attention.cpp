@@ -34,12 +34,9 @@ constexpr OperandSize biases{table_elements};
 constexpr OperandSize per_query_head{[](const OpShape& s) { return s.sequence * s.batch * s.heads; },
                                      OperandContent::fp32};
 
-constexpr OperandRow packed_attention_operands[] = {{input, 0, read, queries},
-                                                    {input, 1, read, keys_and_values},
-                                                    {input, 2, read, biases, if_second},
-                                                    {output, 0, write, queries},
-                                                    {output, 1, write, per_query_head},
-                                                    {workspace, 0, update}};
+constexpr OperandRow packed_attention_operands[] = {
+    {input, 0, read, queries},   {input, 1, read, keys_and_values},  {input, 2, read, biases, if_second},
+    {output, 0, write, queries}, {output, 1, write, per_query_head}, {workspace, 0, update}};
 constexpr OperandRow packed_attention_gradient_operands[] = {{output_gradient, 0, read, queries},
                                                              {input, 0, read, queries},
                                                              {input, 1, read, keys_and_values},

@@ -23,7 +23,8 @@ constexpr OperandSize table{[](const OpShape& s) { return s.inner; }};
 constexpr OperandSize with_table{[](const OpShape& s) { return s.rows * s.columns + moved_elements(s); }};
 
 constexpr OperandRow take_rows_operands[] = {{input, 0, read, matrix}, {output, 0, write, moved}};
-constexpr OperandRow put_rows_operands[] = {{input, 0, read, matrix}, {input, 1, read, moved}, {output, 0, write, matrix}};
+constexpr OperandRow put_rows_operands[] = {
+    {input, 0, read, matrix}, {input, 1, read, moved}, {output, 0, write, matrix}};
 constexpr OperandRow append_rows_operands[] = {
     {input, 0, read, matrix}, {parameter, 0, read, table}, {output, 0, write, with_table}};
 

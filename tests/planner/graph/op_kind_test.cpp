@@ -177,8 +177,8 @@ TEST_CASE("an op on one rank that holds everything has the sizes of its tensors"
   CHECK_THROWS_AS(shape_of(whole(graph, update)), InternalError);
 }
 
-// Values of transformers' T5Attention._relative_position_bucket (5.24), which 601 distances on each side,
-// 32 and 8 buckets agree with.
+// Values of transformers' T5Attention._relative_position_bucket (5.24), with which 600 distances on
+// each side agree for 32 and 8 buckets.
 TEST_CASE("a distance has the bucket that transformers gives it, as long as single ones last and then by logarithms") {
   const auto both = [](std::int64_t distance) { return relative_bucket(distance, 32, 128, true); };
   const auto causal = [](std::int64_t distance) { return relative_bucket(distance, 32, 128, false); };

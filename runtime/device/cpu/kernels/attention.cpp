@@ -151,12 +151,15 @@ std::int64_t place_of_bias(const OpShape& s, std::int64_t bucket, std::int64_t h
 template <class Visit>
 PARPLAN_INLINE void for_each_bias(const OpShape& s, std::int64_t head, std::int64_t sample, const Visit& visit) {
   for (std::int64_t distance = 1 - s.sequence; distance < s.keys; ++distance)
-    visit(distance, place_of_bias(s, relative_bucket(distance, s.buckets, s.most_distance, s.bidirectional), head, sample));
+    visit(distance,
+          place_of_bias(s, relative_bucket(distance, s.buckets, s.most_distance, s.bidirectional), head, sample));
 }
 
-// Where the bias of a key at its query's position is among those of a head by distance. Positions of
-// queries that see all keys count from behind these (position_of).
-std::int64_t bias_origin(const OpShape& s) { return s.sequence - 1 + (s.bidirectional ? s.keys : 0); }
+// Where the bias of a key at its query's position is among those of a head by distance. Positions
+// of queries that see all keys count from behind these (position_of).
+std::int64_t bias_origin(const OpShape& s) {
+  return s.sequence - 1 + (s.bidirectional ? s.keys : 0);
+}
 
 void zero(float* p, std::int64_t n) { __builtin_memset(p, 0, n * sizeof(float)); }
 
@@ -279,8 +282,8 @@ struct Backward {
   const float* y = nullptr;
   const float* lse = nullptr;
   float* dqkv = nullptr;
-  float* dkeys = nullptr;  // cleared
-  float* dtable = nullptr;  // cleared
+  float* dkeys = nullptr;          // cleared
+  float* dtable = nullptr;         // cleared
   float* probabilities = nullptr;  // room for what a block of queries needs
   float* biases = nullptr;         // room for biases and for their gradients by distance
 };

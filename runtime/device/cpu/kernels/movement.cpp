@@ -42,16 +42,26 @@ void put_columns(const CpuKernelArguments& a) {
 namespace {
 
 // Elements of the rows that are moved, and those before them: positions come first.
-std::int64_t moved(const OpShape& s) { return s.sequence * s.batch * s.columns; }
-std::int64_t before(const OpShape& s) { return s.begin * s.batch * s.columns; }
+std::int64_t moved(const OpShape& s) {
+  return s.sequence * s.batch * s.columns;
+}
+std::int64_t before(const OpShape& s) {
+  return s.begin * s.batch * s.columns;
+}
 
-void move(float* to, const float* from, std::int64_t count) { __builtin_memcpy(to, from, count * sizeof(float)); }
-void clear(float* to, std::int64_t count) { __builtin_memset(to, 0, count * sizeof(float)); }
+void move(float* to, const float* from, std::int64_t count) {
+  __builtin_memcpy(to, from, count * sizeof(float));
+}
+void clear(float* to, std::int64_t count) {
+  __builtin_memset(to, 0, count * sizeof(float));
+}
 
 }  // namespace
 
 // x [positions, batch, columns] -> y: `sequence` positions from `begin` on
-void take_rows(const CpuKernelArguments& a) { move(a.floats(1), a.floats(0) + before(a.shape), moved(a.shape)); }
+void take_rows(const CpuKernelArguments& a) {
+  move(a.floats(1), a.floats(0) + before(a.shape), moved(a.shape));
+}
 
 // dy -> dx (+=)
 void take_rows_gradient(const CpuKernelArguments& a) {

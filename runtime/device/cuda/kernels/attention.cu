@@ -44,10 +44,7 @@ AttentionLayout layout_of(const OpShape& s) {
   const bool around_ring = s.chunks.holder.has_value();
   const RingStep step = around_ring ? ring_step(s) : RingStep{};
   const std::int64_t rows = s.sequence - step.first_query;
-  const std::int64_t keys = around_ring  ? step.keys
-                            : packed     ? s.keys
-                            : s.gathered ? s.chunks.positions()
-                                         : s.sequence;
+  const std::int64_t keys = around_ring ? step.keys : packed ? s.keys : s.gathered ? s.chunks.positions() : s.sequence;
   const bool meets_all = s.bidirectional || (around_ring && !step.causal);
   const std::int64_t ahead = meets_all ? keys : 0;
   const std::int64_t positions = around_ring || meets_all ? ahead + rows : keys;

@@ -426,12 +426,12 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
   store_keys<Tiles>(dv, 1.0f, dkeys + layout.value(sample, kv_head), first_key, layout);
 }
 
-// Sums by bucket of the gradients of one tile of queries' scores. A tile's diagonals are of one distance
-// each: a thread sums one, then another those of its bucket.
+// Sums by bucket of the gradients of one tile of queries' scores. A tile's diagonals are of one
+// distance each: a thread sums one, then another those of its bucket.
 template <class T, class Tiles>
-__global__ void __launch_bounds__(threads) sum_by_bucket(AttentionLayout layout, BiasTable table, const T* dy,
-                                                         const T* qkv, const T* keys, const float* log_sum_exp,
-                                                         const float* sums, float* parts) {
+__global__ void __launch_bounds__(threads)
+    sum_by_bucket(AttentionLayout layout, BiasTable table, const T* dy, const T* qkv, const T* keys,
+                  const float* log_sum_exp, const float* sums, float* parts) {
   constexpr int per = Tiles::per, diagonals = 2 * Tiles::rows - 1;
   static_assert(diagonals <= threads);
   const int head_dim = layout.head_dim;
@@ -492,8 +492,8 @@ __global__ void __launch_bounds__(threads) sum_by_bucket(AttentionLayout layout,
       for (int row = max(0, -offset); row < min(Tiles::rows, Tiles::rows - offset); ++row)
         sum += score_tile[row * Tiles::score_stride + row + offset];
       sum_of[thread] = sum;
-      bucket_of[thread] = static_cast<int>(relative_bucket(first_key - first_query + offset, table.buckets,
-                                                           table.most_distance, table.bidirectional));
+      bucket_of[thread] = static_cast<int>(
+          relative_bucket(first_key - first_query + offset, table.buckets, table.most_distance, table.bidirectional));
     }
     __syncthreads();
     if (thread < table.buckets)
@@ -508,9 +508,8 @@ __global__ void __launch_bounds__(threads) sum_by_bucket(AttentionLayout layout,
 
 // An element of the table's rows [rows, batch, inner] is a thread's.
 template <class T>
-__global__ void __launch_bounds__(threads) add_bias_parts(AttentionLayout layout, BiasTable table, int batch,
-                                                          int tiles, const float* parts, T* gradients,
-                                                          std::int64_t count) {
+__global__ void __launch_bounds__(threads) add_bias_parts(AttentionLayout layout, BiasTable table, int batch, int tiles,
+                                                          const float* parts, T* gradients, std::int64_t count) {
   const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   if (place >= count) return;
   const std::int64_t element = place / table.inner / batch * table.inner + place % table.inner;
@@ -526,16 +525,17 @@ __global__ void __launch_bounds__(threads) add_bias_parts(AttentionLayout layout
 
 // A bias of one sample and head is a thread's.
 template <class T>
-__global__ void __launch_bounds__(threads) biases_by_distance(AttentionLayout layout, BiasTable table, int batch,
-                                                              float* biases) {
+__global__ void __launch_bounds__(threads)
+    biases_by_distance(AttentionLayout layout, BiasTable table, int batch, float* biases) {
   const int place = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
   if (place >= layout.bias_width()) return;
   const int head = static_cast<int>(blockIdx.y), sample = static_cast<int>(blockIdx.z);
   const std::int64_t bucket = relative_bucket(place - attention_bias_margin - (layout.statistics_rows - 1),
                                               table.buckets, table.most_distance, table.bidirectional);
   const std::int64_t element = bucket * table.all_heads + table.first_head + head;
-  biases[(static_cast<std::int64_t>(sample) * layout.heads + head) * layout.bias_width() + place] = static_cast<float>(
-      static_cast<const T*>(table.rows)[(element / table.inner * batch + sample) * table.inner + element % table.inner]);
+  biases[(static_cast<std::int64_t>(sample) * layout.heads + head) * layout.bias_width() + place] =
+      static_cast<float>(static_cast<const T*>(
+          table.rows)[(element / table.inner * batch + sample) * table.inner + element % table.inner]);
 }
 
 template <class Tiles, class... Parameters>
@@ -654,8 +654,8 @@ void expand_biases(const AttentionLayout& layout, int batch, const BiasTable& ta
   });
 }
 
-void bias_gradients(const AttentionBackward& work, const BiasTable& table, float* parts, void* gradients,
-                    DataType type, cudaStream_t stream) {
+void bias_gradients(const AttentionBackward& work, const BiasTable& table, float* parts, void* gradients, DataType type,
+                    cudaStream_t stream) {
   dispatch(type, [&](auto number) {
     using T = typename decltype(number)::Type;
     sum_biases<T>(work, table, parts, static_cast<T*>(gradients), stream);

@@ -150,8 +150,8 @@ struct AttentionScores {
   }
 };
 
-// The rows of an activation that hold the table of relative position biases (append_rows), and which
-// of them a distance stands for (planner/graph/relative_position.h).
+// The rows of an activation that hold the table of relative position biases (append_rows), and
+// what distances of them stand for (planner/graph/relative_position.h).
 struct BiasTable {
   const void* rows = nullptr;
   int buckets = 0;
@@ -200,7 +200,7 @@ void expand_biases(const AttentionLayout& layout, int batch, const BiasTable& ta
                    cudaStream_t stream);
 // The gradients of the table, to all of its rows; what `work` does has been submitted. `parts`:
 // cuda_bias_sums_workspace.
-void bias_gradients(const AttentionBackward& work, const BiasTable& table, float* parts, void* gradients,
-                    DataType type, cudaStream_t stream);
+void bias_gradients(const AttentionBackward& work, const BiasTable& table, float* parts, void* gradients, DataType type,
+                    cudaStream_t stream);
 
 }  // namespace parplan
