@@ -4,6 +4,7 @@
 #include "planner/graph/relative_position.h"
 #include "runtime/device/cuda/kernel_launch.h"
 #include "runtime/device/cuda/kernels/attention_kernels.h"
+#include "runtime/device/cuda/kernels/load_store.h"
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
@@ -433,13 +434,13 @@ __global__ void __launch_bounds__(threads)
     sum_by_bucket(AttentionLayout layout, BiasTable table, const T* dy, const T* qkv, const T* keys,
                   const float* log_sum_exp, const float* sums, float* parts) {
   constexpr int per = Tiles::per, diagonals = 2 * Tiles::rows - 1;
-  static_assert(diagonals <= threads);
+  static_assert(diagonals <= threads && 2 * diagonals <= Tiles::scores);
   const int head_dim = layout.head_dim;
   float* const left_tile = reinterpret_cast<float*>(dynamic_shared);
   float* const right_tile = left_tile + Tiles::rows * row_stride(head_dim);
   float* const score_tile = right_tile + Tiles::rows * row_stride(head_dim);
-  __shared__ float sum_of[diagonals];
-  __shared__ int bucket_of[diagonals];
+  float* const sum_of = score_tile + Tiles::scores;  // by diagonal
+  int* const bucket_of = reinterpret_cast<int*>(sum_of + diagonals);
 
   const int first_query = static_cast<int>(blockIdx.x) * Tiles::rows;
   const int head = static_cast<int>(blockIdx.y), sample = static_cast<int>(blockIdx.z);
@@ -600,7 +601,7 @@ void sum_biases(const AttentionBackward& work, const BiasTable& table, float* pa
   const AttentionLayout& layout = work.layout;
   const auto by_bucket = sum_by_bucket<T, Tiles>;
   launch("packed_attention_gradient: biases", by_bucket,
-         grid_of<Tiles>(by_bucket, layout.sequence, layout.head_dim, 1, layout.heads, work.batch), stream, layout,
+         grid_of<Tiles>(by_bucket, layout.sequence, layout.head_dim, 2, layout.heads, work.batch), stream, layout,
          table, static_cast<const T*>(work.dy), static_cast<const T*>(work.qkv), static_cast<const T*>(work.keys),
          work.log_sum_exp, static_cast<const float*>(work.sums), parts);
   const std::int64_t rows = divide_up(std::int64_t{table.buckets} * table.all_heads, std::int64_t{table.inner});
