@@ -115,8 +115,9 @@ Bytes packed_gradient_cpu_workspace(const OpShape& s) {
   const std::int64_t extra = s.second ? 2 * biases_by_distance(s.sequence, s.keys) : 0;
   return attention_gradient_workspace(s.sequence, s.keys, s.head_dim) + Bytes(4 * extra);
 }
+// A kernel whose row has a workspace receives one; without biases, nothing is in it.
 Bytes packed_cuda_workspace(const OpShape& s) {
-  return s.second ? cuda_biases_workspace(s.sequence, s.keys, s.batch, s.heads) : Bytes(0);
+  return s.second ? cuda_biases_workspace(s.sequence, s.keys, s.batch, s.heads) : Bytes(4);
 }
 Bytes packed_gradient_cuda_workspace(const OpShape& s) {
   const Bytes sums = cuda_attention_gradient_workspace(s.sequence, s.batch, s.heads);
