@@ -15,7 +15,13 @@ OpGraph graph_of_published(const StatedModel& stated) {
   model.feature = stated.feature;
   model.vocabulary = stated.vocabulary;
   model.context = stated.sequence;
-  if (stated.gated) {
+  if (stated.decoder_layers > 0) {
+    model.family = Family::encoder_decoder;
+    model.decoder_layers = stated.decoder_layers;
+    model.decoder_context = stated.decoder_sequence;
+    model.activation = stated.gated ? FeedForwardKind::gated_gelu_tanh : FeedForwardKind::relu;
+    model.tied_embeddings = !stated.gated;
+  } else if (stated.gated) {
     model.activation = FeedForwardKind::gated_silu;
     model.position = PositionKind::rotary;
     model.norm = NormKind::rms_norm;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "models/decoder.h"
+#include "models/encoder_decoder.h"
 #include "models/mlp.h"
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
@@ -49,10 +50,17 @@ constexpr std::string_view decoder_optional[] = {
     "masked_share",
 };
 
+constexpr std::string_view encoder_decoder_required[] = {"heads", "decoder_layers", "decoder_context"};
+constexpr std::string_view encoder_decoder_optional[] = {"kv_heads",          "head_dim",         "norm_epsilon",
+                                                         "logits_multiplier", "position_buckets", "position_distance",
+                                                         "start_token",       "end_token"};
+
 // In the order of Family.
 constexpr FamilyRow rows[] = {
     {Family::decoder, "decoder", build_decoder, decoder_required, decoder_optional},
     {Family::mlp, "mlp", build_mlp, {}, {}},
+    {Family::encoder_decoder, "encoder_decoder", build_encoder_decoder, encoder_decoder_required,
+     encoder_decoder_optional},
 };
 
 }  // namespace
@@ -77,6 +85,13 @@ OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
     throw ConfigError(
         fmt::format("sequence length {} is longer than the {} learned positions of model '{}'; allowed: 1 to {}",
                     sequence_length, spec.context, spec.name, spec.context));
+  }
+  if (spec.family == Family::encoder_decoder && sequence_length < shortest_encoder_decoder_sample(spec)) {
+    throw ConfigError(fmt::format(
+        "sequence length {} leaves {} tokens to the decoder of model '{}' and {} to its encoder; cutting a span out of "
+        "a text and telling it takes 3 and 3: give at least {}",
+        sequence_length, decoder_sequence(spec, sequence_length), spec.name,
+        sequence_length - decoder_sequence(spec, sequence_length), shortest_encoder_decoder_sample(spec)));
   }
   return row_of(spec.family).build(spec, sequence_length);
 }

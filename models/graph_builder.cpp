@@ -10,7 +10,8 @@
 
 namespace parplan {
 
-GraphBuilder::GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length) : spec_(spec) {
+GraphBuilder::GraphBuilder(const ModelSpec& spec, std::int64_t sequence_length)
+    : spec_(spec), positions_(sequence_length) {
   graph_.name = spec.name;
   graph_.sequence = sequence_length;
   graph_.vocabulary = spec.vocabulary;
@@ -103,6 +104,30 @@ TensorId GraphBuilder::add(const std::string& name, std::optional<TensorId> resi
 TensorId GraphBuilder::scale(const std::string& name, TensorId x, double factor) {
   const TensorId y = activation(name, graph_.tensors[x].dims.back());
   op(OpKind::scale, name, {x}, {}, {y}, {.factor = factor});
+  return y;
+}
+
+TensorId GraphBuilder::take(const std::string& name, TensorId x, std::int64_t begin, std::int64_t positions) {
+  positions_ = positions;
+  const TensorId y = activation(name, graph_.tensors[x].dims.back());
+  op(OpKind::take_rows, name, {x}, {}, {y}, {.sequence = positions, .begin = begin});
+  return y;
+}
+
+TensorId GraphBuilder::put(const std::string& name, TensorId x, TensorId y, std::int64_t begin,
+                           std::int64_t positions) {
+  positions_ = graph_.tensors[x].dims.front().size;
+  const TensorId z = activation(name, graph_.tensors[x].dims.back());
+  op(OpKind::put_rows, name, {x, y}, {}, {z}, {.sequence = positions, .begin = begin});
+  return z;
+}
+
+TensorId GraphBuilder::append(const std::string& name, TensorId x, TensorId table) {
+  const std::int64_t before = graph_.tensors[x].dims.front().size;
+  const std::int64_t rows = ceil_div(element_count(graph_.tensors[table]), graph_.tensors[x].dims.back().size);
+  positions_ = before + rows;
+  const TensorId y = activation(name, graph_.tensors[x].dims.back());
+  op(OpKind::append_rows, name, {x}, {table}, {y}, {.sequence = rows, .begin = before});
   return y;
 }
 

@@ -22,6 +22,8 @@ class GraphBuilder {
   void end_block(std::optional<TensorId> output);
 
   TensorId tokens(const std::string& name);
+  // Activations, statistics and tokens have so many positions from here on: at first a sample's.
+  void set_positions(std::int64_t positions) { positions_ = positions; }
   // [sequence, batch, width]
   TensorId activation(const std::string& name, TensorDim width);
   // fp32 [sequence, batch, further...]
@@ -55,6 +57,14 @@ class GraphBuilder {
   // Standard deviation of weights that write into the residual stream.
   double residual_deviation() const;
 
+  // So many positions of x from `begin` on; x with y in their place.
+  TensorId take(const std::string& name, TensorId x, std::int64_t begin, std::int64_t positions);
+  TensorId put(const std::string& name, TensorId x, TensorId y, std::int64_t begin, std::int64_t positions);
+  // Those of a table of parameters are appended to x, as new rows.
+  TensorId append(const std::string& name, TensorId x, TensorId table);
+
+  // From here on, targets are what the decoder is to tell.
+  void learn_corrupted_spans(const CorruptedSpans& spans) { graph_.corrupted = spans; }
   // From here on, targets are masked tokens: this share of a sample's, at least one.
   void learn_masked_tokens(std::int64_t mask_token, double share);
 
@@ -67,11 +77,12 @@ class GraphBuilder {
   TensorDim vocabulary() const { return {Dim::vocabulary, spec_.vocabulary, 1}; }
 
  private:
-  TensorDim sequence() const { return {Dim::sequence, graph_.sequence, 1}; }
+  TensorDim sequence() const { return {Dim::sequence, positions_, 1}; }
   TensorDim batch() const { return {Dim::batch, 1, 1}; }
 
   ModelSpec spec_;
   OpGraph graph_;
+  std::int64_t positions_ = 0;
   std::optional<TensorId> embedding_weight_;  // since `embed`
 };
 

@@ -706,6 +706,45 @@ void read_starcoder2(Config& config, ModelSpec& spec) {
   config.note_dropout({"residual_dropout", "embedding_dropout"});
 }
 
+// T5, its versions 1.1 and Flan (modeling_t5.py). The class has no length of either side; configs
+// have had n_positions, that of the texts it was trained on, for one side.
+void read_t5(Config& config, ModelSpec& spec) {
+  spec.family = Family::encoder_decoder;
+  const std::int64_t encoder = config.size("layers", {"num_layers", "num_hidden_layers"}, largest_layers / 2, 6);
+  spec.decoder_layers = config.size("decoder_layers", {"num_decoder_layers"}, largest_layers / 2, encoder);
+  spec.layers = encoder + spec.decoder_layers;
+  spec.hidden = config.size("hidden", {"d_model", "hidden_size"}, largest_width, 512);
+  spec.heads = config.size("heads", {"num_heads", "num_attention_heads"}, largest_width, 8);
+  spec.kv_heads = spec.heads;
+  spec.head_dim = config.size("head_dim", {"d_kv", "head_dim"}, largest_width, 64);
+  spec.feature = config.size("feature", {"d_ff"}, largest_width, 2048);
+  spec.vocabulary = config.size("vocabulary", {"vocab_size"}, largest_vocabulary, 32128);
+  spec.decoder_context = config.size("context", {"n_positions"}, largest_vocabulary / 2, 512);
+  spec.context = 2 * spec.decoder_context;
+  spec.position_buckets = config.size("position_buckets", {"relative_attention_num_buckets"}, largest_width, 32);
+  spec.position_distance =
+      config.size("position_distance", {"relative_attention_max_distance"}, largest_vocabulary, 128);
+  spec.norm_epsilon = config.number("layer_norm_epsilon", 1e-6);
+  spec.activation = FeedForwardKind::relu;
+  if (const auto kind = config.find("feed_forward_proj")) {
+    constexpr FeedForwardKind kinds[] = {FeedForwardKind::relu, FeedForwardKind::gelu_erf,
+                                         FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_silu};
+    spec.activation = kinds[kind->as_choice({"relu", "gelu", "gated-gelu", "gated-silu"})];
+  }
+  spec.tied_embeddings = config.flag("tie_word_embeddings", true);
+  if (spec.tied_embeddings) spec.logits_multiplier = 1.0 / std::sqrt(static_cast<double>(spec.hidden));
+  const auto token = [&](const char* key, std::int64_t absent) {
+    const auto node = config.find(key);
+    return node ? config.whole(key, *node, 0, largest_vocabulary) : absent;
+  };
+  spec.start_token = token("decoder_start_token_id", token("pad_token_id", 0));
+  spec.end_token = token("eos_token_id", 1);
+  spec.initializer_range = config.number("initializer_factor", 1.0);
+  config.require("is_encoder_decoder", true, "models of this type are built with both sides");
+  config.require("is_decoder", false, "models of this type are built with both sides");
+  config.note_dropout({"dropout_rate"});
+}
+
 constexpr HuggingFaceType types[] = {
     {"bert", read_bert},       {"bloom", read_bloom},             {"cohere", read_cohere},
     {"cohere2", read_cohere2}, {"falcon", read_falcon},           {"gemma", read_gemma},
@@ -714,7 +753,7 @@ constexpr HuggingFaceType types[] = {
     {"gptj", read_gptj},       {"granite", read_granite},         {"llama", read_llama},
     {"mistral", read_mistral}, {"olmo2", read_olmo2},             {"opt", read_opt},
     {"phi3", read_phi3},       {"qwen2", read_qwen2},             {"qwen3", read_qwen3},
-    {"roberta", read_roberta}, {"starcoder2", read_starcoder2},
+    {"roberta", read_roberta}, {"starcoder2", read_starcoder2},   {"t5", read_t5},
 };
 
 }  // namespace

@@ -33,7 +33,9 @@ enum class How {
   concatenated_transposed,
   first_half,  // of a tensor that holds two parameters
   second_half,
-  by_head,  // a vector as [heads, head_dim]
+  by_head,     // a vector as [heads, head_dim]
+  packed_key,  // keys and values in one parameter, head by head, and in two tensors
+  packed_value,
 };
 
 struct NameRow {
@@ -166,6 +168,37 @@ constexpr NameRow roberta_names[] = {
     {"head.transform.norm", "lm_head.layer_norm"},
 };
 
+constexpr NameRow t5_names[] = {
+    {"embedding", "shared"},
+    {"encoder.position", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"},
+    {"decoder.position", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias"},
+    {"encoder.norm", "encoder.final_layer_norm"},
+    {"head.norm", "decoder.final_layer_norm"},
+    {"attention_norm", "layer.0.layer_norm"},
+    {"attention.query", "layer.0.SelfAttention.q"},
+    {"attention.key_value", "layer.0.SelfAttention.k", How::packed_key},
+    {"attention.key_value", "layer.0.SelfAttention.v", How::packed_value},
+    {"attention.output", "layer.0.SelfAttention.o"},
+    {"cross_attention_norm", "layer.1.layer_norm"},
+    {"cross_attention.query", "layer.1.EncDecAttention.q"},
+    {"cross_attention.key_value", "layer.1.EncDecAttention.k", How::packed_key},
+    {"cross_attention.key_value", "layer.1.EncDecAttention.v", How::packed_value},
+    {"cross_attention.output", "layer.1.EncDecAttention.o"},
+    {"feed_forward_norm", "layer.2.layer_norm"},
+    {"feed_forward.gate", "layer.2.DenseReluDense.wi_0"},
+    {"feed_forward.up", "layer.2.DenseReluDense.wi_1"},
+    {"feed_forward.down", "layer.2.DenseReluDense.wo"},
+};
+// Without a gate, and in layers that do not attend to another side.
+constexpr NameRow t5_ungated_names[] = {{"feed_forward.up", "layer.2.DenseReluDense.wi"}};
+constexpr NameRow t5_encoder_names[] = {
+    {"feed_forward_norm", "layer.1.layer_norm"},
+    {"feed_forward.gate", "layer.1.DenseReluDense.wi_0"},
+    {"feed_forward.up", "layer.1.DenseReluDense.wi_1"},
+    {"feed_forward.down", "layer.1.DenseReluDense.wo"},
+};
+constexpr NameRow t5_ungated_encoder_names[] = {{"feed_forward.up", "layer.1.DenseReluDense.wi"}};
+
 struct TypeRow {
   std::string_view type;
   std::string_view architecture;
@@ -184,7 +217,16 @@ struct TypeRow {
 constexpr TypeRow type_rows[] = {
     {"llama", "LlamaForCausalLM", "model.", "layers."},
     {"gpt2", "GPT2LMHeadModel", "transformer.", "h.", {}, gpt2_names},
-    {"bert", "BertForMaskedLM", "", "bert.encoder.layer.", {}, bert_names, 0.0f, "cls.predictions.decoder", "", false,
+    {"bert",
+     "BertForMaskedLM",
+     "",
+     "bert.encoder.layer.",
+     {},
+     bert_names,
+     0.0f,
+     "cls.predictions.decoder",
+     "",
+     false,
      "cls.predictions"},
     {"bloom", "BloomForCausalLM", "transformer.", "h.", {}, bloom_names},
     {"cohere", "CohereForCausalLM", "model.", "layers.", cohere_names},
@@ -208,6 +250,7 @@ constexpr TypeRow type_rows[] = {
     {"roberta", "RobertaForMaskedLM", "", "roberta.encoder.layer.", roberta_names, bert_names, 0.0f, "lm_head.decoder",
      "", false, "lm_head"},
     {"starcoder2", "Starcoder2ForCausalLM", "model.", "layers.", starcoder2_names},
+    {"t5", "T5ForConditionalGeneration", "", "block.", {}, t5_names},
 };
 
 const TypeRow& row_of_type(std::string_view type) {
@@ -216,8 +259,10 @@ const TypeRow& row_of_type(std::string_view type) {
   return *row;
 }
 
-// A parameter's name: "layers.3.", "attention.qkv", "weight".
+// A parameter's name: "layers", "3", "attention.qkv", "weight"; of an encoder-decoder's layers,
+// "encoder" or "decoder" comes first.
 struct ParameterName {
+  std::string stack;
   std::string layer;
   std::string base;
   std::string kind;
@@ -226,10 +271,12 @@ struct ParameterName {
 ParameterName parts_of(const std::string& name) {
   ParameterName parts;
   std::size_t begin = 0;
-  const std::string_view layers = "layers.";
-  if (name.starts_with(layers)) {
-    begin = name.find('.', layers.size()) + 1;
-    parts.layer = name.substr(layers.size(), begin - 1 - layers.size());
+  for (const std::string_view stack : {"layers", "encoder", "decoder"}) {
+    const std::size_t number = stack.size() + 1;
+    if (!name.starts_with(stack) || name.size() <= number || name[number] < '0' || name[number] > '9') continue;
+    begin = name.find('.', number) + 1;
+    parts.stack = stack;
+    parts.layer = name.substr(number, begin - 1 - number);
   }
   const std::size_t end = name.rfind('.');
   parts.base = name.substr(begin, end - begin);
@@ -237,10 +284,18 @@ ParameterName parts_of(const std::string& name) {
   return parts;
 }
 
-std::vector<NameRow> rows_for(const TypeRow& type, const ModelSpec& spec, std::string_view parameter) {
+std::vector<NameRow> rows_for(const TypeRow& type, const ModelSpec& spec, std::string_view stack,
+                              std::string_view parameter) {
   std::vector<std::span<const NameRow>> tables = {type.own, type.names};
   if (type.type == "falcon" && spec.parallel_residual && !spec.shared_norm)
     tables.insert(tables.begin(), falcon_two_norms_names);
+  if (type.type == "t5") {
+    const bool gated = is_gated(spec.activation), encodes = stack == "encoder";
+    if (encodes) tables.insert(tables.begin(), t5_encoder_names);
+    if (!gated)
+      tables.insert(tables.begin(), encodes ? std::span<const NameRow>(t5_ungated_encoder_names)
+                                            : std::span<const NameRow>(t5_ungated_names));
+  }
   for (const std::span<const NameRow> table : tables) {
     std::vector<NameRow> found;
     for (const NameRow& row : table)
@@ -265,7 +320,9 @@ struct Lister {
 
   // The rows of one head group after the other: `count` rows from `begin` of each group.
   void add_groups(StoredRows part, std::int64_t begin, std::int64_t count, std::int64_t stored) {
-    const std::int64_t group = (spec.heads / spec.kv_heads + 2) * spec.head_dim;
+    add_groups(std::move(part), begin, count, stored, (spec.heads / spec.kv_heads + 2) * spec.head_dim);
+  }
+  void add_groups(StoredRows part, std::int64_t begin, std::int64_t count, std::int64_t stored, std::int64_t group) {
     for (std::int64_t g = 0; g < spec.kv_heads; ++g) {
       part.row = g * group + begin;
       part.rows = count;
@@ -280,10 +337,11 @@ struct Lister {
     const std::int64_t queries = spec.heads / spec.kv_heads * spec.head_dim;  // of a group
     const std::int64_t all_queries = spec.heads * spec.head_dim, keys = spec.kv_heads * spec.head_dim;
     const bool halves = how == How::first_half || how == How::second_half;
-    const std::int64_t stored = how == How::query                      ? all_queries
-                                : how == How::key || how == How::value ? keys
-                                : halves                               ? 2 * count
-                                                                       : count;
+    const std::int64_t stored = how == How::query                                    ? all_queries
+                                : how == How::key || how == How::value               ? keys
+                                : how == How::packed_key || how == How::packed_value ? keys
+                                : halves                                             ? 2 * count
+                                                                                     : count;
     const bool transposed = matrix && (how == How::transposed || how == How::concatenated_transposed);
     std::vector<std::int64_t> shape = {stored};
     if (matrix) shape.insert(transposed ? shape.begin() : shape.end(), parameter.dims[1].size);
@@ -315,6 +373,12 @@ struct Lister {
       case How::value:
         add_groups(part, queries + spec.head_dim, spec.head_dim, 0);
         break;
+      case How::packed_key:
+        add_groups(part, 0, spec.head_dim, 0, 2 * spec.head_dim);
+        break;
+      case How::packed_value:
+        add_groups(part, spec.head_dim, spec.head_dim, 0, 2 * spec.head_dim);
+        break;
       case How::concatenated:
       case How::concatenated_transposed:
         add_groups(part, 0, queries, 0);
@@ -331,14 +395,16 @@ struct Lister {
       const std::string_view head = name.kind == "bias" && !type.head_bias.empty() ? type.head_bias : type.head;
       return add(parameter, fmt::format("{}.{}", head, name.kind), alias, How::whole, 0.0f);
     }
-    const std::vector<NameRow> places = rows_for(type, spec, name.base);
+    const std::vector<NameRow> places = rows_for(type, spec, name.stack, name.base);
     if (places.empty())
       throw ConfigError(
           fmt::format("model_type '{}' of transformers has no place for the parameter {}", type.type, parameter.name));
     const bool is_norm = name.base.ends_with("norm");
     for (const NameRow& row : places) {
-      const std::string inner = fmt::format(
-          "{}{}.{}", name.layer.empty() ? "" : fmt::format("{}{}.", type.layers, name.layer), row.tensor, name.kind);
+      const std::string side = name.stack.empty() || name.stack == "layers" ? "" : name.stack + ".";
+      const std::string inner =
+          fmt::format("{}{}{}.{}", side, name.layer.empty() ? "" : fmt::format("{}{}.", type.layers, name.layer),
+                      row.tensor, name.kind);
       // Files of the bare model, without a head, leave its name out (openai-community/gpt2). BERT's
       // norms have names of TensorFlow's (google-bert/bert-base-uncased).
       std::string alias = inner;
@@ -409,6 +475,23 @@ Json every_key(const ModelSpec& spec) {
     for (std::int64_t layer = 0; layer < spec.layers; ++layer)
       json["layer_types"].push_back(window_of(spec, layer) ? "sliding_attention" : "full_attention");
   }
+  if (spec.family == Family::encoder_decoder) {
+    for (const char* key : {"num_layers", "num_hidden_layers"}) json[key] = spec.layers - spec.decoder_layers;
+    json["num_decoder_layers"] = spec.decoder_layers;
+    json["d_model"] = spec.hidden;
+    json["num_heads"] = spec.heads;
+    json["d_kv"] = spec.head_dim;
+    json["d_ff"] = spec.feature;
+    json["n_positions"] = std::max<std::int64_t>(spec.context / 2, 1);
+    json["relative_attention_num_buckets"] = spec.position_buckets;
+    json["relative_attention_max_distance"] = spec.position_distance;
+    json["initializer_factor"] = spec.initializer_range;
+    constexpr const char* kinds[] = {"", "gelu", "relu", "gated-silu", "gated-gelu", ""};
+    json["feed_forward_proj"] = kinds[static_cast<std::size_t>(spec.activation)];
+    json["decoder_start_token_id"] = spec.start_token;
+    json["eos_token_id"] = spec.end_token;
+    json["is_encoder_decoder"] = true;
+  }
   if (spec.token_types > 0) json["type_vocab_size"] = spec.token_types;
   if (spec.mask_token) json["mask_token_id"] = *spec.mask_token;
   return json;
@@ -440,6 +523,10 @@ ModelSpec computed(ModelSpec spec) {
   spec.initializer_range = defaults.initializer_range;
   spec.scaled_residual = defaults.scaled_residual;
   if (spec.position != PositionKind::learned) spec.context = 1;
+  if (spec.family == Family::encoder_decoder) {
+    spec.context = 2;
+    spec.decoder_context = 1;
+  }
   return spec;
 }
 

@@ -113,6 +113,22 @@ constexpr Multiplier multipliers[] = {
     {"logits_multiplier", &ModelSpec::logits_multiplier},
 };
 
+// Whole numbers of encoder-decoders alone.
+struct EncoderDecoderNumber {
+  const char* key;
+  std::int64_t ModelSpec::*member;
+  std::int64_t least;
+  std::int64_t most;
+};
+constexpr EncoderDecoderNumber encoder_decoder_numbers[] = {
+    {"decoder_layers", &ModelSpec::decoder_layers, 1, largest_layers},
+    {"decoder_context", &ModelSpec::decoder_context, 1, largest_vocabulary},
+    {"position_buckets", &ModelSpec::position_buckets, 4, largest_width},
+    {"position_distance", &ModelSpec::position_distance, 1, largest_vocabulary},
+    {"start_token", &ModelSpec::start_token, 0, largest_vocabulary},
+    {"end_token", &ModelSpec::end_token, 0, largest_vocabulary},
+};
+
 // Keys that only one kind of positions reads.
 struct PositionKey {
   const char* key;
@@ -182,7 +198,7 @@ void read_training(const YamlNode& node, ModelFile& file) {
   }
 }
 
-void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
+void read_heads(const YamlNode& root, ModelSpec& spec) {
   spec.heads = root.at("heads").as_integer(1, largest_width);
   const auto kv_heads = root.find("kv_heads");
   spec.kv_heads = kv_heads ? kv_heads->as_integer(1, largest_width) : spec.heads;
@@ -195,6 +211,23 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
         "hidden {} is not a multiple of {} heads; choose a divisor of {}, or give head_dim", spec.hidden, spec.heads,
         spec.hidden));
   }
+}
+
+void read_encoder_decoder(const YamlNode& root, ModelSpec& spec) {
+  spec.initializer_range = 1.0;  // of standard deviations that follow from widths
+  read_heads(root, spec);
+  if (const auto epsilon = root.find("norm_epsilon")) spec.norm_epsilon = read_number(*epsilon, above_zero);
+  if (const auto multiplier = root.find("logits_multiplier"))
+    spec.logits_multiplier = read_number(*multiplier, above_zero);
+  if (spec.kv_heads != spec.heads)
+    root.at("kv_heads")
+        .fail(fmt::format("each of the {} heads has its own key and value; leave kv_heads out", spec.heads));
+  for (const EncoderDecoderNumber& number : encoder_decoder_numbers)
+    if (const auto node = root.find(number.key)) spec.*number.member = node->as_integer(number.least, number.most);
+}
+
+void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
+  read_heads(root, spec);
   spec.position = read_choice(root.at("position"), all_positions);
   for (const PositionKey& of : position_keys) {
     const auto node = root.find(of.key);
@@ -300,6 +333,7 @@ ModelFile read_model(const std::string& text, const std::string& file_name) {
   spec.activation = read_choice(root.at("activation"), all_activations);
   if (const auto tied = root.find("tied_embeddings")) spec.tied_embeddings = tied->as_bool();
   if (spec.family == Family::decoder) read_attention_and_norm(root, spec);
+  if (spec.family == Family::encoder_decoder) read_encoder_decoder(root, spec);
   if (const auto problem = find_problem(spec)) {
     const auto blamed = root.find(problem->key);
     (blamed ? *blamed : root.at("heads")).fail(problem->message);
@@ -309,7 +343,8 @@ ModelFile read_model(const std::string& text, const std::string& file_name) {
     // Names are checked against the graph: its parameters have the same for every sequence length.
     const TrainingSpec spec_of_training = with_overrides({}, file.training);
     if (!spec_of_training.trainable.all || spec_of_training.lora)
-      if (const auto problem = find_problem(spec_of_training, build_graph(spec, 1))) fail_at(*training, *problem);
+      if (const auto problem = find_problem(spec_of_training, build_graph(spec, spec.context)))
+        fail_at(*training, *problem);
   }
   return file;
 }
@@ -326,6 +361,13 @@ std::string write_model(const ModelSpec& spec) {
   line("context", spec.context);
   line("activation", name(spec.activation));
   line("tied_embeddings", spec.tied_embeddings);
+  if (spec.family == Family::encoder_decoder) {
+    line("heads", spec.heads);
+    line("head_dim", spec.head_dim);
+    line("norm_epsilon", written(spec.norm_epsilon));
+    for (const EncoderDecoderNumber& number : encoder_decoder_numbers) line(number.key, spec.*number.member);
+    if (spec.logits_multiplier != 1.0) line("logits_multiplier", written(spec.logits_multiplier));
+  }
   if (spec.family == Family::decoder) {
     line("heads", spec.heads);
     line("kv_heads", spec.kv_heads);

@@ -10,6 +10,8 @@ const char* name(Family family) {
   switch (family) {
     case Family::decoder: return "decoder";
     case Family::mlp: return "mlp";
+    case Family::encoder_decoder:
+      return "encoder_decoder";
   }
   return "unknown";
 }
@@ -71,6 +73,10 @@ const char* name(AttentionSpan span) {
   return "unknown";
 }
 
+std::int64_t decoder_sequence(const ModelSpec& spec, std::int64_t sequence_length) {
+  return (sequence_length * spec.decoder_context + spec.context / 2) / spec.context;
+}
+
 std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer) {
   if (spec.attention_pattern.empty()) return spec.sliding_window;
   const std::size_t place = static_cast<std::size_t>(layer) % spec.attention_pattern.size();
@@ -100,7 +106,42 @@ std::optional<SpecProblem> find_problem_of_encoder(const ModelSpec& spec) {
 
 }  // namespace
 
+namespace {
+
+std::optional<SpecProblem> find_problem_of_encoder_decoder(const ModelSpec& spec) {
+  if (spec.decoder_layers >= spec.layers)
+    return SpecProblem{"decoder_layers",
+                       fmt::format("layers counts both sides: of {}, the decoder has {}, which leaves "
+                                   "none to the encoder; allowed: 1 to {}",
+                                   spec.layers, spec.decoder_layers, spec.layers - 1)};
+  if (spec.decoder_context >= spec.context)
+    return SpecProblem{"decoder_context",
+                       fmt::format("context counts both sides: of {} tokens, the decoder has {}, which leaves none to "
+                                   "the encoder; allowed: 1 to {}",
+                                   spec.context, spec.decoder_context, spec.context - 1)};
+  if (spec.heads * spec.head_dim > largest_width)
+    return SpecProblem{"heads", fmt::format("{} heads of {} are {} wide; at most {}", spec.heads, spec.head_dim,
+                                            spec.heads * spec.head_dim, largest_width)};
+  if (spec.position_buckets % 4 != 0 || spec.position_buckets > 256)
+    return SpecProblem{"position_buckets",
+                       fmt::format("half of the rows are of keys behind the query, and half of these of single "
+                                   "distances: expected a multiple of 4 up to 256, found {}",
+                                   spec.position_buckets)};
+  if (spec.position_distance <= spec.position_buckets / 2)
+    return SpecProblem{"position_distance",
+                       fmt::format("the first {} distances have rows of their own: expected more, found {}",
+                                   spec.position_buckets / 2, spec.position_distance)};
+  for (const auto& [key, id] : {std::pair("start_token", spec.start_token), std::pair("end_token", spec.end_token)})
+    if (id >= spec.vocabulary)
+      return SpecProblem{
+          key, fmt::format("the token {} is beyond the vocabulary, which ends at {}", id, spec.vocabulary - 1)};
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
+  if (spec.family == Family::encoder_decoder) return find_problem_of_encoder_decoder(spec);
   if (spec.family == Family::mlp) {
     if (is_gated(spec.activation)) {
       return SpecProblem{"activation", "a plain MLP has no gate; allowed: gelu_tanh, gelu_erf, relu"};

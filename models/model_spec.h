@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-enum class Family { decoder, mlp };
+enum class Family { decoder, mlp, encoder_decoder };
 // `alibi`: scores fall with the distance to the key, each head with its own slope (Press et al.,
 // arXiv:2108.12409).
 enum class PositionKind { learned, rotary, alibi };
@@ -42,8 +42,9 @@ const char* name(AttentionSpan span);
 constexpr bool is_gated(FeedForwardKind activation) { return activation >= FeedForwardKind::gated_silu; }
 
 // A model as plain data: the contents of a model.yaml (docs/model.md). `mlp` reads name, layers,
-// hidden, feature, vocabulary, context, activation, tied_embeddings and the initialisation; the
-// other fields keep their defaults there.
+// hidden, feature, vocabulary, context, activation, tied_embeddings and the initialisation;
+// `encoder_decoder` those, heads, head_dim, norm_epsilon, logits_multiplier and the fields of its
+// own. The other fields keep their defaults there.
 struct ModelSpec {
   std::string name;
   Family family = Family::decoder;
@@ -106,18 +107,31 @@ struct ModelSpec {
   std::optional<std::int64_t> mask_token = std::nullopt;
   double masked_share = 0.15;
 
+  // Encoder-decoders. `layers` and `context` are of both together; of these, the decoder has
+  std::int64_t decoder_layers = 0;
+  std::int64_t decoder_context = 0;
+  // Rows of the tables of relative position biases, and the distance from which on the last serves.
+  std::int64_t position_buckets = 32;
+  std::int64_t position_distance = 128;
+  std::int64_t start_token = 0;  // the first id that the decoder reads
+  std::int64_t end_token = 1;    // the last id of a text
+
   bool qkv_bias = false;
   bool attention_output_bias = false;
   bool mlp_bias = false;
   bool head_bias = false;
 
-  // Weights are normal with this standard deviation; with `scaled_residual`, those that write into
+  // Weights are normal with this standard deviation (those of an encoder-decoder: with T5's, which
+  // follow from their widths, times this); with `scaled_residual`, those that write into
   // the residual stream divide it by sqrt(2 * layers) (GPT-2: "Language Models are Unsupervised
   // Multitask Learners", section 2.3).
   double initializer_range = 0.02;
   bool scaled_residual = false;
   bool operator==(const ModelSpec&) const = default;
 };
+
+// An encoder-decoder's tokens of a sample that the decoder has: as large a share as of `context`.
+std::int64_t decoder_sequence(const ModelSpec& spec, std::int64_t sequence_length);
 
 // The window of a layer's attention, where it has one.
 std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer);

@@ -113,6 +113,7 @@ StepLog execute(LocalJob& job, const OpGraph& graph, const Plan& plan, const Tok
                  const std::int64_t first = position_at(step).next_sample;
                  fill_from(batch, data, first, plan.training.global_batch);
                  if (graph.masked) mask(batch, *graph.masked, graph.vocabulary, first, plan.training.seed);
+                 if (graph.corrupted) corrupt(batch, *graph.corrupted, graph.vocabulary, first, plan.training.seed);
                },
            .timing_of = [&](std::int64_t step) {
              return step + 1 == options.steps ? StepTiming::each_instruction : StepTiming::whole;

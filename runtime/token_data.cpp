@@ -6,6 +6,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -58,6 +59,17 @@ std::uint64_t mixed(std::uint64_t value) {
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
   value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
   return value ^ (value >> 31);
+}
+
+// The lengths of `count` parts, each at least 1, of a text of `length`: all divisions are equally
+// likely, as in T5's `_random_segmentation`.
+std::vector<std::int64_t> random_parts(std::int64_t length, std::int64_t count, std::uint64_t seed) {
+  std::vector<std::int64_t> ends;
+  for (std::int64_t i = 0; i + 1 < count; ++i) ends.push_back(1 + shuffled(i, length - 1, seed));
+  ends.push_back(length);
+  std::ranges::sort(ends);
+  std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
+  return ends;
 }
 
 }  // namespace
@@ -193,6 +205,41 @@ void mask(Batch& batch, const MaskedTokens& masked, std::int64_t vocabulary, std
         id = static_cast<std::int32_t>(draw / 10 % static_cast<std::uint64_t>(vocabulary));
       }
     }
+  }
+}
+
+void corrupt(Batch& batch, const CorruptedSpans& corrupted, std::int64_t vocabulary, std::int64_t first,
+             std::uint64_t seed) {
+  const std::int64_t stride = batch.sequence + 1, samples = std::ssize(batch.ids) / stride;
+  const std::int64_t spans = corrupted.spans, decoder = corrupted.decoder, encoder = batch.sequence - decoder;
+  // Behind the text of each side is its end, and each span has a sentinel on both.
+  const std::int64_t told = decoder - spans - 1, kept = encoder - spans - 1;
+  PARPLAN_ASSERT(spans >= 1 && told >= spans && kept >= spans && spans <= vocabulary,
+                 fmt::format("{} spans of {} tokens told and {} kept", spans, told, kept));
+  allocate(batch.targets, samples * batch.sequence, "the targets of a step");
+  std::ranges::fill(batch.targets, -1);
+  std::vector<std::int32_t> text;
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    const std::uint64_t own = mixed(mixed(seed) ^ static_cast<std::uint64_t>(first + sample));
+    const std::vector<std::int64_t> of_told = random_parts(told, spans, own);
+    const std::vector<std::int64_t> of_kept = random_parts(kept, spans, mixed(own));
+    std::int32_t* const ids = batch.ids.data() + sample * stride;
+    text.assign(ids, ids + told + kept);
+    const std::int32_t* from = text.data();
+    std::int32_t* target = batch.targets.data() + sample * batch.sequence;
+    std::int32_t* read = ids + decoder;  // by the encoder
+    for (std::int64_t span = 0; span < spans; ++span) {
+      const auto sentinel = static_cast<std::int32_t>(vocabulary - 1 - span);
+      read = std::copy_n(from, of_kept[span], read);
+      *read++ = sentinel;
+      *target++ = sentinel;
+      from += of_kept[span];
+      target = std::copy_n(from, of_told[span], target);
+      from += of_told[span];
+    }
+    *read = *target = static_cast<std::int32_t>(corrupted.end);
+    ids[0] = static_cast<std::int32_t>(corrupted.start);
+    std::copy_n(target + 1 - decoder, decoder - 1, ids + 1);
   }
 }
 

@@ -73,4 +73,11 @@ void fill_from(Batch& batch, const TokenData& data, std::int64_t first, std::int
 // others (Liu et al. 2019, RoBERTa, arXiv:1907.11692, section 4.1) and no layout changes them.
 void mask(Batch& batch, const MaskedTokens& masked, std::int64_t vocabulary, std::int64_t first, std::uint64_t seed);
 
+// Cuts spans out of the texts of a batch, of which a sample takes as many tokens as fill both
+// sides, and leaves the rest out. A sample's ids become those that the decoder reads, then the
+// encoder's; its targets are the ids that the decoder tells, and none behind them. Which spans,
+// follows from the seed and the number of the sample alone, as above.
+void corrupt(Batch& batch, const CorruptedSpans& corrupted, std::int64_t vocabulary, std::int64_t first,
+             std::uint64_t seed);
+
 }  // namespace parplan

@@ -40,6 +40,7 @@ constexpr std::int64_t run_of_queries(const OpShape& s) {
   return s.gathered && !s.chunks.holder ? s.chunks.size : s.sequence;
 }
 constexpr std::int64_t room_for_keys(const OpShape& s) {
+  if (s.keys > 0) return s.keys;
   return s.gathered && !s.chunks.holder ? s.chunks.positions() : s.sequence;
 }
 

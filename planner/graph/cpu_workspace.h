@@ -89,5 +89,10 @@ constexpr Bytes attention_gradient_workspace(std::int64_t queries, std::int64_t 
 constexpr Bytes attention_gradient_workspace(std::int64_t sequence, std::int64_t head_dim) {
   return attention_gradient_workspace(sequence, sequence, head_dim);
 }
+// The relative position biases of one head by distance, from the last query's to the first key, on
+// to the last key's; sixteen are read at a time.
+constexpr std::int64_t biases_by_distance(std::int64_t queries, std::int64_t keys) {
+  return align_elements(queries + keys + 15);
+}
 
 }  // namespace parplan

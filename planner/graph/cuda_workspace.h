@@ -38,4 +38,18 @@ constexpr Bytes cuda_attention_gradient_workspace(std::int64_t sequence, std::in
   return Bytes(4 * sequence * batch * heads);
 }
 
+// packed_attention with relative position biases: those of each sample and head by distance, fp32
+// [batch, heads, queries + keys + margins], since tiles reach beyond the last query and key.
+inline constexpr int attention_bias_margin = 128;
+constexpr Bytes cuda_biases_workspace(std::int64_t queries, std::int64_t keys, std::int64_t batch, std::int64_t heads) {
+  return Bytes(4 * (queries + keys + 2 * attention_bias_margin) * batch * heads);
+}
+// Its gradient: the sums of each tile of queries by bucket, fp32 [batch, heads, tiles, buckets].
+// Tiles have at least `least_query_tile` queries.
+inline constexpr std::int64_t least_query_tile = 32;
+constexpr Bytes cuda_bias_sums_workspace(std::int64_t queries, std::int64_t buckets, std::int64_t batch,
+                                         std::int64_t heads) {
+  return Bytes(4 * batch * heads * ceil_div(queries, least_query_tile) * buckets);
+}
+
 }  // namespace parplan

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "planner/base/error.h"
 
 namespace parplan {
@@ -17,6 +19,7 @@ class Rewriting {
     to_.sequence = from_.sequence;
     to_.vocabulary = from_.vocabulary;
     to_.masked = from_.masked;
+    to_.corrupted = from_.corrupted;
   }
 
   OpGraph rewrite() {
@@ -60,6 +63,13 @@ class Rewriting {
     switch (op.kind) {
       case OpKind::attention:
         if (!engine_.fused_attention) return write_attention(op);
+        break;
+      case OpKind::packed_attention:
+        if (!engine_.fused_attention)
+          throw ConfigError(fmt::format(
+              "engine {} computes attention in several kernels, which parplan does not state for queries and keys of "
+              "two sequences or with relative positions ({}); choose an engine with fused attention, such as parplan",
+              engine_.name, op.name));
         break;
       case OpKind::add:
         if (engine_.dropout && op.inputs.size() > 1) return write_sum(op);

@@ -31,10 +31,16 @@ const Tensor& first_operand(const OpGraph& graph, const Op& op) {
   return graph.tensors[op.inputs.empty() ? op.outputs.front() : op.inputs.front()];
 }
 
+std::int64_t positions_of(const OpGraph& graph, const Op& op) {
+  for (const TensorDim& dim : first_operand(graph, op).dims)
+    if (dim.dim == Dim::sequence) return dim.size;
+  return graph.sequence;
+}
+
 LocalOp whole(const OpGraph& graph, const Op& op) {
   LocalOp local{.op = op,
                 .rows = tokens_of(first_operand(graph, op), [](const TensorDim& dim) { return dim.size; }),
-                .sequence = {.size = graph.sequence, .whole = graph.sequence},
+                .sequence = {.size = positions_of(graph, op), .whole = positions_of(graph, op)},
                 .input = whole_width(graph, op.inputs),
                 .output = whole_width(graph, op.outputs),
                 .parameters = {}};

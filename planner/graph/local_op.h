@@ -44,6 +44,8 @@ OpShape shape_of(const LocalOp& local);
 // The tensor whose tokens are the rows of a forward op: its first input, or its output where it
 // has no input.
 const Tensor& first_operand(const OpGraph& graph, const Op& op);
+// The positions of the sequence that they are of: all of a sample's, or those that an op took.
+std::int64_t positions_of(const OpGraph& graph, const Op& op);
 // The product of `size_of` each of the tensor's dims that count tokens.
 template <class SizeOf>
 std::int64_t tokens_of(const Tensor& tensor, const SizeOf& size_of) {

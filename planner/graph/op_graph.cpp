@@ -79,6 +79,13 @@ const std::vector<TensorId>& operands_of(const Op& op, OperandSource source) {
                                               : op.outputs;
 }
 
+// Positions of the sequence that a tensor has.
+std::int64_t positions(const OpGraph& graph, TensorId id) {
+  for (const TensorDim& dim : tensor(graph, id).dims)
+    if (dim.dim == Dim::sequence) return dim.size;
+  return 1;
+}
+
 // The widths that the op's sharding rule ties together; `check_operands` has passed.
 void check_sizes(const OpGraph& graph, const Op& op) {
   const auto width = [&](TensorId id) {
@@ -89,6 +96,14 @@ void check_sizes(const OpGraph& graph, const Op& op) {
   const auto called = [&](TensorId id) { return fmt::format("the width of '{}'", tensor(graph, id).name); };
   const OpRow& row = row_of(op.kind);
   switch (row.sharding) {
+    case ShardingRule::rows: {
+      check_size(graph, op, called(op.inputs[0]), width(op.inputs[0]), width(op.outputs[0]));
+      const std::int64_t rows = std::max(positions(graph, op.inputs[0]), positions(graph, op.outputs[0]));
+      const OpShape& s = op.attributes;
+      if (s.begin < 0 || s.sequence < 1 || s.begin + s.sequence > rows)
+        wrong(graph, op, fmt::format("moves positions {} to {} of {}", s.begin, s.begin + s.sequence, rows));
+      break;
+    }
     case ShardingRule::tokenwise:
       for (const TensorId id : op.inputs) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
       for (const TensorId id : op.parameters) check_size(graph, op, called(id), width(id), width(op.outputs[0]));
@@ -378,6 +393,8 @@ void finish(OpGraph& graph) {
 
   graph.tied = tied_parameters(graph);
   graph.first_trained = first_trained_block(graph);
+  graph.joins_sequences =
+      std::ranges::any_of(graph.ops, [](const Op& op) { return row_of(op.kind).sharding == ShardingRule::rows; });
   graph.kinds.clear();
   std::vector<BlockPattern> kinds;
   for (Block& block : graph.blocks) {

@@ -47,13 +47,27 @@ struct MaskedTokens {
   bool operator==(const MaskedTokens&) const = default;
 };
 
+// What an encoder-decoder learns (Raffel et al. 2020, T5, arXiv:1910.10683, section 3.1.4; their
+// `random_spans_noise_mask`): `spans` runs of a text are cut out, the encoder reads the rest with a
+// sentinel in the place of each, and the decoder tells what was cut out, each run behind its
+// sentinel. A sample's tokens are the decoder's and then the encoder's. Sentinels are the last ids
+// of the vocabulary, downwards.
+struct CorruptedSpans {
+  std::int64_t decoder = 0;  // tokens of a sample that the decoder reads, and tells
+  std::int64_t spans = 0;
+  std::int64_t start = 0;  // the id that the decoder reads first
+  std::int64_t end = 0;    // the id behind what either reads
+  bool operator==(const CorruptedSpans&) const = default;
+};
+
 // The forward graph of one sample. Tensors and ops are in topological order; the last op writes the
 // loss.
 struct OpGraph {
   std::string name;
   std::int64_t sequence = 0;    // tokens of a sample
   std::int64_t vocabulary = 0;  // unpadded
-  std::optional<MaskedTokens> masked = {};  // else each token's target is the next one
+  std::optional<MaskedTokens> masked = {};       // else each token's target is the next one,
+  std::optional<CorruptedSpans> corrupted = {};  // or the next one of the decoder
   std::vector<Tensor> tensors;
   std::vector<Op> ops;
   std::vector<Block> blocks;
@@ -62,11 +76,13 @@ struct OpGraph {
   // The first block with a parameter that is trained. Blocks before it have no backward, and nobody
   // needs the gradient of its input.
   int first_trained = 0;
+  // Whether activations hold rows of several sequences, which ops take apart: no axis may cut them.
+  bool joins_sequences = false;
 };
 
 // Tokens of a sample that have a target; the loss is their mean.
 inline std::int64_t targets_of_sample(const OpGraph& graph) {
-  return graph.masked ? graph.masked->count : graph.sequence;
+  return graph.masked ? graph.masked->count : graph.corrupted ? graph.corrupted->decoder : graph.sequence;
 }
 
 // Parameters in order of first use, each once.

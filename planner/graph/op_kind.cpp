@@ -14,6 +14,7 @@ namespace {
 constexpr std::span<const OpRow> (*families[])() = {
     embedding_rows,   norm_rows, query_key_norm_rows, product_rows,   attention_rows,
     elementwise_rows, loss_rows, movement_rows,       optimizer_rows, foreign_rows,
+    row_move_rows,    packed_attention_rows,
 };
 
 // In the order of OpKind, one row for each.

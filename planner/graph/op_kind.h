@@ -35,11 +35,18 @@ enum class OpKind {
   // Fused qkv, (keys and values of all ranks, or of one around a ring) -> output, log-sum-exp per
   // row and head; causal or bidirectional, perhaps windowed, capped, with ALiBi.
   attention,
+  // Queries, packed keys and values, (rows of a table of relative position biases) -> output,
+  // log-sum-exp per row and head; causal or bidirectional. There may be more keys than queries, or
+  // fewer.
+  packed_attention,
   activation,          // x -> gelu / relu / silu of x
   gate,                // gate, up -> activation(gate) * up
   scale,               // x -> x * factor
   softcap,             // x -> softcap * tanh(x / softcap)
   add,                 // a, (b), (bias) -> a + b + bias
+  take_rows,           // x -> so many positions of x, from `begin` on
+  put_rows,            // x, y -> x with y in the place of the positions from `begin` on
+  append_rows,         // x, table -> x with the table's elements, for each sample, in rows behind it
   cross_entropy_max,   // logits -> maximum per token (of this shard of the vocabulary)
   cross_entropy_sums,  // logits, targets, maximum -> per token: sum of exp(x - max), target's x - max
   // Logits, targets, maximum, sums -> loss += sum over tokens of log(sum) - target. Tokens whose
@@ -69,11 +76,16 @@ enum class OpKind {
   linear_weight_gradient,      // dy, x -> dweight +=, (dbias +=)
   rotary_gradient,             // dy -> dx (in place)
   attention_gradient,          // dy, qkv, (all keys and values), y, log-sum-exp -> dqkv, (theirs)
+  // dy, queries, keys and values, (biases), y, log-sum-exp -> gradients of the inputs
+  packed_attention_gradient,
   activation_gradient,         // dy, x -> dx
   gate_gradient,               // dy, gate, up -> dgate, dup
   scale_gradient,              // dy -> dx
   softcap_gradient,            // dy, y -> dx
   bias_gradient,               // dy -> dbias +=   (of `add`)
+  take_rows_gradient,          // dy -> dx (+=): the rows that were taken
+  put_rows_gradient,           // dz -> dx: dz but for the rows of y, dy: these (the first in place)
+  append_rows_gradient,        // dy -> dx, dtable +=
   cross_entropy_gradient,      // logits, targets, maximum, sums, (loss scale) -> dlogits (in place), times `scale`
   linear_input_gradient_gelu,  // dy, weight, before -> dbefore: both linear's input gradient and gelu_tanh's
   attention_probabilities_gradient,  // dy, qkv -> dprobabilities
@@ -114,7 +126,9 @@ struct OpShape {
   std::int64_t columns = 0;    // output features held by this rank
   // linear: input features held by this rank; transpose_blocks: blocks of a row; take_columns,
   // put_columns: all columns.
+  // append_rows: elements of the table. packed_attention: the width of the rows that hold it.
   std::int64_t inner = 0;
+  // take_rows, put_rows, append_rows: positions that are moved; the next field, too.
   // Attention, rotary and the norms of queries and keys; add_position reads the first two.
   std::int64_t sequence = 0;   // local positions
   std::int64_t batch = 0;      // samples of the micro-batch
@@ -125,8 +139,14 @@ struct OpShape {
   std::int64_t window = 0;      // attention: a query sees the last `window` keys, its own among them; 0: all before it
   std::int64_t all_heads = 0;   // attention with ALiBi, query_key_norm: query heads of all ranks
   std::int64_t first_head = 0;  // attention with ALiBi: the first of this rank's query heads among all
+  std::int64_t keys = 0;        // packed_attention: positions of keys, all of them on every rank; 0: another kind
+  // packed_attention with relative position biases (relative_position.h): rows of the table, and
+  // the distance from which on the last one serves.
+  std::int64_t buckets = 0;
+  std::int64_t most_distance = 0;
   // Embedding and cross-entropy: the first vocabulary row. load_tokens, load_targets, add_position
-  // and rotary: the first position. take_columns, put_columns: the first column.
+  // and rotary: the first position. take_columns, put_columns: the first column. take_rows,
+  // put_rows, append_rows: the first position that is moved.
   std::int64_t begin = 0;
   std::int64_t valid = 0;       // vocabulary rows of this shard that are not padding
   ActivationKind activation = ActivationKind::gelu_tanh;
@@ -144,7 +164,7 @@ struct OpShape {
   bool centered = false;
   bool bias = false;          // the optional bias operand is present
   bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
-  bool second = false;        // `add`: operand b is present; sgd: momentum is
+  bool second = false;        // `add`: operand b is present; sgd: momentum is; packed_attention: the table is
   // dx += instead of dx =; attention around a ring: with what the steps before it have left.
   bool accumulate = false;
   bool weight_decay = false;  // adamw, sgd
@@ -309,11 +329,12 @@ enum class ShardingRule {
   // Attention, rotary, norms of queries and keys: Shard(kv_groups) passes; the sequence must be
   // whole, but over an axis that gathers keys and values.
   heads,
-  head_sums,    // query_key_squares: Shard(kv_groups) -> Partial(sum); the same holds for the sequence
+  rows,             // moves between rows of the sequence, which must be whole
+  head_sums,        // query_key_squares: Shard(kv_groups) -> Partial(sum); the same holds for the sequence
   vocabulary_max,   // logits Shard(vocabulary) -> Partial(max)
   vocabulary_sum,   // logits Shard(vocabulary) -> Partial(sum)
   vocabulary_loss,  // needs whole maxima and sums; every rank computes the same loss
-  none,         // backward and around-the-step ops
+  none,             // backward and around-the-step ops
 };
 
 // Positions of a read and a written operand that may share storage: the kernel reads an element

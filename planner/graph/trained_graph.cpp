@@ -95,6 +95,7 @@ class Adaption {
     to_.sequence = from_.sequence;
     to_.vocabulary = from_.vocabulary;
     to_.masked = from_.masked;
+    to_.corrupted = from_.corrupted;
   }
 
   OpGraph rewrite() {

@@ -82,7 +82,8 @@ std::optional<std::string> not_around_a_ring(const OpGraph& graph, const Paralle
 
 std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                        int most) {
-  if (!training.engine.has_context || is_unknown_to_engine(training, spec) || not_around_a_ring(graph, spec))
+  if (!training.engine.has_context || graph.joins_sequences || is_unknown_to_engine(training, spec) ||
+      not_around_a_ring(graph, spec))
     return {1};
   const ContextLimits limits = context_limits(graph, spec);
   std::vector<int> degrees;
@@ -94,7 +95,8 @@ std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec&
 bool allows_context(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   const int cp = spec.cp();
   return cp >= 1 && (cp > 1 || spec.cp_method == ContextMethod::all_gather) &&
-         !(cp > 1 && is_unknown_to_engine(training, spec)) && !not_around_a_ring(graph, spec) &&
+         !(cp > 1 && (graph.joins_sequences || is_unknown_to_engine(training, spec))) &&
+         !not_around_a_ring(graph, spec) &&
          (cp == 1 || context_limits(graph, spec).allows(cp));
 }
 
@@ -106,6 +108,8 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
   if (cp == 1 && spec.cp_method != ContextMethod::all_gather)
     return fmt::format("cp_method {} {} between context-parallel ranks, and there is 1 (cp 1)", name(spec.cp_method),
                        spec.cp_method == ContextMethod::ring ? "passes keys and values" : "exchanges tokens");
+  if (cp > 1 && graph.joins_sequences)
+    return "context parallelism cannot cut activations that hold the rows of an encoder and of a decoder: cp must be 1";
   if (cp > 1 && is_unknown_to_engine(training, spec))
     return fmt::format("engine {} has no attention over keys and values {} other ranks: cp must be 1",
                        training.engine.name, spec.cp_method == ContextMethod::ring ? "of" : "gathered from");

@@ -45,7 +45,7 @@ std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
         }
   // Heads first, then the feed-forward width: the order in which people think of them.
   std::ranges::stable_sort(all, {}, [](const Limit& limit) { return limit.dim; });
-  if (sequence_parallel) all.push_back({Dim::sequence, graph.sequence});
+  if (sequence_parallel) all.push_back({Dim::sequence, graph.joins_sequences ? 1 : graph.sequence});
   return all;
 }
 
@@ -94,6 +94,9 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
   if (spec.tp_overlap == TensorOverlap::ring && !spec.sequence_parallel)
     return "tp_overlap ring passes on the tokens that tensor-parallel ranks share out, and sequence_parallel is false; "
            "it must be true, or tp_overlap none";
+  if (spec.sequence_parallel && graph.joins_sequences)
+    return "sequence parallelism cannot cut activations that hold the rows of an encoder and of a decoder: leave "
+           "--sequence-parallel out";
   const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
   if (allowed(all, tp)) return std::nullopt;
   const std::vector<int> legal = legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max());

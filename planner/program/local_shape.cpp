@@ -16,8 +16,9 @@ LocalDim local_dim(const TensorDim& dim, const TensorLayout& layout, const Block
 
 // Which positions the rows have: consecutive ones, or those of this rank's chunks.
 void set_positions(const OpGraph& graph, const TensorLayout& layout, const BlockContext& context, LocalOp& local) {
-  local.sequence = local_dim({.dim = Dim::sequence, .size = graph.sequence}, layout, context);
-  local.chunks = chunks_of(graph.sequence, layout, context);
+  const std::int64_t positions = positions_of(graph, local.op);
+  local.sequence = local_dim({.dim = Dim::sequence, .size = positions}, layout, context);
+  local.chunks = chunks_of(positions, layout, context);
   if (local.chunks.any()) local.sequence.begin = 0;
 }
 

@@ -60,6 +60,11 @@ OpPlacements placements_of(const OpGraph& graph, const Block& block, const Op& o
     case ShardingRule::tokenwise:
       for (Placement& input : needed) input = needed[0];
       break;
+    case ShardingRule::rows:
+      for (Placement& input : needed)
+        if (cuts_tokens(input)) input = replicate();
+      result.output = needed[0];
+      break;
     case ShardingRule::contraction: {
       const Placement cut = weight();
       if (cut.kind == PlacementKind::shard && cut.dim == graph.tensors[op.parameters[0]].dims[0].dim) {

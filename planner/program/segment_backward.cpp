@@ -179,8 +179,10 @@ OperandValues values_before(Backward& backward, const TrainingOp& op, std::optio
 }
 
 // The operand whose storage the gradient of input `id` may take over: its last reader is this op.
+// The gradient of the block's input, in the layout in which the block before wants it, may do so
+// where that of its output came from.
 std::optional<Value> taken_over(const Backward& backward, const TrainingOp& op, int position, TensorId id,
-                                std::int64_t bytes, const OperandValues& values) {
+                                std::int64_t bytes, const TensorLayout& layout, const OperandValues& values) {
   const OpRow& row = row_of(op.kind);
   const SegmentLowering& lowering = backward.lowering;
   const Op& forward = lowering.op(op);
@@ -199,7 +201,9 @@ std::optional<Value> taken_over(const Backward& backward, const TrainingOp& op, 
     const std::string& where = lowering.storages[candidate.storage].binding;
     const std::optional<int> last =
         of_gradient ? backward.last_gradient_use[backward.root(source)] : backward.last_read[source];
-    const bool is_left = where == binding::scratch || where == binding::saved || where == binding::input;
+    const bool arrives = id == lowering.of.block.input && layout == lowering.of.entering;
+    const bool is_left = where == binding::scratch || where == binding::saved || where == binding::input ||
+                         (where == binding::gradient && arrives);
     if (last == position && candidate.bytes == bytes && is_left)
       found = candidate;
   }
@@ -250,7 +254,7 @@ Value input_gradient(Backward& backward, const TrainingOp& op, int position, Ten
     if (const std::optional<Value> left = place_left(lowering, owner, layout)) return *left;
     if (takes_gradient_binding(backward, position, id, layout))
       return add_value(lowering, binding::gradient, 0, bytes);
-    const std::optional<Value> over = taken_over(backward, op, position, id, bytes, values);
+    const std::optional<Value> over = taken_over(backward, op, position, id, bytes, layout, values);
     return over ? *over : scratch(lowering, bytes);
   };
   const Value value = new_place();

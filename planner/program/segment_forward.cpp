@@ -105,8 +105,9 @@ void load(SegmentLowering& lowering, const ForwardRun& run, const Op& reader, Te
   const Value value = kept ? *kept : scratch(lowering, bytes);
   OpShape shape;
   shape.rows = bytes / size_of(DataType::int32);
-  shape.sequence = local_size({.dim = Dim::sequence, .size = lowering.of.graph.sequence}, layout, context);
-  shape.chunks = chunks_of(lowering.of.graph.sequence, layout, context);
+  const std::int64_t positions = lowering.tensor(id).dims.front().size;
+  shape.sequence = local_size({.dim = Dim::sequence, .size = positions}, layout, context);
+  shape.chunks = chunks_of(positions, layout, context);
   if (!shape.chunks.any()) shape.begin = shape.sequence * shard_at(Dim::sequence, layout, context);
   shape.batch = context.layout.micro_batch;
   const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;

@@ -316,6 +316,14 @@ class DataCheck {
     }
   }
 
+  // Whether the instruction reads bytes of a buffer: a kernel may write a result over these.
+  bool reads(const Call& call, const Instruction& instruction, int id, const Interval& interval) const {
+    return std::ranges::any_of(instruction.operands, [&](const Operand& operand) {
+      return operand.access == Access::read && bound(call, operand) == id && operand.offset <= interval.begin &&
+             interval.end <= operand.offset + operand.bytes;
+    });
+  }
+
   // What the first part of a backward leaves in an activation buffer is for the second: a call that
   // writes over it comes too early, or the one that reads it is missing.
   bool is_lost(int id, const State& state) const {
@@ -330,7 +338,7 @@ class DataCheck {
       fault(Rule::reduction, c, i,
             fmt::format("dropped reduction: {} writes over gradients in {}, which the master has not taken",
                         describe(instruction), bytes_of(id, interval.begin, interval.end)));
-    if (!is_lost(id, state) || state.writer.call == c) return;
+    if (!is_lost(id, state) || state.writer.call == c || reads(call, instruction, id, interval)) return;
     fault(Rule::definition, c, i,
           fmt::format("lost value: {} writes {}, which call {} wrote and nothing has read", describe(instruction),
                       bytes_of(id, interval.begin, interval.end), state.writer.call));

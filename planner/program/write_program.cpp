@@ -15,7 +15,8 @@ constexpr ShapeField shape_fields[] = {
     {"sequence", &OpShape::sequence}, {"batch", &OpShape::batch},         {"heads", &OpShape::heads},
     {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim},   {"rotary_dim", &OpShape::rotary_dim},
     {"window", &OpShape::window},     {"all_heads", &OpShape::all_heads}, {"first_head", &OpShape::first_head},
-    {"begin", &OpShape::begin},       {"valid", &OpShape::valid}};
+    {"begin", &OpShape::begin},       {"valid", &OpShape::valid},         {"keys", &OpShape::keys},
+    {"buckets", &OpShape::buckets}};
 
 struct ShapeFlag {
   const char* name;

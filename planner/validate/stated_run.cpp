@@ -111,23 +111,35 @@ std::int64_t required(const std::optional<std::int64_t>& value, std::string_view
 StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed) {
   if (run.experts.value_or(0) > 0 || run.ep.value_or(1) > 1 || run.family == "moe")
     throw Skip{"mixtures of experts are not modelled"};
-  if (run.family != "gpt" && run.family != "llama")
+  const bool is_t5 = run.family == "t5";
+  if (run.family != "gpt" && run.family != "llama" && !is_t5)
     throw Skip{fmt::format("model family {} is not modelled", run.family)};
   StatedModel model;
   model.name = run.id;
   model.layers = required(run.layers, "the number of layers");
   model.hidden = required(run.hidden, "the hidden size");
   model.heads = required(run.heads, "the number of heads");
-  model.kv_heads = run.family == "gpt" && !run.kv_heads
+  model.kv_heads = run.family != "llama" && !run.kv_heads
                        ? model.heads
                        : stated(run.kv_heads, model.heads, "key/value heads:", assumed);
   if (model.heads == 0 || model.hidden % model.heads != 0)
     throw Skip{fmt::format("a hidden size of {} is no multiple of {} heads", model.hidden, model.heads)};
   model.feature = required(run.feature, "the feed-forward width");
   constexpr std::int64_t gpt2_padded = 51200;  // GPT-2's, padded as Megatron-LM does
-  model.vocabulary = stated(run.vocabulary, gpt2_padded, "vocabulary", assumed);
+  constexpr std::int64_t t5_vocabulary = 32128;
+  model.vocabulary = stated(run.vocabulary, is_t5 ? t5_vocabulary : gpt2_padded, "vocabulary", assumed);
   model.sequence = required(run.sequence, "the sequence length");
   model.gated = run.gated.value_or(false);
+  if (is_t5) {
+    // Megatron-LM's examples/t5: --encoder-seq-length 512, --decoder-seq-length 128.
+    constexpr std::int64_t encoder_to_decoder = 4;
+    model.decoder_layers = model.layers / 2;
+    model.decoder_sequence = model.sequence / encoder_to_decoder;
+    model.sequence += model.decoder_sequence;
+    assumed.push_back(fmt::format("{} of the layers are the decoder's, and {} tokens beside the encoder's",
+                                  model.decoder_layers, model.decoder_sequence));
+    assumed.emplace_back("norms, positions and the lack of biases are T5's");
+  }
   return model;
 }
 
@@ -224,6 +236,9 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     result.layout = layout_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
+    if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
+      throw Skip{
+          fmt::format("a T5 with attention in several kernels ({}) is not modelled", result.training.engine.name)};
     result.training.global_batch = required(run.global_batch, "the global batch");
     result.training.sequence_length = result.model.sequence;
   } catch (const Skip& skip) {

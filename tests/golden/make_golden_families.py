@@ -4,8 +4,8 @@ parplan reads, in the variants that change its graph, with the logits, loss and 
 transformers builds from it. A case is named after its model_type and, after a hyphen, its variant.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the files in the
-repository are of 5.23, those of BERT, Cohere, Gemma 3 and GLM of 5.24, and 2.15) and runs in a minute:
-python3 tests/golden/make_golden_families.py
+repository are of 5.23, those of BERT, Cohere, Gemma 3, GLM and T5 of 5.24, and 2.15) and runs in a minute:
+python3 tests/golden/make_golden_families.py [CASE ...]
 
 Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout. Here
 they are put where transformers has them (RULES), and autograd brings the gradients back through that. Gemma's
@@ -17,10 +17,11 @@ import json
 import math
 import pathlib
 import re
+import sys
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, T5ForConditionalGeneration
 
 from make_golden import BATCH, SEQUENCE, numbers, parameter, write
 
@@ -37,6 +38,9 @@ NEOX = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, 
             vocab_size=VOCABULARY, max_position_embeddings=CONTEXT)
 OPT = dict(hidden_size=HIDDEN, ffn_dim=FEATURE, num_hidden_layers=2, num_attention_heads=4, vocab_size=VOCABULARY,
            max_position_embeddings=CONTEXT, dropout=0.0)
+# (The factor is that of the weights that plans of these models begin with in tests.)
+T5 = dict(d_model=HIDDEN, d_kv=6, d_ff=FEATURE, num_layers=2, num_heads=4, vocab_size=VOCABULARY, n_positions=CONTEXT,
+          initializer_factor=0.1)
 TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)  # some classes have defaults beyond the vocabulary
 CASES = {
     "bert": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
@@ -86,6 +90,8 @@ CASES = {
                     vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, mask_token_id=5, pad_token_id=3,
                     type_vocab_size=1),
     "starcoder2": LLAMA | dict(sliding_window=6),
+    "t5": T5 | dict(relative_attention_num_buckets=8, relative_attention_max_distance=6),
+    "t5-v1.1": T5 | dict(num_layers=1, num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
 }
 
 
@@ -220,7 +226,82 @@ def place(name, shape, config, weights):
     raise KeyError(name)
 
 
+# A decoder's tokens come before the encoder's in parplan, which keeps keys and values in one product, head by head.
+def packed(which):
+    def rule(w, at, shape, kind):
+        whole = w.get(f"{at}key_value.{kind}", (2 * shape[0], shape[1]))
+        return whole.view(w.heads, 2, w.dim, shape[1])[:, which].reshape(shape)
+    return rule
+
+
+T5_RULES = {
+    "shared|(encoder|decoder).embed_tokens": direct("embedding"),
+    "lm_head": direct("head"),
+    r"encoder\.final_layer_norm": direct("encoder.norm"),
+    r"decoder\.final_layer_norm": direct("head.norm"),
+    r"encoder\.SelfAttention\.relative_attention_bias": lambda w, at, *rest: direct("encoder.position")(w, "", *rest),
+    r"decoder\.SelfAttention\.relative_attention_bias": lambda w, at, *rest: direct("decoder.position")(w, "", *rest),
+    r".*\.(SelfAttention|EncDecAttention)\.q": direct("query"),
+    r".*\.(SelfAttention|EncDecAttention)\.k": packed(0),
+    r".*\.(SelfAttention|EncDecAttention)\.v": packed(1),
+    r".*\.(SelfAttention|EncDecAttention)\.o": direct("output"),
+    r".*\.DenseReluDense\.wi_0": direct("feed_forward.gate"),
+    r".*\.DenseReluDense\.(wi|wi_1)": direct("feed_forward.up"),
+    r".*\.DenseReluDense\.wo": direct("feed_forward.down"),
+    r".*\.layer_norm": direct("norm"),
+}
+
+
+def place_t5(name, shape, config, weights):
+    stack, layer, number, part_name, kind = re.fullmatch(
+        r"(?:(encoder|decoder)\.block\.(\d+)\.layer\.(\d+)\.)?(.*)\.(weight)", name).groups()
+    at = ""
+    if stack:
+        branches = ["attention", "feed_forward"] if stack == "encoder" else ["attention", "cross_attention", "feed_forward"]
+        branch = branches[int(number)]
+        at = f"{stack}.{layer}."
+        if part_name == "layer_norm":
+            return weights.get(f"{at}{branch}_norm.weight", tuple(shape))
+        if "Attention" in part_name:
+            at += branch + "."
+        part_name = f"{stack}.{part_name}"
+    for pattern, rule in T5_RULES.items():
+        if re.fullmatch(pattern, part_name):
+            return rule(weights, at, tuple(shape), kind)
+    raise KeyError(name)
+
+
+def golden_t5(path):
+    config = AutoConfig.from_pretrained(path)
+    # transformers 5 ties the weights of a config that says otherwise; versions before, and the
+    # published weights of T5 1.1, do not.
+    config.tie_word_embeddings = json.loads(path.read_text()).get("tie_word_embeddings", True)
+    model = T5ForConditionalGeneration._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    assert config.scale_decoder_outputs == config.tie_word_embeddings
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.padding_idx = None
+    weights = Weights(config)
+    placed = {name: place_t5(name, value.shape, config, weights)
+              for name, value in model.named_parameters(remove_duplicate=False)
+              if not (config.tie_word_embeddings and name == "lm_head.weight")}
+    if config.tie_word_embeddings:
+        placed["lm_head.weight"] = placed["shared.weight"]
+    text = torch.from_numpy(numbers("text", BATCH * (SEQUENCE + 1)) % config.vocab_size).view(BATCH, SEQUENCE + 1)
+    half = SEQUENCE // 2
+    logits = torch.func.functional_call(model, placed, (), dict(
+        input_ids=text[:, half:-1], decoder_input_ids=text[:, :half], use_cache=False)).logits
+    loss = F.cross_entropy(logits.reshape(-1, config.vocab_size), text[:, 1 : half + 1].reshape(-1))
+    loss.backward()
+    tensors = {"logits": logits.detach().clone(), "loss": loss.detach().clone().view(1)}
+    for name in sorted(weights.made):
+        tensors["gradient/" + name] = weights.made[name].grad.clone()
+    return tensors
+
+
 def golden(path):
+    if path.stem.startswith("t5"):
+        return golden_t5(path)
     config = AutoConfig.from_pretrained(path)
     # Eager knows soft caps. Falcon's eager attention of 5.23 adds ALiBi to the scores and has it in
     # the mask already; sdpa adds it once.
@@ -266,6 +347,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
     for name, keys in CASES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         path = FOLDER / (name + ".json")
         path.write_text(json.dumps({"model_type": name.split("-")[0]} | keys | TOKENS | keys, indent=2) + "\n")
         tensors = golden(path)

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/graph/relative_position.h"
 #include "tests/gpu/device.h"
 #include "tests/gpu/device_array.h"
 
@@ -1250,6 +1251,244 @@ std::vector<Case> update_loss_scale_cases(DataType) {
           step(std::nan(""), {65536, 5, 0, 0}, {32768, 0, 1, 0}), step(1.0, {0x1p127, 1999, 0, 0}, {0x1p127, 0, 0, 0})};
 }
 
+// Rows of several sequences in one activation: [positions, batch, columns], of which `moved` from
+// `begin` on are taken or put.
+struct RowsMoved {
+  std::int64_t positions, batch, columns, begin, moved;
+  std::int64_t first() const { return begin * batch * columns; }
+  std::int64_t last() const { return (begin + moved) * batch * columns; }
+  std::int64_t size() const { return positions * batch * columns; }
+  OpShape shape(bool accumulate = false) const {
+    return {.rows = positions * batch,
+            .columns = columns,
+            .sequence = moved,
+            .batch = batch,
+            .begin = begin,
+            .accumulate = accumulate};
+  }
+};
+constexpr RowsMoved rows_moved[] = {
+    {1, 1, 1, 0, 1}, {5, 2, 3, 1, 2}, {9, 3, 24, 0, 4}, {9, 1, 40, 5, 4}, {3, 2, 8, 0, 3}};
+
+Doubles part_of(const Doubles& numbers, std::int64_t first, std::int64_t last) {
+  return {numbers.begin() + first, numbers.begin() + last};
+}
+
+std::vector<Case> take_rows_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const RowsMoved& m : rows_moved) {
+    const Doubles x = random_in(type, m.size(), 1);
+    cases.push_back({m.shape(), {reads(type, x), writes(type, part_of(x, m.first(), m.last()), 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> take_rows_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const RowsMoved& m : rows_moved) {
+    const Doubles dy = random_in(type, m.last() - m.first(), 1), before = random_in(type, m.size(), 2);
+    Doubles alone(at(m.size())), added = before;
+    for (std::int64_t e = 0; e < count(dy); ++e) {
+      alone[at(m.first() + e)] = dy[at(e)];
+      added[at(m.first() + e)] += dy[at(e)];
+    }
+    cases.push_back({m.shape(), {reads(type, dy), writes(type, alone, 0.0)}});
+    cases.push_back({m.shape(true), {reads(type, dy), updates(type, before, added, close)}});
+  }
+  return cases;
+}
+
+std::vector<Case> put_rows_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const RowsMoved& m : rows_moved) {
+    const Doubles x = random_in(type, m.size(), 1), y = random_in(type, m.last() - m.first(), 2);
+    Doubles z = x;
+    std::copy(y.begin(), y.end(), z.begin() + m.first());
+    cases.push_back({m.shape(), {reads(type, x), reads(type, y), writes(type, z, 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> put_rows_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const RowsMoved& m : rows_moved) {
+    const Doubles dz = random_in(type, m.size(), 1);
+    Doubles dx = dz;
+    std::fill(dx.begin() + m.first(), dx.begin() + m.last(), 0.0);
+    cases.push_back(
+        {m.shape(), {reads(type, dz), writes(type, dx, 0.0), writes(type, part_of(dz, m.first(), m.last()), 0.0)}});
+  }
+  return cases;
+}
+
+// Tables that fill their rows, end within one, or within the first.
+struct RowsAppended {
+  std::int64_t positions, batch, columns, elements;
+  std::int64_t rows() const { return (elements + columns - 1) / columns; }
+  OpShape shape() const {
+    return {.rows = positions * batch,
+            .columns = columns,
+            .inner = elements,
+            .sequence = rows(),
+            .batch = batch,
+            .begin = positions};
+  }
+  // The place of an element of a sample in the appended rows.
+  std::size_t place(std::int64_t element, std::int64_t sample) const {
+    return at(positions * batch * columns + (element / columns * batch + sample) * columns + element % columns);
+  }
+};
+constexpr RowsAppended rows_appended[] = {{1, 1, 4, 3}, {3, 2, 5, 15}, {2, 3, 24, 50}, {4, 1, 7, 300}};
+
+std::vector<Case> append_rows_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const RowsAppended& a : rows_appended) {
+    const Doubles x = random_in(type, a.positions * a.batch * a.columns, 1), table = random_in(type, a.elements, 2);
+    Doubles y = x;
+    y.resize(at((a.positions + a.rows()) * a.batch * a.columns));
+    for (std::int64_t element = 0; element < a.elements; ++element)
+      for (std::int64_t sample = 0; sample < a.batch; ++sample) y[a.place(element, sample)] = table[at(element)];
+    cases.push_back({a.shape(), {reads(type, x), reads(type, table), writes(type, y, 0.0)}});
+  }
+  return cases;
+}
+
+std::vector<Case> append_rows_gradient_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const RowsAppended& a : rows_appended)
+    for (const bool frozen : {false, true}) {
+      const Doubles dy = random_in(type, (a.positions + a.rows()) * a.batch * a.columns, 1);
+      const Doubles before = random_in(fp32, a.elements, 2);
+      Doubles after = before;
+      for (std::int64_t element = 0; element < a.elements; ++element)
+        for (std::int64_t sample = 0; sample < a.batch; ++sample) after[at(element)] += dy[a.place(element, sample)];
+      Case c{a.shape(), {reads(type, dy), writes(type, part_of(dy, 0, a.positions * a.batch * a.columns), 0.0)}};
+      c.shape.freezes_first = frozen;
+      if (!frozen) c.operands.push_back(updates(fp32, before, after, close));
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+// Attention with packed keys and values: more keys than queries or as many, with rows of biases for
+// some of all heads, on matrix units (halves of 64) and not.
+struct Packed {
+  std::int64_t sequence, keys, batch, heads, head_dim;
+  bool bidirectional = true;
+  std::int64_t buckets = 0, most_distance = 0, inner = 0, all_heads = 0, first_head = 0;
+  OpShape shape() const {
+    return {.rows = sequence * batch,
+            .columns = heads * head_dim,
+            .inner = inner,
+            .sequence = sequence,
+            .batch = batch,
+            .heads = heads,
+            .kv_heads = heads,
+            .head_dim = head_dim,
+            .all_heads = all_heads,
+            .first_head = first_head,
+            .keys = keys,
+            .buckets = buckets,
+            .most_distance = most_distance,
+            .bidirectional = bidirectional,
+            .second = buckets > 0,
+            .score_scale = 0.3};
+  }
+  std::size_t query(std::int64_t q, std::int64_t b, std::int64_t h) const {
+    return at(((q * batch + b) * heads + h) * head_dim);
+  }
+  std::size_t key(std::int64_t k, std::int64_t b, std::int64_t h) const { return 2 * query(k, b, h); }
+  std::size_t statistic(std::int64_t q, std::int64_t b, std::int64_t h) const {
+    return at((b * heads + h) * sequence + q);
+  }
+  std::int64_t rows() const { return buckets == 0 ? 0 : (buckets * all_heads + inner - 1) / inner; }
+  std::size_t bias(std::int64_t q, std::int64_t k, std::int64_t b, std::int64_t h) const {
+    const std::int64_t element =
+        relative_bucket(k - q, buckets, most_distance, bidirectional) * all_heads + first_head + h;
+    return at((element / inner * batch + b) * inner + element % inner);
+  }
+};
+constexpr Packed packed_sizes[] = {
+    {7, 19, 2, 3, 4},    {70, 70, 1, 2, 16, false, 8, 20, 5, 5, 2},    {130, 130, 1, 2, 64, true, 32, 128, 24, 2, 0},
+    {33, 200, 1, 2, 64}, {65, 65, 2, 1, 64, false, 32, 128, 64, 3, 1}, {40, 40, 1, 1, 160, true, 12, 7, 16, 1, 0},
+};
+
+std::vector<Case> packed_attention_cases(DataType type, bool gradient) {
+  std::vector<Case> cases;
+  const double tolerance = (is_half(type) ? 8 * rounding(type) : 0.0) + 2e-5;
+  for (const Packed& p : packed_sizes) {
+    const std::int64_t n = p.head_dim;
+    const Doubles query = random_in(type, p.sequence * p.batch * p.heads * n, 1),
+                  keys = random_in(type, p.keys * p.batch * p.heads * 2 * n, 2), dy = random_in(type, count(query), 3),
+                  table = random_in(type, p.rows() * p.batch * p.inner, 4);
+    Doubles y(query.size()), log_sum_exp(at(p.sequence * p.batch * p.heads));
+    const auto product = [&](const Doubles& a, std::size_t i, const Doubles& b, std::size_t j) {
+      double sum = 0.0;
+      for (std::size_t d = 0; d < at(n); ++d) sum += a[i + d] * b[j + d];
+      return sum;
+    };
+    const auto for_each_row = [&](const auto& body) {
+      for (std::int64_t b = 0; b < p.batch; ++b)
+        for (std::int64_t h = 0; h < p.heads; ++h)
+          for (std::int64_t q = 0; q < p.sequence; ++q) {
+            Doubles scores(at(p.bidirectional ? p.keys : q + 1));
+            for (std::int64_t k = 0; k < count(scores); ++k)
+              scores[at(k)] = 0.3 * product(query, p.query(q, b, h), keys, p.key(k, b, h)) +
+                              (p.buckets > 0 ? table[p.bias(q, k, b, h)] : 0.0);
+            body(q, b, h, scores);
+          }
+    };
+    for_each_row([&](std::int64_t q, std::int64_t b, std::int64_t h, const Doubles& scores) {
+      double total = 0.0;
+      for (const double score : scores) total += std::exp(score);
+      log_sum_exp[p.statistic(q, b, h)] = std::log(total);
+      for (std::int64_t k = 0; k < count(scores); ++k)
+        for (std::size_t d = 0; d < at(n); ++d)
+          y[p.query(q, b, h) + d] += std::exp(scores[at(k)]) / total * keys[p.key(k, b, h) + at(n) + d];
+    });
+    std::vector<Operand> operands = {reads(type, query), reads(type, keys)};
+    if (p.buckets > 0) operands.push_back(reads(type, table));
+    if (!gradient) {
+      operands.push_back(writes(type, y, tolerance));
+      operands.push_back(writes(fp32, log_sum_exp, 1e-5));
+      cases.push_back({p.shape(), std::move(operands)});
+      continue;
+    }
+    y = rounded(type, y);
+    log_sum_exp = rounded(fp32, log_sum_exp);
+    Doubles dquery(query.size()), dkeys(keys.size()), dtable(table.size());
+    for_each_row([&](std::int64_t q, std::int64_t b, std::int64_t h, const Doubles& scores) {
+      const std::size_t row = p.query(q, b, h);
+      const double weighed = product(dy, row, y, row);
+      for (std::int64_t k = 0; k < count(scores); ++k) {
+        const std::size_t key = p.key(k, b, h), value = key + at(n);
+        const double probability = std::exp(scores[at(k)] - log_sum_exp[p.statistic(q, b, h)]);
+        const double ds = probability * (product(dy, row, keys, value) - weighed);
+        if (p.buckets > 0) dtable[p.bias(q, k, b, h)] += ds;
+        for (std::size_t d = 0; d < at(n); ++d) {
+          dquery[row + d] += 0.3 * ds * keys[key + d];
+          dkeys[key + d] += 0.3 * ds * query[row + d];
+          dkeys[value + d] += probability * dy[row + d];
+        }
+      }
+    });
+    operands.insert(operands.begin(), reads(type, dy));
+    operands.push_back(reads(type, y));
+    operands.push_back(reads(fp32, log_sum_exp));
+    operands.push_back(writes(type, dquery, tolerance));
+    operands.push_back(writes(type, dkeys, tolerance));
+    if (p.buckets > 0) operands.push_back(writes(type, dtable, tolerance));
+    cases.push_back({p.shape(), std::move(operands)});
+  }
+  return cases;
+}
+std::vector<Case> packed_forward_cases(DataType type) {
+  return packed_attention_cases(type, false);
+}
+std::vector<Case> packed_gradient_cases(DataType type) {
+  return packed_attention_cases(type, true);
+}
+
 // Every op kind has its row: cases, or the place where it is tested.
 struct TestRow {
   OpKind kind;
@@ -1267,6 +1506,7 @@ constexpr TestRow test_rows[] = {
     {OpKind::linear, nullptr, "matrix_products_test.cpp"},
     {OpKind::rotary, rotary_cases},
     {OpKind::attention, nullptr, "attention_test.cpp"},
+    {OpKind::packed_attention, packed_forward_cases},
     {OpKind::activation, activation_cases},
     {OpKind::gate, gate_cases},
     {OpKind::scale, scale_cases},
@@ -1289,6 +1529,7 @@ constexpr TestRow test_rows[] = {
     {OpKind::linear_weight_gradient, nullptr, "matrix_products_test.cpp"},
     {OpKind::rotary_gradient, rotary_gradient_cases},
     {OpKind::attention_gradient, nullptr, "attention_test.cpp"},
+    {OpKind::packed_attention_gradient, packed_gradient_cases},
     {OpKind::activation_gradient, activation_gradient_cases},
     {OpKind::gate_gradient, gate_gradient_cases},
     {OpKind::scale_gradient, scale_cases},
@@ -1302,6 +1543,12 @@ constexpr TestRow test_rows[] = {
     {OpKind::transpose_blocks, transpose_blocks_cases},
     {OpKind::take_columns, take_columns_cases},
     {OpKind::put_columns, put_columns_cases},
+    {OpKind::take_rows, take_rows_cases},
+    {OpKind::put_rows, put_rows_cases},
+    {OpKind::append_rows, append_rows_cases},
+    {OpKind::take_rows_gradient, take_rows_gradient_cases},
+    {OpKind::put_rows_gradient, put_rows_gradient_cases},
+    {OpKind::append_rows_gradient, append_rows_gradient_cases},
     {OpKind::load_tokens, nullptr, "the data loader's"},
     {OpKind::load_targets, nullptr, "the data loader's"},
     {OpKind::sum_squares, sum_squares_cases},

@@ -93,7 +93,8 @@ TEST_CASE("adapters and parts of a model train on a GPU as the one-rank referenc
         if (adapts)
           training.lora = Lora{.r = 4, .alpha = 8.0, .target_modules = {}};
         else
-          training.trainable.patterns = {"layers.1", model == "tiny-llama" ? "*norm.weight" : "bias"};
+          training.trainable.patterns = {model == "tiny-t5" ? "decoder.1" : "layers.1",
+                                         model == "tiny-llama" || model == "tiny-t5" ? "*norm.weight" : "bias"};
         const OpGraph graph = as_trained(training, graph_of(model));
         const ParallelSpec spec = random_spec(graph, training, 4, {}, random);
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));

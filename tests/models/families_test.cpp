@@ -373,6 +373,90 @@ TEST_CASE("A BERT adds positions and a kind of segment, sees both ways and learn
   CHECK(targets_of_sample(build_graph(decoder(), 16)) == 16);
 }
 
+ModelSpec encoder_decoder() {
+  return {.name = "small-t5",
+          .family = Family::encoder_decoder,
+          .layers = 5,
+          .hidden = 32,
+          .feature = 64,
+          .vocabulary = 100,
+          .context = 40,
+          .activation = FeedForwardKind::relu,
+          .tied_embeddings = true,
+          .heads = 4,
+          .kv_heads = 4,
+          .head_dim = 6,
+          .logits_multiplier = 0.5,
+          .decoder_layers = 2,
+          .decoder_context = 10,
+          .position_buckets = 12,
+          .position_distance = 20,
+          .initializer_range = 1.0};
+}
+
+TEST_CASE("A T5 passes the rows of both sides and of both position tables on as one activation") {
+  const OpGraph graph = build_graph(encoder_decoder(), 24);
+  // A quarter of 24 tokens is the decoder's. A table has 12 x 4 elements: two rows of 32.
+  REQUIRE(graph.blocks.size() == 1 + 3 + 1 + 2 + 1);
+  CHECK(graph.joins_sequences);
+  CHECK_FALSE(build_graph(decoder(), 16).joins_sequences);
+  for (const Block& block : graph.blocks)
+    if (block.output) CHECK(graph.tensors[*block.output].dims.front() == TensorDim{Dim::sequence, 24 + 2 * 2, 1});
+  std::vector<int> kinds;
+  for (const Block& block : graph.blocks) kinds.push_back(block.kind);
+  CHECK(kinds == std::vector<int>{0, 1, 1, 1, 2, 3, 3, 4});
+  CHECK(graph.tied == std::vector<TensorId>{graph.ops[0].parameters[0]});  // not the tables: one use each
+  CHECK(ops_of(graph, 0) == std::vector<std::string>{"embedding embedding", "append_rows encoder.position",
+                                                     "append_rows decoder.position"});
+  CHECK(ops_of(graph, 4) ==
+        std::vector<std::string>{"take_rows encoder.taken", "rms_norm encoder.norm", "put_rows encoder.put"});
+  CHECK(ops_of(graph, 5).size() == 21);
+  const OpShape own = op(graph, "decoder.0.attention").attributes,
+                cross = op(graph, "decoder.0.cross_attention").attributes,
+                encoder = op(graph, "encoder.0.attention").attributes;
+  CHECK((own.keys == 6 && !own.bidirectional && own.buckets == 12));
+  CHECK((cross.keys == 18 && cross.bidirectional && cross.buckets == 0));
+  CHECK((encoder.keys == 18 && encoder.bidirectional && encoder.buckets == 12));
+  for (const OpShape& shape : {own, cross, encoder}) CHECK(shape.score_scale == 1.0);
+  // Attention: four products of 32 x 24. Layers of the encoder have two norms, the decoder's three.
+  const std::int64_t attention = 4 * 32 * 24, feed_forward = 2 * 32 * 64;
+  CHECK(parameter_count(graph) == 100 * 32 + 2 * 12 * 4 + 3 * (attention + feed_forward + 2 * 32) +
+                                      2 * (2 * attention + feed_forward + 3 * 32) + 2 * 32);
+  // Products of queries and keys alone differ from those of a decoder of as many tokens.
+  CHECK(graph.corrupted == CorruptedSpans{.decoder = 6, .spans = 1, .start = 0, .end = 1});
+  CHECK(targets_of_sample(graph) == 6);
+  // 512 and 114 tokens: 85 of 568 are told, in 28 spans (arXiv:1910.10683, section 3.1.4).
+  ModelSpec paper = encoder_decoder();
+  paper.context = 626;
+  paper.decoder_context = 114;
+  CHECK(build_graph(paper, 626).corrupted == CorruptedSpans{.decoder = 114, .spans = 28, .start = 0, .end = 1});
+}
+
+TEST_CASE("What an encoder-decoder cannot be is said") {
+  const auto problem = [](auto change) {
+    ModelSpec spec = encoder_decoder();
+    change(spec);
+    return error_of<ConfigError>([&] { build_graph(spec, 24); });
+  };
+  CHECK(problem([](ModelSpec& spec) { spec.decoder_layers = 5; }) ==
+        "error: model 'small-t5': decoder_layers: layers counts both sides: of 5, the decoder has 5, which leaves none "
+        "to the encoder; allowed: 1 to 4");
+  CHECK(problem([](ModelSpec& spec) { spec.decoder_context = 40; }) ==
+        "error: model 'small-t5': decoder_context: context counts both sides: of 40 tokens, the decoder has 40, which "
+        "leaves none to the encoder; allowed: 1 to 39");
+  CHECK(problem([](ModelSpec& spec) { spec.position_buckets = 6; }) ==
+        "error: model 'small-t5': position_buckets: half of the rows are of keys behind the query, and half of these "
+        "of single distances: expected a multiple of 4 up to 256, found 6");
+  CHECK(problem([](ModelSpec& spec) { spec.position_distance = 6; }) ==
+        "error: model 'small-t5': position_distance: the first 6 distances have rows of their own: expected more, "
+        "found 6");
+  CHECK(problem([](ModelSpec& spec) { spec.end_token = 100; }) ==
+        "error: model 'small-t5': end_token: the token 100 is beyond the vocabulary, which ends at 99");
+  CHECK(error_of<ConfigError>([] { build_graph(encoder_decoder(), 9); }) ==
+        "error: sequence length 9 leaves 2 tokens to the decoder of model 'small-t5' and 7 to its encoder; cutting a "
+        "span out of a text and telling it takes 3 and 3: give at least 10");
+}
+
 TEST_CASE("Layers whose windows differ are of two kinds, unless the sequence fits the window") {
   ModelSpec spec = decoder();
   spec.layers = 5;

@@ -244,6 +244,39 @@ TEST_CASE("Gemma 3's layers that slide have a base of their own, and the others 
             "rope_parameters of type yarn is ignored: it changes angles, neither time nor memory"});
 }
 
+TEST_CASE("A T5 has both sides, as long as n_positions each, and the scale of a tied head") {
+  const std::string sizes =
+      R"({"model_type": "t5", "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 50)";
+  const auto read = [&](const std::string& more) { return read_huggingface(sizes + more + "}", "c.json").spec; };
+  ModelSpec spec = read("");
+  CHECK(spec.family == Family::encoder_decoder);
+  CHECK((spec.layers == 4 && spec.decoder_layers == 2));
+  CHECK((spec.context == 1024 && spec.decoder_context == 512));
+  CHECK((spec.position_buckets == 32 && spec.position_distance == 128));
+  CHECK((spec.start_token == 0 && spec.end_token == 1));
+  CHECK(spec.activation == FeedForwardKind::relu);
+  CHECK(spec.tied_embeddings);
+  CHECK(spec.logits_multiplier == 0.25);  // 16^(-1/2)
+  CHECK(spec.initializer_range == 1.0);
+  CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
+  spec = read(R"(, "num_decoder_layers": 3, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": false,
+      "n_positions": 100, "decoder_start_token_id": 7, "eos_token_id": 8, "initializer_factor": 0.5)");
+  CHECK((spec.layers == 5 && spec.decoder_layers == 3));
+  CHECK((spec.context == 200 && spec.decoder_context == 100));
+  CHECK((spec.start_token == 7 && spec.end_token == 8));
+  CHECK(spec.activation == FeedForwardKind::gated_gelu_tanh);
+  CHECK_FALSE(spec.tied_embeddings);
+  CHECK(spec.logits_multiplier == 1.0);
+  CHECK(spec.initializer_range == 0.5);
+  CHECK(read_model(write_model(spec), "written.yaml").spec == spec);
+  CHECK(error(sizes + R"(, "feed_forward_proj": "gated-swish"})")
+            .find("expected one of relu, gelu, gated-gelu, gated-silu, found 'gated-swish'") != std::string::npos);
+  CHECK(error(sizes + R"(, "is_decoder": true})")
+            .ends_with("is_decoder true is not supported: models of this type are built with both sides"));
+  CHECK(error(sizes + R"(, "relative_attention_num_buckets": 30})").find("expected a multiple of 4 up to 256") !=
+        std::string::npos);
+}
+
 TEST_CASE("A BERT is an encoder that learns masked tokens, and other uses of its class are refused") {
   const ModelFile base = published("bert-base-uncased");
   CHECK((base.spec.bidirectional && base.spec.head_transform && base.spec.embedding_norm && base.spec.head_bias));
@@ -520,7 +553,7 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
   const std::string types =
       "bert, bloom, cohere, cohere2, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, gptj, granite, "
-      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, roberta, starcoder2";
+      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, roberta, starcoder2, t5";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
   CHECK(
       error(

@@ -71,7 +71,7 @@ TEST_CASE("every parameter of every imported model lies in one place of transfor
     CHECK(differences(read_huggingface(found.config, "config.json").spec, spec).empty());
     check_once(huggingface_weights(found.model_type, spec, graph), graph);
   }
-  CHECK(configs == 35);
+  CHECK(configs == 37);
 }
 
 TEST_CASE("models of the zoo are of the types that they came from") {
@@ -94,6 +94,7 @@ TEST_CASE("models of the zoo are of the types that they came from") {
   CHECK(models_of["olmo2"] == Names{"olmo2-13b", "olmo2-7b"});
   CHECK(models_of["qwen3"] == Names{"qwen3-32b", "qwen3-8b"});
   CHECK(models_of["opt"] == Names{"opt-6.7b"});
+  CHECK(models_of["t5"] == Names{"flan-t5-xxl", "t5-11b", "t5-3b", "t5-base", "t5-large", "t5-small"});
 }
 
 TEST_CASE("names are those of transformers' classes") {

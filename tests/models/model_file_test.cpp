@@ -168,7 +168,7 @@ TEST_CASE("Keys that a family does not read are errors") {
         "m.yaml:3:1: error: unknown key 'heads'; allowed: name, source, family, layers, hidden, feature, context, "
         "vocabulary, tied_embeddings, activation, training");
   CHECK(error(replaced("family: decoder", "family: decodr")) ==
-        "m.yaml:2:9: error: expected one of decoder, mlp, found 'decodr'; did you mean 'decoder'?");
+        "m.yaml:2:9: error: expected one of decoder, mlp, encoder_decoder, found 'decodr'; did you mean 'decoder'?");
   CHECK(error("name: m\nfamily: mlp\nlayers: 1\nhidden: 4\nfeature: 4\nvocabulary: 5\ncontext: 4\nactivation: "
               "gated_silu\n") == "m.yaml:8:13: error: a plain MLP has no gate; allowed: gelu_tanh, gelu_erf, relu");
 }

@@ -17,7 +17,10 @@ const std::string folder = std::string(PARPLAN_SOURCE_DIR) + "/docs/";
 std::string model_with(const std::string& family, const std::string& last) {
   return "name: m\nfamily: " + family +
          "\nlayers: 1\nhidden: 4\nfeature: 4\nvocabulary: 5\ncontext: 4\nactivation: relu\n" +
-         (family == "decoder" ? "heads: 1\nposition: rotary\nnorm: rms_norm\n" : "") + last + "\n";
+         (family == "decoder"           ? "heads: 1\nposition: rotary\nnorm: rms_norm\n"
+          : family == "encoder_decoder" ? "heads: 1\ndecoder_layers: 1\ndecoder_context: 1\n"
+                                        : "") +
+         last + "\n";
 }
 
 // The keys that the reader allows besides the unknown one in `last`, sorted: its error lists them.
@@ -46,25 +49,30 @@ std::vector<std::string> sorted_keys(const Json& properties) {
 
 TEST_CASE("The JSON Schema has exactly the keys that the reader allows") {
   const Json schema = Json::parse(read_file(folder + "schemas/model.schema.json"));
-  CHECK(sorted_keys(schema["properties"]) == allowed("decoder", "xxxxxxxx: 1"));
   const Json& parts = schema["$defs"];
   CHECK(sorted_keys(parts["training"]["properties"]) == allowed("decoder", "training: {xxxxxxxx: 1}"));
   CHECK(sorted_keys(parts["optimizer"]["properties"]) == allowed("decoder", "training: {optimizer: {xxxxxxxx: 1}}"));
   CHECK(sorted_keys(parts["initialization"]["properties"]) ==
         allowed("decoder", "training: {initialization: {xxxxxxxx: 1}}"));
 
-  // The schema removes the same keys from an MLP as the reader.
-  std::vector<std::string> of_mlp = sorted_keys(schema["properties"]);
-  for (const auto& [key, value] : schema["allOf"][1]["then"]["properties"].items()) {
-    if (value == false) std::erase(of_mlp, key);
+  // The schema removes the same keys from each family as the reader.
+  const char* const families[] = {"decoder", "mlp", "encoder_decoder"};
+  for (std::size_t i = 0; i < std::size(families); ++i) {
+    const Json& row = schema["allOf"][i];
+    CAPTURE(families[i]);
+    CHECK(row["if"]["properties"]["family"]["const"] == families[i]);
+    std::vector<std::string> keys = sorted_keys(schema["properties"]);
+    for (const auto& [key, value] : row["then"]["properties"].items())
+      if (value == false) std::erase(keys, key);
+    CHECK(keys == allowed(families[i], "xxxxxxxx: 1"));
   }
-  CHECK(of_mlp == allowed("mlp", "xxxxxxxx: 1"));
 }
 
 TEST_CASE("The page names every key, and its example loads") {
   const std::string page = read_file(folder + "model.md");
-  for (const std::string& key : allowed("decoder", "xxxxxxxx: 1"))
-    CHECK_MESSAGE(page.find("`" + key + "`") != std::string::npos, key);
+  for (const char* family : {"decoder", "encoder_decoder"})
+    for (const std::string& key : allowed(family, "xxxxxxxx: 1"))
+      CHECK_MESSAGE(page.find("`" + key + "`") != std::string::npos, key);
   for (const std::string& key : allowed("decoder", "training: {optimizer: {xxxxxxxx: 1}}")) {
     CHECK_MESSAGE(page.find("`optimizer." + key + "`") != std::string::npos, key);
   }

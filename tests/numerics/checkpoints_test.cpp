@@ -70,14 +70,15 @@ const std::vector<Kind> kinds = {
 };
 
 // A way to train the model: any layout of the kind, by blocks or alike. Models whose positions do
-// not depend on each other have no context axis: any other layout then.
+// not depend on each other have no context axis, nor have those of two sequences: any other layout
+// then.
 Job random_job(const OpGraph& graph, const TrainingSpec& training, std::mt19937& random, std::string& what,
                const Kind& kind = kinds.front()) {
   int ranks = 1 << random() % 4;
   if (kind.hybrid) ranks = std::max(ranks, 4);
   if (kind.name != "any") ranks = std::max(ranks, 2);
   const bool has = !enumerate_specs(graph, training, ranks, kind.request).empty();
-  CHECK((has || graph.name == "tiny-mlp"));
+  CHECK((has || graph.name == "tiny-mlp" || graph.joins_sequences));
   ParallelSpec spec = testing::random_spec(graph, training, ranks, has ? kind.request : LayoutRequest{}, random);
   if (kind.hybrid) {
     const int most = runs_backward_in_parts(spec.schedule) ? 1 : 3;

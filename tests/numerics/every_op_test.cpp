@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
@@ -15,9 +16,19 @@ namespace parplan {
 
 using namespace testing;
 
+namespace {
+
+std::vector<OpGraph> all_graphs(std::int64_t of_sequence) {
+  std::vector<OpGraph> graphs = op_graphs(of_sequence);
+  graphs.push_back(two_sequences(of_sequence));
+  return graphs;
+}
+
+}  // namespace
+
 TEST_CASE("random legal plans of graphs with every op train as the one-rank reference does") {
   std::mt19937 random(20261121);
-  for (const OpGraph& graph : op_graphs(sequence)) {
+  for (const OpGraph& graph : all_graphs(sequence)) {
     std::map<std::int64_t, Outcome> references;
     for (int trial = 0; trial < 24; ++trial) {
       const TrainingSpec training = training_of();
@@ -36,7 +47,7 @@ TEST_CASE("random legal plans of graphs with every op train as the one-rank refe
 
 TEST_CASE("graphs with every op: a pipeline equals accumulation on one rank to the bit") {
   std::mt19937 random(7);
-  for (const OpGraph& graph : op_graphs(sequence))
+  for (const OpGraph& graph : all_graphs(sequence))
     for (const int ranks : {1, 2}) {
       LayoutRequest request;
       request[Choice::dp] = request[Choice::tp] = 1;
@@ -51,7 +62,7 @@ TEST_CASE("graphs with every op: a pipeline equals accumulation on one rank to t
 TEST_CASE("the reference's gradients of graphs with every op are the slopes of its loss along random directions") {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  for (const OpGraph& graph : op_graphs(8)) {
+  for (const OpGraph& graph : all_graphs(8)) {
     INFO(graph.name);
     // A loss in double precision would allow smaller steps; in fp32 its rounding, 1e-7, over a step
     // of 1e-2 leaves four digits.

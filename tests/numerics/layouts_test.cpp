@@ -219,6 +219,7 @@ TEST_CASE("blocks that differ in ZeRO stage, sequence parallelism and recompute 
 TEST_CASE("blocks with whole weights, which exchange tokens for heads and features, train as the reference does") {
   std::mt19937 random(20261125);
   std::vector<OpGraph> graphs = op_graphs(sequence);
+  graphs.push_back(two_sequences(sequence));
   for (const char* model : {"tiny-gpt2", "tiny-llama"}) graphs.push_back(graph_of(model));
   std::map<std::string, int> moved;  // by redistribution: along inner dims, which are packed or unpacked
   int exchanges = 0;

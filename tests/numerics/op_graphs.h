@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "models/families.h"
 #include "models/graph_builder.h"
 #include "planner/graph/op_graph.h"
 
@@ -243,6 +244,27 @@ inline OpGraph normed_sums(std::int64_t sequence) {
 
 inline std::vector<OpGraph> op_graphs(std::int64_t sequence) {
   return {parallel_branches(sequence), normed_heads(sequence), normed_width(sequence)};
+}
+
+// An encoder and a decoder, whose activations hold rows of both and of tables: T5.
+inline OpGraph two_sequences(std::int64_t sequence) {
+  return build_graph({.name = "two-sequences",
+                      .family = Family::encoder_decoder,
+                      .layers = 3,
+                      .hidden = 24,
+                      .feature = 40,
+                      .vocabulary = 61,
+                      .context = 16,
+                      .activation = FeedForwardKind::gated_gelu_tanh,
+                      .heads = 4,
+                      .kv_heads = 4,
+                      .head_dim = 6,
+                      .decoder_layers = 2,
+                      .decoder_context = 8,
+                      .position_buckets = 24,
+                      .position_distance = 14,
+                      .initializer_range = 0.1},
+                     sequence);
 }
 
 }  // namespace parplan::testing

@@ -16,7 +16,7 @@ namespace parplan::testing {
 inline constexpr std::int64_t sequence = 16;
 inline constexpr std::int64_t global_batch = 8;
 inline constexpr std::int64_t steps = 5;
-inline const std::vector<std::string> models{"tiny-gpt2", "tiny-llama", "tiny-mlp", "tiny-bert"};
+inline const std::vector<std::string> models{"tiny-gpt2", "tiny-llama", "tiny-mlp", "tiny-bert", "tiny-t5"};
 
 OpGraph graph_of(const std::string& model);
 TrainingSpec training_of();

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/graph/local_op.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "runtime/device/kernel_call.h"
 
@@ -33,7 +34,7 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
   const bool is_loss = op.kind == OpKind::cross_entropy_max || op.kind == OpKind::cross_entropy_sums ||
                        op.kind == OpKind::cross_entropy_loss;
   OpShape shape = op.attributes;
-  shape.rows = graph.sequence * micro_batch;
+  shape.rows = micro_batch * tokens_of(first_operand(graph, op), [](const TensorDim& dim) { return dim.size; });
   shape.columns = width(is_loss ? op.inputs[0] : op.outputs[0]);
   if (is_loss) {
     shape.valid = graph.vocabulary;
@@ -60,6 +61,20 @@ OpShape shape_of(const OpGraph& graph, const Op& op, std::int64_t micro_batch, d
       shape.batch = micro_batch;
       shape.all_heads = shape.heads;
       break;
+    case OpKind::packed_attention:
+      shape.sequence = positions_of(graph, op);
+      shape.batch = micro_batch;
+      shape.second = op.inputs.size() == 3;
+      shape.all_heads = shape.heads;
+      break;
+    case OpKind::append_rows:
+      shape.inner = element_count(graph.tensors[at(op.parameters[0])]);
+      shape.batch = micro_batch;
+      break;
+    case OpKind::take_rows:
+    case OpKind::put_rows:
+      shape.batch = micro_batch;
+      break;
     case OpKind::add:
       shape.second = op.inputs.size() == 2;
       shape.bias = op.parameters.size() == 1;
@@ -78,7 +93,8 @@ void leave_out_frozen(const OpGraph& graph, const TrainingOp& op, OpShape& shape
   };
   if (op.kind == OpKind::linear_weight_gradient) shape.bias = shape.bias && !is_frozen(1);
   const bool of_norm = op.kind == OpKind::layer_norm_gradient || op.kind == OpKind::rms_norm_gradient ||
-                       op.kind == OpKind::head_norm_gradient || op.kind == OpKind::query_key_norm_gradient;
+                       op.kind == OpKind::head_norm_gradient || op.kind == OpKind::query_key_norm_gradient ||
+                       op.kind == OpKind::append_rows_gradient;
   if (!of_norm) return;
   shape.freezes_first = is_frozen(0);
   shape.freezes_second = is_frozen(1) || shape.without_beta;
@@ -176,7 +192,7 @@ void Reference::forward(std::span<const std::int32_t> tokens, std::span<const st
       const std::span<const std::int32_t> source = op.kind == OpKind::embedding ? tokens : targets;
       std::vector<std::int32_t>& loaded = tokens_[id];
       loaded.clear();
-      for (std::int64_t position = 0; position < graph_.sequence; ++position)
+      for (std::int64_t position = 0; position < graph_.tensors[at(id)].dims.front().size; ++position)
         for (std::int64_t sample = 0; sample < micro_batch; ++sample)
           loaded.push_back(source[sample * graph_.sequence + position]);
     }

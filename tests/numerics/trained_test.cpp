@@ -37,17 +37,19 @@ TrainingSpec training_with(Trainable trainable, std::optional<Lora> lora = {}) {
 // model, so that the backward ends in each; kinds of parameters that share a kernel with others.
 std::vector<TrainingSpec> choices(const std::string& model) {
   const std::string layer = model == "tiny-mlp" ? "down" : "attention.output";
+  const bool has_biases = model != "tiny-llama" && model != "tiny-t5";
   std::vector<TrainingSpec> all{
       training_with(only({}), Lora{.r = 3, .alpha = 6.0, .target_modules = {}}),
       training_with(only({}), Lora{.r = 8, .alpha = 8.0, .target_modules = {layer}}),
       training_with(only({"head"}), Lora{.r = 2, .alpha = 1.0, .target_modules = {"up"}}),
       training_with({}, Lora{.r = 4, .alpha = 2.0, .target_modules = {}}),
       training_with(only({"head*"})),
-      training_with(only({"layers.1"})),
+      training_with(only({model == "tiny-t5" ? "decoder.1" : "layers.1"})),
       training_with(only({"embedding"})),
       training_with(only({layer})),
   };
-  if (model != "tiny-llama") all.push_back(training_with(only({"bias"})));
+  if (has_biases) all.push_back(training_with(only({"bias"})));
+  if (model == "tiny-t5") all.push_back(training_with(only({"encoder.position"})));
   if (model != "tiny-mlp") all.push_back(training_with(only({"*norm.weight"})));
   return all;
 }
@@ -119,6 +121,7 @@ TEST_CASE("any subset of the parameters of any op trains on any plan, with the g
   std::mt19937 random(20261126);
   std::vector<OpGraph> graphs = op_graphs(sequence);
   graphs.push_back(normed_sums(sequence));
+  graphs.push_back(two_sequences(sequence));
   for (const OpGraph& plain : graphs)
     for (int trial = 0; trial < 6; ++trial) {
       std::vector<std::string> names;

@@ -172,6 +172,61 @@ TEST_CASE("of each sample some tokens are masked, by its number and the seed, wh
   CHECK(some.targets != later.targets);  // the same samples in the next epoch
 }
 
+TEST_CASE("spans of a text go to the decoder behind sentinels, and the rest with the sentinels to the encoder") {
+  constexpr std::int64_t sequence = 40, vocabulary = 2000, samples = 300, decoder = 14, encoder = sequence - decoder;
+  const CorruptedSpans corrupted{.decoder = decoder, .spans = 3, .start = 1900, .end = 1901};
+  std::vector<std::int32_t> tokens(samples * sequence + 1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i % 1000);
+  const TokenData data(tokens);
+  const auto batch_of = [&](std::int64_t first, std::int64_t count, std::uint64_t seed) {
+    Batch batch{.sequence = sequence, .ids = {}};
+    fill_from(batch, data, first, count);
+    corrupt(batch, corrupted, vocabulary, first, seed);
+    return batch;
+  };
+  const Batch all = batch_of(0, samples, 1);
+  Batch plain{.sequence = sequence, .ids = {}};
+  fill_from(plain, data, 0, samples);
+  const auto is_sentinel = [&](std::int32_t id) { return id > vocabulary - 1 - corrupted.spans; };
+  std::int64_t longest = 0;
+  for (std::int64_t sample = 0; sample < samples; ++sample) {
+    const std::int32_t* const ids = all.ids.data() + sample * (sequence + 1);
+    const std::int32_t* const targets = all.targets.data() + sample * sequence;
+    // The decoder reads what it has told so far; nothing is told behind its end.
+    CHECK(ids[0] == corrupted.start);
+    CHECK(std::equal(targets, targets + decoder - 1, ids + 1));
+    CHECK(targets[decoder - 1] == corrupted.end);
+    CHECK(std::all_of(targets + decoder, targets + sequence, [](std::int32_t id) { return id == -1; }));
+    CHECK(ids[sequence - 1] == corrupted.end);
+    // Each sentinel of the encoder, replaced by what the decoder tells behind it: the text again.
+    std::vector<std::int32_t> text;
+    std::int32_t next = vocabulary - 1;
+    for (std::int64_t i = 0; i + 1 < encoder; ++i) {
+      if (!is_sentinel(ids[decoder + i])) {
+        text.push_back(ids[decoder + i]);
+        continue;
+      }
+      CHECK(ids[decoder + i] == next);
+      const std::int32_t* told = std::find(targets, targets + decoder, next--);
+      REQUIRE(told != targets + decoder);
+      const std::size_t before = text.size();
+      for (++told; *told < 1000; ++told) text.push_back(*told);
+      CHECK(text.size() > before);
+      longest = std::max(longest, static_cast<std::int64_t>(text.size() - before));
+    }
+    CHECK(next == vocabulary - 1 - corrupted.spans);
+    CHECK(std::ssize(text) == sequence - 2 * (corrupted.spans + 1));
+    CHECK(std::equal(text.begin(), text.end(), plain.ids.begin() + sample * (sequence + 1)));
+  }
+  CHECK(longest == decoder - 1 - corrupted.spans - 2);  // the others have one token each
+
+  const Batch some = batch_of(100, 8, 1), other = batch_of(100, 8, 2), later = batch_of(100 + samples, 8, 1);
+  CHECK(std::equal(some.ids.begin(), some.ids.end(), all.ids.begin() + 100 * (sequence + 1)));
+  CHECK(std::equal(some.targets.begin(), some.targets.end(), all.targets.begin() + 100 * sequence));
+  CHECK(some.targets != other.targets);
+  CHECK(some.targets != later.targets);  // the same samples in the next epoch
+}
+
 TEST_CASE("what cannot be mapped is refused, and nothing waits for a pipe's writer") {
   const testing::TemporaryFolder folder;
   const std::string pipe = folder.path("pipe");

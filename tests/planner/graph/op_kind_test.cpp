@@ -11,6 +11,7 @@
 #include "planner/base/error.h"
 #include "planner/graph/cpu_workspace.h"
 #include "planner/graph/local_op.h"
+#include "planner/graph/relative_position.h"
 #include "tests/planner/graph/small_graphs.h"
 
 namespace parplan {
@@ -26,6 +27,10 @@ OpShape plausible() {
           .heads = 4,
           .kv_heads = 2,
           .head_dim = 8,
+          .all_heads = 4,
+          .keys = 16,
+          .buckets = 8,
+          .most_distance = 12,
           .begin = 0,
           .valid = 90,
           .bias = true,
@@ -170,6 +175,33 @@ TEST_CASE("an op on one rank that holds everything has the sizes of its tensors"
   Op update = graph.ops[0];
   update.kind = OpKind::adamw;
   CHECK_THROWS_AS(shape_of(whole(graph, update)), InternalError);
+}
+
+// Values of transformers' T5Attention._relative_position_bucket (5.24), with which 600 distances on
+// each side agree for 32 and 8 buckets.
+TEST_CASE("a distance has the bucket that transformers gives it, as long as single ones last and then by logarithms") {
+  const auto both = [](std::int64_t distance) { return relative_bucket(distance, 32, 128, true); };
+  const auto causal = [](std::int64_t distance) { return relative_bucket(distance, 32, 128, false); };
+  for (std::int64_t distance = 0; distance < 8; ++distance) {
+    CHECK(both(-distance) == distance);
+    CHECK(both(distance) == (distance == 0 ? 0 : 16 + distance));
+    CHECK(causal(-distance) == distance);
+    CHECK(causal(distance) == 0);
+  }
+  // Bounds: 8 times powers of sqrt(2).
+  const std::int64_t first[] = {8, 12, 16, 23, 32, 46, 64, 91};
+  for (std::int64_t i = 0; i < 8; ++i) {
+    CHECK(both(-first[i]) == 8 + i);
+    CHECK(both(-first[i] + 1) == 7 + i);
+    CHECK(both(first[i]) == 24 + i);
+  }
+  CHECK(both(-100'000) == 15);
+  CHECK(both(100'000) == 31);
+  CHECK(causal(-16) == 16);
+  CHECK(causal(-127) == 31);
+  CHECK(causal(-100'000) == 31);
+  CHECK(relative_bucket(3, 8, 20, true) == 6);
+  CHECK(relative_bucket(11, 8, 20, true) == 7);
 }
 
 TEST_CASE("tf32 lies in memory as fp32") {

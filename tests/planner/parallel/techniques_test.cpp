@@ -15,6 +15,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/enum_index.h"
+#include "planner/parallel/context.h"
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/pipeline.h"
@@ -292,6 +293,25 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [6, 0] leaves stage 1 without a block");
   spec.stage_blocks = {3, 2};
   CHECK(reason(tiny_gpt2(), spec) == "the stage cut [3, 2] holds 5 blocks, and the model has 6 (embedding to head)");
+}
+
+TEST_CASE("An axis cannot cut activations with the rows of two sequences, and all others can be laid out") {
+  const OpGraph graph = graph_of(tiny_folder, "tiny-t5", 32);
+  ParallelSpec spec = layout(graph, 2, 2, 3);
+  CHECK(reason(graph, spec) == "legal");
+  spec.sequence_parallel = true;
+  CHECK(reason(graph, spec) ==
+        "sequence parallelism cannot cut activations that hold the rows of an encoder and of a decoder: leave "
+        "--sequence-parallel out");
+  CHECK(legal_tensor_degrees(graph, {}, spec, 8).empty());
+  spec = layout(graph, 2, 1, 1);
+  spec.mesh.degree.cp = 2;
+  for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses}) {
+    spec.cp_method = method;
+    CHECK(reason(graph, spec) ==
+          "context parallelism cannot cut activations that hold the rows of an encoder and of a decoder: cp must be 1");
+    CHECK(legal_context_degrees(graph, {}, spec, 8) == std::vector<int>{1});
+  }
 }
 
 TEST_CASE("Layouts that an engine lacks are refused in its name") {

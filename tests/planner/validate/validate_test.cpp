@@ -195,12 +195,27 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
   CHECK(skipped([](PublishedRun& run) { run.precision = "fp8"; }) == "precision fp8 is not modelled");
   CHECK(skipped([](PublishedRun& run) { run.experts = 8; }) == "mixtures of experts are not modelled");
   CHECK(skipped([](PublishedRun& run) { run.ep = 2; }) == "mixtures of experts are not modelled");
-  CHECK(skipped([](PublishedRun& run) { run.family = "t5"; }) == "model family t5 is not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.family = "vit"; }) == "model family vit is not modelled");
   CHECK(skipped([](PublishedRun& run) { run.layers.reset(); }) == "the number of layers is not stated");
   CHECK(skipped([](PublishedRun& run) { run.dp = 8; }) == "dp 8 x tp 4 x pp 2 x cp 1 are not 32 devices");
   CHECK(skipped([](PublishedRun& run) { run.device = "abacus"; }).find("8 abacus") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.global_batch = 7; }).find("batch") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.heads = 7; }).find("no multiple of 7 heads") != std::string::npos);
+}
+
+TEST_CASE("a T5 has a half of its layers and a fifth of its tokens in the decoder") {
+  PublishedRun run = stated_run();
+  run.family = "t5";
+  run.engine.clear();  // parplan's own
+  const StatedRun stated = state(run, as_stated);
+  CHECK(stated.skipped.empty());
+  CHECK(stated.model.decoder_layers == run.layers.value() / 2);
+  CHECK(stated.model.decoder_sequence == run.sequence.value() / 4);
+  CHECK(stated.training.sequence_length == run.sequence.value() * 5 / 4);
+  const OpGraph graph = graph_of_published(stated.model);
+  CHECK(graph.joins_sequences);
+  CHECK(targets_of_sample(graph) == stated.model.decoder_sequence);
+  CHECK(validate(run, as_stated, graph_of_published).step_error().has_value());
 }
 
 TEST_CASE("errors are summed up by their definitions") {

@@ -1,4 +1,5 @@
 #include "planner/graph/attention_span.h"
+#include "planner/graph/relative_position.h"
 #include "runtime/device/cpu/kernels/gemm.h"
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/simd.h"
@@ -21,6 +22,14 @@ struct Head {
 };
 
 Head head_of(const OpShape& s, std::int64_t sample, std::int64_t head) {
+  if (s.keys > 0) {  // queries alone
+    const std::int64_t width = s.heads * s.head_dim, at = sample * width + head * s.head_dim;
+    return {.qkv_stride = s.batch * width,
+            .y_stride = s.batch * width,
+            .query = at,
+            .y = at,
+            .lse = (sample * s.heads + head) * s.sequence};
+  }
   const std::int64_t per_group = s.heads / s.kv_heads;
   const std::int64_t group = head / per_group;
   const std::int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim;
@@ -78,14 +87,14 @@ Keys keys_of(const OpShape& s, std::int64_t first_query, std::int64_t rows) {
 }
 
 // Where the keys and values of one (sample, query head) are: among the fused ones, or with those
-// that come from other ranks, [rows, batch, key/value heads, 2, head_dim].
+// that come from other ranks, or are packed, [rows, batch, key/value heads, 2, head_dim].
 struct KeyRows {
   std::int64_t stride = 0;
   std::int64_t key = 0;
   std::int64_t value = 0;
 };
 KeyRows key_rows(const OpShape& s, const Head& h, std::int64_t sample, std::int64_t head) {
-  if (!s.gathered) return {.stride = h.qkv_stride, .key = h.key, .value = h.value};
+  if (!s.gathered && s.keys == 0) return {.stride = h.qkv_stride, .key = h.key, .value = h.value};
   const std::int64_t key = (sample * s.kv_heads + head / (s.heads / s.kv_heads)) * 2 * s.head_dim;
   return {.stride = s.batch * 2 * s.kv_heads * s.head_dim, .key = key, .value = key + s.head_dim};
 }
@@ -107,14 +116,16 @@ PARPLAN_INLINE void for_each_run(const OpShape& s, const Keys& keys, const Visit
 }
 
 // The operations on a score after it is scaled: s -> cap tanh(s / cap) + slope (key's - query's
-// position).
+// position), or + the bias of that distance.
 struct Adjustment {
   float cap = 0.0f;    // 0: none
   float slope = 0.0f;
-  Adjustment(const OpShape& s, std::int64_t head) : cap(static_cast<float>(s.softcap)) {
+  const float* biases = nullptr;  // by distance, from 0 on; null: none
+  Adjustment(const OpShape& s, std::int64_t head, const float* by_distance)
+      : cap(static_cast<float>(s.softcap)), biases(by_distance) {
     if (s.alibi != 0.0) slope = static_cast<float>(s.alibi * alibi_slope(s.first_head + head, s.all_heads));
   }
-  bool any() const { return cap != 0.0f || slope != 0.0f; }
+  bool any() const { return cap != 0.0f || slope != 0.0f || biases != nullptr; }
   PARPLAN_INLINE Wide capped(const Wide& score) const {
     return cap != 0.0f ? cap * hyperbolic_tangent(score / cap) : score;
   }
@@ -125,10 +136,30 @@ struct Adjustment {
   }
   // For sixteen keys from `distance` = the first one's position - the query's.
   PARPLAN_INLINE Wide bias(std::int64_t distance) const {
+    if (biases != nullptr) return load(biases + distance, Whole{});
     constexpr Wide lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return slope * (static_cast<float>(distance) + lane);
   }
 };
+
+// The place in the rows that hold the table of relative position biases (append_rows).
+std::int64_t place_of_bias(const OpShape& s, std::int64_t bucket, std::int64_t head, std::int64_t sample) {
+  const std::int64_t element = bucket * s.all_heads + s.first_head + head;
+  return (element / s.inner * s.batch + sample) * s.inner + element % s.inner;
+}
+// Calls `visit` with each distance of a key from a query, and the place of its bias.
+template <class Visit>
+PARPLAN_INLINE void for_each_bias(const OpShape& s, std::int64_t head, std::int64_t sample, const Visit& visit) {
+  for (std::int64_t distance = 1 - s.sequence; distance < s.keys; ++distance)
+    visit(distance,
+          place_of_bias(s, relative_bucket(distance, s.buckets, s.most_distance, s.bidirectional), head, sample));
+}
+
+// Where the bias of a key at its query's position is among those of a head by distance. Positions
+// of queries that see all keys count from behind these (position_of).
+std::int64_t bias_origin(const OpShape& s) {
+  return s.sequence - 1 + (s.bidirectional ? s.keys : 0);
+}
 
 void zero(float* p, std::int64_t n) { __builtin_memset(p, 0, n * sizeof(float)); }
 
@@ -143,21 +174,25 @@ void dot_products(const OpShape& s, const Keys& keys, const float* a, std::int64
   });
 }
 
-}  // namespace
+// What a forward reads and writes, and room for scores.
+struct Forward {
+  const float* qkv = nullptr;
+  const float* all_keys = nullptr;
+  const float* table = nullptr;  // rows of relative position biases; null: none
+  float* y = nullptr;
+  float* lse = nullptr;
+  float* scores = nullptr;
+  float* biases = nullptr;  // room for those of a head by distance
+};
 
-// fused qkv, (keys and values of ranks) -> y, log-sum-exp, workspace. For each block of queries:
+// For each block of queries:
 // scores against all keys that it may see, softmax in place, product with the values. After the
 // first step around a ring, y and log-sum-exp L are of the keys before; with those at hand, whose
 // own is l, both become log(e^L + e^l) =: M and e^(L - M) y + e^(l - M) y_own (Liu et al. 2023,
 // arXiv:2310.01889, section 3; Milakov, Gimelshein 2018).
-void attention(const CpuKernelArguments& a) {
-  const OpShape& s = a.shape;
-  const int next = s.gathered ? 2 : 1;
-  const float* qkv = a.floats(0);
-  const float* all_keys = s.gathered ? a.floats(1) : qkv;
-  float* y = a.floats(next);
-  float* lse = a.floats(next + 1);
-  float* scores = a.floats(next + 2);
+void attend(const OpShape& s, const Forward& work) {
+  const auto& [qkv, all_keys, table, y, lse, scores, biases] = work;
+  const float* const by_distance = table != nullptr ? biases + bias_origin(s) : nullptr;
   float* packing = scores + align_elements(rows_of_block(s, 0) * room_for_keys(s));
   const float scale = score_scale(s);
   float kept[attention_query_block];  // the factors of what is there, of a block's rows
@@ -165,7 +200,11 @@ void attention(const CpuKernelArguments& a) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
       const KeyRows at = key_rows(s, h, sample, head);
-      const Adjustment adjustment(s, head);
+      if (table != nullptr)
+        for_each_bias(s, head, sample, [&](std::int64_t distance, std::int64_t place) {
+          biases[distance + s.sequence - 1] = table[place];
+        });
+      const Adjustment adjustment(s, head, by_distance);
       for (std::int64_t begin = first_query_of(s), rows = 0; begin < s.sequence; begin += rows) {
         rows = rows_of_block(s, begin);
         const std::int64_t position = position_of(s, begin);
@@ -234,34 +273,46 @@ void attention(const CpuKernelArguments& a) {
   }
 }
 
-// dy, qkv, (keys and values of ranks), y, log-sum-exp -> dqkv, (their gradients), workspace; with
-// such keys, dqkv has gradients of queries alone, which add up around a ring. As FlashAttention
+// What a backward reads and writes.
+struct Backward {
+  const float* dy = nullptr;
+  const float* qkv = nullptr;
+  const float* all_keys = nullptr;
+  const float* table = nullptr;
+  const float* y = nullptr;
+  const float* lse = nullptr;
+  float* dqkv = nullptr;
+  float* dkeys = nullptr;          // cleared
+  float* dtable = nullptr;         // cleared
+  float* probabilities = nullptr;  // room for what a block of queries needs
+  float* biases = nullptr;         // room for biases and for their gradients by distance
+};
+
+// As FlashAttention
 // (Dao et al. 2022, algorithm 4): with P = exp(scale Q K^T - lse), dP = dY V^T, D = rowsum(dY * Y)
 // and dS = P (dP - D) scale: dQ = dS K, dK = dS^T Q, dV = P^T dY. A capped score t = cap tanh(s /
-// cap) multiplies dS by dt/ds = 1 - (t / cap)^2.
-void attention_gradient(const CpuKernelArguments& a) {
-  const OpShape& s = a.shape;
-  const float* dy = a.floats(0);
-  const float* qkv = a.floats(1);
-  const int next = s.gathered ? 3 : 2;
-  const float* all_keys = s.gathered ? a.floats(2) : qkv;
-  const float* y = a.floats(next);
-  const float* lse = a.floats(next + 1);
-  float* dqkv = a.floats(next + 2);
-  float* dkeys = s.gathered ? a.floats(next + 3) : dqkv;
+// cap) multiplies dS by dt/ds = 1 - (t / cap)^2. A bias is added behind the cap and the scale: its
+// gradient is the sum of P (dP - D) over all pairs of its distance.
+void attend_back(const OpShape& s, const Backward& work) {
+  const auto& [dy, qkv, all_keys, table, y, lse, dqkv, dkeys, dtable, probabilities, biases] = work;
   const std::int64_t block = rows_of_block(s, 0), room = room_for_keys(s);
-  float* probabilities = a.floats(s.gathered ? next + 4 : next + 3);
+  const float* const by_distance = table != nullptr ? biases + bias_origin(s) : nullptr;
+  float* const bias_gradients = table != nullptr ? biases + biases_by_distance(s.sequence, s.keys) : nullptr;
   float* gradients = probabilities + align_elements(block * room);
   float* sums = gradients + align_elements(block * room);
   float* packing = sums + align_elements(block);
   const float scale = score_scale(s);
-  if (!s.accumulate) zero(dqkv, s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim);
-  if (s.gathered) zero(dkeys, room * s.batch * 2 * s.kv_heads * s.head_dim);
   for (std::int64_t sample = 0; sample < s.batch; ++sample) {
     for (std::int64_t head = 0; head < s.heads; ++head) {
       const Head h = head_of(s, sample, head);
       const KeyRows rows_at = key_rows(s, h, sample, head);
-      const Adjustment adjustment(s, head);
+      if (table != nullptr) {
+        for_each_bias(s, head, sample, [&](std::int64_t distance, std::int64_t place) {
+          biases[distance + s.sequence - 1] = table[place];
+        });
+        zero(bias_gradients, biases_by_distance(s.sequence, s.keys));
+      }
+      const Adjustment adjustment(s, head, by_distance);
       for (std::int64_t begin = first_query_of(s), rows = 0; begin < s.sequence; begin += rows) {
         rows = rows_of_block(s, begin);
         const std::int64_t position = position_of(s, begin);
@@ -296,8 +347,12 @@ void attention_gradient(const CpuKernelArguments& a) {
               const Wide capped = adjustment.capped(load(p + i, lanes));
               const Wide probability = exponential(capped + adjustment.bias(met.begin + first + i - at) - row_lse);
               store(p + i, probability, lanes);
-              store(d + i, probability * (load(d + i, lanes) - row_sum) * scale * adjustment.slope_of_cap(capped),
-                    lanes);
+              const Wide of_score = probability * (load(d + i, lanes) - row_sum);
+              store(d + i, of_score * scale * adjustment.slope_of_cap(capped), lanes);
+              if (bias_gradients != nullptr) {
+                float* const sum = bias_gradients + bias_origin(s) + (met.begin + first + i - at);
+                store(sum, load(sum, lanes) + of_score, lanes);
+              }
             });
           } else {
             for_each_wide(visible, [&](std::int64_t i, auto lanes) {
@@ -324,8 +379,83 @@ void attention_gradient(const CpuKernelArguments& a) {
                       .blocking = backward_blocking, .workspace = packing});
         });
       }
+      if (table != nullptr)
+        for_each_bias(s, head, sample, [&](std::int64_t distance, std::int64_t place) {
+          dtable[place] += bias_gradients[distance + s.sequence - 1];
+        });
     }
   }
+}
+
+}  // namespace
+
+// fused qkv, (keys and values of ranks) -> y, log-sum-exp, workspace
+void attention(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int next = s.gathered ? 2 : 1;
+  attend(s, {.qkv = a.floats(0),
+             .all_keys = a.floats(next - 1),
+             .y = a.floats(next),
+             .lse = a.floats(next + 1),
+             .scores = a.floats(next + 2)});
+}
+
+// dy, qkv, (keys and values of ranks), y, log-sum-exp -> dqkv, (their gradients), workspace; with
+// such keys, dqkv has gradients of queries alone, which add up around a ring.
+void attention_gradient(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int next = s.gathered ? 3 : 2;
+  float* const dqkv = a.floats(next + 2);
+  float* const dkeys = s.gathered ? a.floats(next + 3) : dqkv;
+  if (!s.accumulate) zero(dqkv, s.sequence * s.batch * (s.heads + 2 * s.kv_heads) * s.head_dim);
+  if (s.gathered) zero(dkeys, room_for_keys(s) * s.batch * 2 * s.kv_heads * s.head_dim);
+  attend_back(s, {.dy = a.floats(0),
+                  .qkv = a.floats(1),
+                  .all_keys = a.floats(next - 1),
+                  .y = a.floats(next),
+                  .lse = a.floats(next + 1),
+                  .dqkv = dqkv,
+                  .dkeys = dkeys,
+                  .probabilities = a.floats(s.gathered ? next + 4 : next + 3)});
+}
+
+// queries, keys and values, (rows of biases) -> y, log-sum-exp, workspace
+void packed_attention(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int next = s.second ? 3 : 2;
+  float* const workspace = a.floats(next + 2);
+  attend(s, {.qkv = a.floats(0),
+             .all_keys = a.floats(1),
+             .table = s.second ? a.floats(2) : nullptr,
+             .y = a.floats(next),
+             .lse = a.floats(next + 1),
+             .scores = workspace + (s.second ? biases_by_distance(s.sequence, s.keys) : 0),
+             .biases = workspace});
+}
+
+// dy, queries, keys and values, (rows of biases), y, log-sum-exp -> dqueries, dkeys and dvalues,
+// (gradients of the rows), workspace
+void packed_attention_gradient(const CpuKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int next = s.second ? 4 : 3;
+  float* const dqueries = a.floats(next + 2);
+  float* const dkeys = a.floats(next + 3);
+  float* const dtable = s.second ? a.floats(next + 4) : nullptr;
+  float* const workspace = a.floats(s.second ? next + 5 : next + 4);
+  zero(dqueries, s.sequence * s.batch * s.heads * s.head_dim);
+  zero(dkeys, s.keys * s.batch * 2 * s.kv_heads * s.head_dim);
+  if (s.second) zero(dtable, (s.buckets * s.all_heads + s.inner - 1) / s.inner * s.batch * s.inner);
+  attend_back(s, {.dy = a.floats(0),
+                  .qkv = a.floats(1),
+                  .all_keys = a.floats(2),
+                  .table = s.second ? a.floats(3) : nullptr,
+                  .y = a.floats(next),
+                  .lse = a.floats(next + 1),
+                  .dqkv = dqueries,
+                  .dkeys = dkeys,
+                  .dtable = dtable,
+                  .probabilities = workspace + (s.second ? 2 * biases_by_distance(s.sequence, s.keys) : 0),
+                  .biases = workspace});
 }
 
 }  // namespace parplan::PARPLAN_CPU_NAMESPACE

@@ -39,6 +39,8 @@ void linear_weight_gradient(const CpuKernelArguments& a);
 // attention.cpp
 void attention(const CpuKernelArguments& a);
 void attention_gradient(const CpuKernelArguments& a);
+void packed_attention(const CpuKernelArguments& a);
+void packed_attention_gradient(const CpuKernelArguments& a);
 
 // rotary.cpp
 void rotary(const CpuKernelArguments& a);
@@ -63,6 +65,12 @@ void copy(const CpuKernelArguments& a);
 void transpose_blocks(const CpuKernelArguments& a);
 void take_columns(const CpuKernelArguments& a);
 void put_columns(const CpuKernelArguments& a);
+void take_rows(const CpuKernelArguments& a);
+void take_rows_gradient(const CpuKernelArguments& a);
+void put_rows(const CpuKernelArguments& a);
+void put_rows_gradient(const CpuKernelArguments& a);
+void append_rows(const CpuKernelArguments& a);
+void append_rows_gradient(const CpuKernelArguments& a);
 
 // cross_entropy.cpp
 void cross_entropy_max(const CpuKernelArguments& a);

@@ -37,13 +37,14 @@ AttentionLayout layout_of(const OpShape& s) {
     throw RunError("attention on CUDA: head_dim " + std::to_string(s.head_dim) + " is larger than " +
                    std::to_string(most_attention_head_dim));
   }
-  const std::int64_t qkv_width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const bool packed = s.keys > 0, apart = s.gathered || packed;
   const std::int64_t y_width = s.heads * s.head_dim;
-  const std::int64_t key_width = s.gathered ? 2 * s.kv_heads * s.head_dim : qkv_width;
+  const std::int64_t qkv_width = packed ? y_width : (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const std::int64_t key_width = apart ? 2 * s.kv_heads * s.head_dim : qkv_width;
   const bool around_ring = s.chunks.holder.has_value();
   const RingStep step = around_ring ? ring_step(s) : RingStep{};
   const std::int64_t rows = s.sequence - step.first_query;
-  const std::int64_t keys = around_ring ? step.keys : s.gathered ? s.chunks.positions() : s.sequence;
+  const std::int64_t keys = around_ring ? step.keys : packed ? s.keys : s.gathered ? s.chunks.positions() : s.sequence;
   const bool meets_all = s.bidirectional || (around_ring && !step.causal);
   const std::int64_t ahead = meets_all ? keys : 0;
   const std::int64_t positions = around_ring || meets_all ? ahead + rows : keys;
@@ -52,11 +53,12 @@ AttentionLayout layout_of(const OpShape& s) {
           .positions = static_cast<int>(positions),
           .ahead = static_cast<int>(ahead),
           .statistics_rows = static_cast<int>(s.sequence),
-          .apart = s.gathered,
+          .apart = apart,
           .accumulates = around_ring && s.accumulate,
           .chunks = s.gathered && !around_ring && !meets_all ? s.chunks : ContextChunks{},
           .heads = static_cast<int>(s.heads),
           .per_group = static_cast<int>(s.heads / s.kv_heads),
+          .group_width = static_cast<int>(qkv_width / s.kv_heads),
           .head_dim = static_cast<int>(s.head_dim),
           .qkv_width = qkv_width,
           .y_width = y_width,
@@ -138,6 +140,70 @@ void attention_gradient(const CudaKernelArguments& a) {
       attention_gradient_on_matrix_units(work, a.type, a.stream))
     return;
   attention_gradient_general(work, a.type, a.stream);
+}
+
+namespace {
+
+BiasTable table_of(const OpShape& s, const void* rows) {
+  return {.rows = rows,
+          .buckets = static_cast<int>(s.buckets),
+          .most_distance = static_cast<int>(s.most_distance),
+          .bidirectional = s.bidirectional,
+          .inner = static_cast<int>(s.inner),
+          .all_heads = static_cast<int>(s.all_heads),
+          .first_head = static_cast<int>(s.first_head)};
+}
+
+}  // namespace
+
+void packed_attention(const CudaKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int next = s.second ? 3 : 2, batch = static_cast<int>(s.batch);
+  AttentionLayout layout = layout_of(s);
+  if (s.second) {
+    auto* const biases = a.at<float>(next + 2);
+    expand_biases(layout, batch, table_of(s, a.at<const void>(2)), biases, a.type, a.stream);
+    layout.biases = biases;
+  }
+  const AttentionForward work{.layout = layout,
+                              .batch = batch,
+                              .qkv = a.at<const void>(0),
+                              .keys = a.at<const void>(1),
+                              .y = a.at<void>(next),
+                              .log_sum_exp = a.at<float>(next + 1)};
+  if (aligned({work.qkv, work.keys, work.y}) && attention_on_matrix_units(work, a.type, a.stream)) return;
+  attention_general(work, a.type, a.stream);
+}
+
+// The workspace: sums of dy * y, then biases, then their gradients by tile.
+void packed_attention_gradient(const CudaKernelArguments& a) {
+  const OpShape& s = a.shape;
+  const int next = s.second ? 4 : 3, batch = static_cast<int>(s.batch), last = s.second ? next + 5 : next + 4;
+  AttentionLayout layout = layout_of(s);
+  float* const sums = a.at<float>(last);
+  float* const biases =
+      sums + cuda_attention_gradient_workspace(s.sequence, s.batch, s.heads).count / std::int64_t{sizeof(float)};
+  if (s.second) {
+    expand_biases(layout, batch, table_of(s, a.at<const void>(3)), biases, a.type, a.stream);
+    layout.biases = biases;
+  }
+  const AttentionBackward work{.layout = layout,
+                               .batch = batch,
+                               .dy = a.at<const void>(0),
+                               .qkv = a.at<const void>(1),
+                               .keys = a.at<const void>(2),
+                               .y = a.at<const void>(next),
+                               .log_sum_exp = a.at<const float>(next + 1),
+                               .dqkv = a.at<void>(next + 2),
+                               .dkeys = a.at<void>(next + 3),
+                               .sums = sums};
+  const bool on_matrix_units = aligned({work.dy, work.qkv, work.keys, work.y, work.dqkv, work.dkeys}) &&
+                               attention_gradient_on_matrix_units(work, a.type, a.stream);
+  if (!on_matrix_units) attention_gradient_general(work, a.type, a.stream);
+  if (!s.second) return;
+  float* const parts =
+      biases + cuda_biases_workspace(s.sequence, s.keys, s.batch, s.heads).count / std::int64_t{sizeof(float)};
+  bias_gradients(work, table_of(s, a.at<const void>(3)), parts, a.at<void>(next + 4), a.type, a.stream);
 }
 
 }  // namespace parplan

@@ -12,4 +12,11 @@ void attention(const CudaKernelArguments& arguments);
 // planner/graph/cuda_workspace.h.
 void attention_gradient(const CudaKernelArguments& arguments);
 
+// queries, packed keys and values, (rows of relative position biases) -> y, log-sum-exp.
+void packed_attention(const CudaKernelArguments& arguments);
+// dy, queries, keys and values, (rows of biases), y, log-sum-exp -> gradients of the inputs. Those
+// of biases take the scores and dP once more, in fp32: sums over tiles of queries, which a second
+// kernel adds in order.
+void packed_attention_gradient(const CudaKernelArguments& arguments);
+
 }  // namespace parplan

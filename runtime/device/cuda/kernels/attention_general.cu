@@ -1,8 +1,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "planner/graph/relative_position.h"
 #include "runtime/device/cuda/kernel_launch.h"
 #include "runtime/device/cuda/kernels/attention_kernels.h"
+#include "runtime/device/cuda/kernels/load_store.h"
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(threads)
   for (int i = 0; i < per; ++i) positions[i] = layout.position(first_query + ty() * per + i);
   const int end = end_of_keys<Tiles::rows>(layout, first_query);
 
-  const AttentionScores head_scores(layout, head);
+  const AttentionScores head_scores(layout, sample, head);
   float out[per][Tiles::elements] = {};
   float largest[per];
   float sum[per] = {};  // this thread's part
@@ -313,7 +315,7 @@ __global__ void __launch_bounds__(threads) query_gradients(AttentionLayout layou
   }
   const int end = end_of_keys<Tiles::rows>(layout, first_query);
 
-  const AttentionScores head_scores(layout, head);
+  const AttentionScores head_scores(layout, sample, head);
   float out[per][Tiles::elements] = {};
   for (int first_key = first_tile<Tiles::rows>(layout.first_key(layout.position(first_query))); first_key < end;
        first_key += Tiles::rows) {
@@ -376,7 +378,7 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
     const T* const query = qkv + layout.query(sample, head);
     const T* const head_dy = dy + layout.y(sample, head);
     const std::int64_t statistics = layout.statistics(sample, head);
-    const AttentionScores head_scores(layout, head);
+    const AttentionScores head_scores(layout, sample, head);
     for (int first_query = first_row; first_query < last_row; first_query += Tiles::rows) {
       load_keys<Tiles::rows>(left_tile, key, first_key, layout);
       load_queries<Tiles::rows>(right_tile, query, layout.qkv_stride, first_query, layout);
@@ -423,6 +425,118 @@ __global__ void __launch_bounds__(threads) key_value_gradients(AttentionLayout l
   }
   store_keys<Tiles>(dk, layout.scale, dkeys + layout.key(sample, kv_head), first_key, layout);
   store_keys<Tiles>(dv, 1.0f, dkeys + layout.value(sample, kv_head), first_key, layout);
+}
+
+// Sums by bucket of the gradients of one tile of queries' scores. A tile's diagonals are of one
+// distance each: a thread sums one, then another those of its bucket.
+template <class T, class Tiles>
+__global__ void __launch_bounds__(threads)
+    sum_by_bucket(AttentionLayout layout, BiasTable table, const T* dy, const T* qkv, const T* keys,
+                  const float* log_sum_exp, const float* sums, float* parts) {
+  constexpr int per = Tiles::per, diagonals = 2 * Tiles::rows - 1;
+  static_assert(diagonals <= threads && 2 * diagonals <= Tiles::scores);
+  const int head_dim = layout.head_dim;
+  float* const left_tile = reinterpret_cast<float*>(dynamic_shared);
+  float* const right_tile = left_tile + Tiles::rows * row_stride(head_dim);
+  float* const score_tile = right_tile + Tiles::rows * row_stride(head_dim);
+  float* const sum_of = score_tile + Tiles::scores;  // by diagonal
+  int* const bucket_of = reinterpret_cast<int*>(sum_of + diagonals);
+
+  const int first_query = static_cast<int>(blockIdx.x) * Tiles::rows;
+  const int head = static_cast<int>(blockIdx.y), sample = static_cast<int>(blockIdx.z);
+  const int thread = static_cast<int>(threadIdx.x);
+  const T* const query = qkv + layout.query(sample, head);
+  const T* const head_dy = dy + layout.y(sample, head);
+  const T* const key = keys + layout.key(sample, head / layout.per_group);
+  const T* const value = keys + layout.value(sample, head / layout.per_group);
+  int positions[per];
+  float row_sums[per], shift[per];
+#pragma unroll
+  for (int i = 0; i < per; ++i) {
+    const int row = first_query + ty() * per + i;
+    const bool present = row < layout.sequence;
+    positions[i] = layout.position(row);
+    row_sums[i] = present ? sums[layout.statistics(sample, head) + row] : 0.0f;
+    shift[i] = present ? log_sum_exp[layout.statistics(sample, head) + row] : 0.0f;
+  }
+  const int end = end_of_keys<Tiles::rows>(layout, first_query);
+  const AttentionScores head_scores(layout, sample, head);
+  float total = 0.0f;  // of the bucket of this thread's number
+  for (int first_key = 0; first_key < end; first_key += Tiles::rows) {
+    load_queries<Tiles::rows>(left_tile, head_dy, layout.y_stride, first_query, layout);
+    load_keys<Tiles::rows>(right_tile, value, first_key, layout);
+    __syncthreads();
+    float dp[per][per];
+    dot_products<per>(dp, left_tile, right_tile, head_dim);
+    __syncthreads();
+    load_queries<Tiles::rows>(left_tile, query, layout.qkv_stride, first_query, layout);
+    load_keys<Tiles::rows>(right_tile, key, first_key, layout);
+    __syncthreads();
+    float scores[per][per];
+    dot_products<per>(scores, left_tile, right_tile, head_dim);
+#pragma unroll
+    for (int i = 0; i < per; ++i) {
+      const bool present = first_query + ty() * per + i < layout.sequence;
+#pragma unroll
+      for (int j = 0; j < per; ++j) {
+        const int key_position = first_key + tx() + side * j;
+        const bool sees = present && sees_key(layout, positions[i], key_position);
+        const float score = head_scores.of(scores[i][j], key_position - positions[i]);
+        scores[i][j] = sees ? expf(score - shift[i]) * (dp[i][j] - row_sums[i]) : 0.0f;
+      }
+    }
+    store_scores<Tiles>(score_tile, scores);
+    __syncthreads();
+    if (thread < diagonals) {
+      const int offset = thread - (Tiles::rows - 1);  // key's column - query's row
+      float sum = 0.0f;
+      for (int row = max(0, -offset); row < min(Tiles::rows, Tiles::rows - offset); ++row)
+        sum += score_tile[row * Tiles::score_stride + row + offset];
+      sum_of[thread] = sum;
+      bucket_of[thread] = static_cast<int>(
+          relative_bucket(first_key - first_query + offset, table.buckets, table.most_distance, table.bidirectional));
+    }
+    __syncthreads();
+    if (thread < table.buckets)
+      for (int i = 0; i < diagonals; ++i)
+        if (bucket_of[i] == thread) total += sum_of[i];
+    __syncthreads();
+  }
+  if (thread < table.buckets)
+    parts[((static_cast<std::int64_t>(sample) * layout.heads + head) * gridDim.x + blockIdx.x) * table.buckets +
+          thread] = total;
+}
+
+// An element of the table's rows [rows, batch, inner] is a thread's.
+template <class T>
+__global__ void __launch_bounds__(threads) add_bias_parts(AttentionLayout layout, BiasTable table, int batch, int tiles,
+                                                          const float* parts, T* gradients, std::int64_t count) {
+  const std::int64_t place = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  if (place >= count) return;
+  const std::int64_t element = place / table.inner / batch * table.inner + place % table.inner;
+  const int sample = static_cast<int>(place / table.inner % batch);
+  const int bucket = static_cast<int>(element / table.all_heads);
+  const int head = static_cast<int>(element % table.all_heads) - table.first_head;
+  float sum = 0.0f;
+  if (bucket < table.buckets && head >= 0 && head < layout.heads)
+    for (int tile = 0; tile < tiles; ++tile)
+      sum += parts[((static_cast<std::int64_t>(sample) * layout.heads + head) * tiles + tile) * table.buckets + bucket];
+  gradients[place] = static_cast<T>(sum);
+}
+
+// A bias of one sample and head is a thread's.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    biases_by_distance(AttentionLayout layout, BiasTable table, int batch, float* biases) {
+  const int place = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
+  if (place >= layout.bias_width()) return;
+  const int head = static_cast<int>(blockIdx.y), sample = static_cast<int>(blockIdx.z);
+  const std::int64_t bucket = relative_bucket(place - attention_bias_margin - (layout.statistics_rows - 1),
+                                              table.buckets, table.most_distance, table.bidirectional);
+  const std::int64_t element = bucket * table.all_heads + table.first_head + head;
+  biases[(static_cast<std::int64_t>(sample) * layout.heads + head) * layout.bias_width() + place] =
+      static_cast<float>(static_cast<const T*>(
+          table.rows)[(element / table.inner * batch + sample) * table.inner + element % table.inner]);
 }
 
 template <class Tiles, class... Parameters>
@@ -481,6 +595,33 @@ void backward(const AttentionBackward& work, cudaStream_t stream) {
   }
 }
 
+template <class T, class Tiles>
+void sum_biases(const AttentionBackward& work, const BiasTable& table, float* parts, T* gradients,
+                cudaStream_t stream) {
+  const AttentionLayout& layout = work.layout;
+  const auto by_bucket = sum_by_bucket<T, Tiles>;
+  launch("packed_attention_gradient: biases", by_bucket,
+         grid_of<Tiles>(by_bucket, layout.sequence, layout.head_dim, 2, layout.heads, work.batch), stream, layout,
+         table, static_cast<const T*>(work.dy), static_cast<const T*>(work.qkv), static_cast<const T*>(work.keys),
+         work.log_sum_exp, static_cast<const float*>(work.sums), parts);
+  const std::int64_t rows = divide_up(std::int64_t{table.buckets} * table.all_heads, std::int64_t{table.inner});
+  const std::int64_t count = rows * work.batch * table.inner;
+  launch("packed_attention_gradient: rows of biases", add_bias_parts<T>,
+         {.blocks = dim3(static_cast<unsigned>(divide_up(count, std::int64_t{threads}))), .threads = dim3(threads)},
+         stream, layout, table, work.batch, divide_up(layout.sequence, Tiles::rows), static_cast<const float*>(parts),
+         gradients, count);
+}
+
+template <class T>
+void sum_biases(const AttentionBackward& work, const BiasTable& table, float* parts, T* gradients,
+                cudaStream_t stream) {
+  if (work.layout.head_dim <= Tiles<64>::most_head_dim) {
+    sum_biases<T, Tiles<64>>(work, table, parts, gradients, stream);
+  } else {
+    sum_biases<T, Tiles<32>>(work, table, parts, gradients, stream);
+  }
+}
+
 }  // namespace
 
 void attention_general(const AttentionForward& work, DataType type, cudaStream_t stream) {
@@ -501,6 +642,25 @@ void attention_gradient_general(const AttentionBackward& work, DataType type, cu
   } else {
     backward<float>(work, stream);
   }
+}
+
+void expand_biases(const AttentionLayout& layout, int batch, const BiasTable& table, float* biases, DataType type,
+                   cudaStream_t stream) {
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(divide_up(layout.bias_width(), std::int64_t{threads})),
+                                 static_cast<unsigned>(layout.heads), static_cast<unsigned>(batch)),
+                  .threads = dim3(threads)};
+  dispatch(type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    launch("packed_attention: biases", biases_by_distance<T>, grid, stream, layout, table, batch, biases);
+  });
+}
+
+void bias_gradients(const AttentionBackward& work, const BiasTable& table, float* parts, void* gradients, DataType type,
+                    cudaStream_t stream) {
+  dispatch(type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    sum_biases<T>(work, table, parts, static_cast<T*>(gradients), stream);
+  });
 }
 
 }  // namespace parplan

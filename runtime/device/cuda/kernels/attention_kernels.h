@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "planner/graph/cuda_workspace.h"
 #include "runtime/device/cuda/kernels/kernel_arguments.h"
 
 namespace parplan {
@@ -28,6 +29,7 @@ struct AttentionLayout {
   ContextChunks chunks = {};  // of keys gathered from all ranks
   int heads = 0;
   int per_group = 0;  // query heads per key/value head
+  int group_width = 0;  // of the array with the queries: with its key and value, or without
   int head_dim = 0;
   std::int64_t qkv_width = 0;
   std::int64_t y_width = 0;
@@ -42,8 +44,19 @@ struct AttentionLayout {
   float alibi = 0.0f;    // multiplier of the head's slope times (key's - query's position), added after that
   int all_heads = 0;     // of all ranks: slopes are numbered among them
   int first_head = 0;    // of this rank's
+  // Relative position biases, by sample, head and distance (biases_of); null: none.
+  const float* biases = nullptr;
 
-  bool is_plain() const { return !chunks.any() && window >= keys && softcap == 0.0f && alibi == 0.0f; }
+  bool is_plain() const {
+    return !chunks.any() && window >= keys && softcap == 0.0f && alibi == 0.0f && biases == nullptr;
+  }
+  // Those of a head, from the distance 0 of a key's position from a query's on. Tiles reach beyond
+  // the last query and the last key.
+  __host__ __device__ std::int64_t bias_width() const { return statistics_rows + keys + 2 * attention_bias_margin; }
+  __device__ const float* biases_of(int sample, int head) const {
+    return biases + (static_cast<std::int64_t>(sample) * heads + head) * bias_width() + attention_bias_margin +
+           statistics_rows - 1 + ahead;
+  }
   // The first key that a query sees, and one past the last query that sees a key: positions.
   __device__ int first_key(int query) const { return query >= window ? query - window + 1 : 0; }
   __device__ int last_query(int key) const { return window < keys - key ? key + window : positions; }
@@ -67,7 +80,7 @@ struct AttentionLayout {
   }
 
   __host__ __device__ std::int64_t group(int sample, int group) const {
-    return sample * qkv_width + static_cast<std::int64_t>(group) * (per_group + 2) * head_dim;
+    return sample * qkv_width + static_cast<std::int64_t>(group) * group_width;
   }
   __host__ __device__ std::int64_t query(int sample, int head) const {
     return group(sample, head / per_group) + head % per_group * head_dim;
@@ -106,8 +119,11 @@ struct AttentionScores {
   float scale = 0.0f;
   float softcap = 0.0f;
   float slope = 0.0f;
+  const float* biases = nullptr;
 
-  __device__ AttentionScores(const AttentionLayout& layout, int head) : scale(layout.scale), softcap(layout.softcap) {
+  __device__ AttentionScores(const AttentionLayout& layout, int sample, int head)
+      : scale(layout.scale), softcap(layout.softcap) {
+    if (layout.biases != nullptr) biases = layout.biases_of(sample, head);
     if (layout.alibi == 0.0f) return;
     // As alibi_slope (planner/graph/op_kind.h).
     const int whole = 1 << (31 - __clz(layout.all_heads)), number = layout.first_head + head;
@@ -125,12 +141,25 @@ struct AttentionScores {
       score = softcap * tangent;
       to_product = 1.0f - tangent * tangent;
     }
+    if (biases != nullptr) return score + biases[distance];
     return score + slope * static_cast<float>(distance);
   }
   __device__ float of(float product, int distance) const {
     float unused;
     return of(product, distance, unused);
   }
+};
+
+// The rows of an activation that hold the table of relative position biases (append_rows), and
+// what distances of them stand for (planner/graph/relative_position.h).
+struct BiasTable {
+  const void* rows = nullptr;
+  int buckets = 0;
+  int most_distance = 0;
+  bool bidirectional = false;
+  int inner = 0;  // the width of a row
+  int all_heads = 0;
+  int first_head = 0;
 };
 
 struct AttentionForward {
@@ -165,5 +194,13 @@ bool attention_gradient_on_matrix_units(const AttentionBackward& work, DataType 
 inline constexpr int most_attention_head_dim = 256;
 void attention_general(const AttentionForward& work, DataType type, cudaStream_t stream);
 void attention_gradient_general(const AttentionBackward& work, DataType type, cudaStream_t stream);
+
+// The biases of each sample and head by distance, to `biases` [batch, heads, bias_width].
+void expand_biases(const AttentionLayout& layout, int batch, const BiasTable& table, float* biases, DataType type,
+                   cudaStream_t stream);
+// The gradients of the table, to all of its rows; what `work` does has been submitted. `parts`:
+// cuda_bias_sums_workspace.
+void bias_gradients(const AttentionBackward& work, const BiasTable& table, float* parts, void* gradients, DataType type,
+                    cudaStream_t stream);
 
 }  // namespace parplan

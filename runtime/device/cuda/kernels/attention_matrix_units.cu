@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(threads, ForwardTiles<head_dim>::blocks)
   };
 
   // exp(scale x) = 2^(this x). Scores that are not plain are brought to base 2 one by one.
-  const AttentionScores head_scores(layout, head);
+  const AttentionScores head_scores(layout, sample, head);
   const float scale = plain ? layout.scale * log2_e : 1.0f;
   Left<head_dim, row_tiles, Tiles::keep> query{.tile = query_tile, .first_row = first_row, .kept = {}};
   float out[row_tiles][head_dim / 8][4];
@@ -529,7 +529,7 @@ __global__ void __launch_bounds__(threads, QueryGradientTiles<head_dim>::blocks)
   }
   __syncthreads();
 
-  const AttentionScores head_scores(layout, head);
+  const AttentionScores head_scores(layout, sample, head);
   const float scale = layout.scale * log2_e;
   float shift[row_tiles][2];  // log-sum-exp, to the base 2
   float row_sums[row_tiles][2];
@@ -726,7 +726,7 @@ __global__ void __launch_bounds__(threads, plain ? KeyValueGradientTiles<head_di
       float ds[row_tiles][queries / 8][4];
       clear(ds);
       add_product_transposed<T, head_dim, row_tiles, queries>(ds, value, dy_tile);
-      const AttentionScores head_scores(layout, head);
+      const AttentionScores head_scores(layout, sample, head);
 #pragma unroll
       for (int n = 0; n < queries / 8; ++n) {
         const float2 shift = *reinterpret_cast<const float2*>(statistics + 8 * n);

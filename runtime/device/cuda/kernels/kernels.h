@@ -56,6 +56,12 @@ void copy(const CudaKernelArguments& a);
 void transpose_blocks(const CudaKernelArguments& a);
 void take_columns(const CudaKernelArguments& a);
 void put_columns(const CudaKernelArguments& a);
+void take_rows(const CudaKernelArguments& a);
+void take_rows_gradient(const CudaKernelArguments& a);
+void put_rows(const CudaKernelArguments& a);
+void put_rows_gradient(const CudaKernelArguments& a);
+void append_rows(const CudaKernelArguments& a);
+void append_rows_gradient(const CudaKernelArguments& a);
 
 // column_sums.cu
 void bias_gradient(const CudaKernelArguments& a);
