@@ -1,6 +1,7 @@
 #include "planner/search/restrictions.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <span>
 #include <utility>
@@ -51,151 +52,180 @@ LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& valu
   return request;
 }
 
-bool may_have(const LayoutRequest& request, Choice degree) {
-  return given<std::int64_t>(request, degree).value_or(2) > 1;
+bool may_have(const SearchedSpace& space, Choice degree) {
+  return space.cluster.devices() > 1 && given<std::int64_t>(space.request, degree).value_or(2) > 1;
+}
+
+// Restrictions, each where it applies ---------------------------------------------------------------
+
+bool may_have_schedules(const SearchedSpace& space) {
+  return space.training.engine.has_pipeline && !space.request[Choice::schedule] && may_have(space, Choice::pp);
+}
+
+std::optional<Restriction> other_interleaved(const SearchedSpace& space) {
+  if (!may_have_schedules(space) || !space.training.engine.has_interleaved || space.request[Choice::stage_blocks])
+    return std::nullopt;
+  const SpaceContext narrow{space.graph, space.training, space.cluster.devices(), true, space.width};
+  const auto is_beyond = [narrow](const ParallelSpec& spec) {
+    if (spec.schedule != ScheduleKind::interleaved) return false;
+    std::vector<ChoiceValue> usual;
+    space_row_of(Choice::virtual_stages).values(narrow, spec, usual);
+    return spec.zero_stage > 1 ||
+           std::ranges::find(usual, ChoiceValue(std::int64_t{spec.virtual_stages})) == usual.end();
+  };
+  SpaceWidth wider = space.width;
+  wider.interleaves_freely = true;
+  return Restriction{.what = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3",
+                     .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::interleaved),
+                                .width = wider,
+                                .beyond = {.of_degrees = has_stages, .layout = is_beyond},
+                                .has_same_floors = true}}};
+}
+
+std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
+  const bool may_be_whole = given<std::int64_t>(space.request, Choice::zero_stage).value_or(0) <= 1;
+  if (!may_have_schedules(space) || !space.training.engine.has_zero_bubble || !may_be_whole) return std::nullopt;
+  SpaceWidth wider = space.width;
+  wider.interleaves_freely = true;
+  return Restriction{.what = "zero_bubble_h1",
+                     .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::zero_bubble_h1),
+                                .width = wider,
+                                .beyond = {.of_degrees = has_stages, .layout = {}}}}};
+}
+
+std::optional<Restriction> data_parallel(const SearchedSpace& space) {
+  if (!space.training.engine.has_master || space.request[Choice::dp_method] || !may_have(space, Choice::dp))
+    return std::nullopt;
+  const auto has_replicas_alone = [](const ParallelSpec& degrees) {
+    return degrees.dp() > 1 && degrees.dp() == degrees.mesh.size();
+  };
+  const auto has_master = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; };
+  return Restriction{.what = "DataParallel",
+                     .wider = {{.request = with(space.request, Choice::dp_method, DataMethod::master),
+                                .width = space.width,
+                                .beyond = {.of_degrees = has_replicas_alone, .layout = has_master},
+                                .has_same_floors = true}}};
+}
+
+// Slices of a product take no less than the whole.
+std::optional<Restriction> sliced_products(const SearchedSpace& space) {
+  const Engine& engine = space.training.engine;
+  const bool may_cut_tokens =
+      engine.has_sequence_parallel && given<bool>(space.request, Choice::sequence_parallel).value_or(true);
+  if (!engine.has_tensor || !engine.has_tensor_overlap || space.request[Choice::tp_overlap] || !may_cut_tokens ||
+      !may_have(space, Choice::tp))
+    return std::nullopt;
+  return Restriction{
+      .what = "tensor parallelism overlapped by slices",
+      .wider = {{.request = with(space.request, Choice::sequence_parallel, true),
+                 .width = space.width,
+                 .beyond = {.of_degrees = has_tensor_ranks, .layout = {}, .until = Beyond::Until::samples},
+                 .samples = SampleFloors::without_tensor_communication}}};
 }
 
 // Whether more ranks than one may share out a sequence unless the space leaves that out.
-bool may_share_context(const Cluster& cluster, const Engine& engine, const LayoutRequest& request) {
-  return cluster.devices() > 1 && engine.has_context && !gives_every_degree(request) && may_have(request, Choice::cp);
+bool may_share_context(const SearchedSpace& space) {
+  return space.training.engine.has_context && !gives_every_degree(space.request) && may_have(space, Choice::cp);
 }
 
-// All context parallelism by more than so many ranks.
-Restriction::Wider by_samples(const Cluster& cluster, const LayoutRequest& request, SpaceWidth width, int ranks) {
-  width.shares_context = true;
-  width.most_ring_ranks = cluster.devices();
-  return {.request = request,
-          .width = width,
-          .beyond = {.of_degrees = has_more_context_ranks_than(ranks),
-                     .layout = {},
-                     .until = Beyond::Until::samples},
-          .samples = SampleFloors::shared_over_context};
+// By more than so many ranks, in any way.
+Restriction context_by_samples(const SearchedSpace& space, std::string what, int ranks) {
+  SpaceWidth wider = space.width;
+  wider.shares_context = true;
+  wider.most_ring_ranks = space.cluster.devices();
+  return {.what = std::move(what),
+          .wider = {{.request = space.request,
+                     .width = wider,
+                     .beyond = {.of_degrees = has_more_context_ranks_than(ranks),
+                                .layout = {},
+                                .until = Beyond::Until::samples},
+                     .samples = SampleFloors::shared_over_context}}};
 }
+
+std::optional<Restriction> shared_context(const SearchedSpace& space) {
+  if (!may_share_context(space)) return std::nullopt;
+  if (space.width.shares_context) {
+    const int most = space.width.most_ring_ranks;
+    if (space.request[Choice::cp] || space.request[Choice::cp_method]) return std::nullopt;
+    return context_by_samples(space,
+                              most == 1 ? "context parallelism around a ring"
+                                        : fmt::format("context parallelism around rings of more than {} ranks", most),
+                              most);
+  }
+  Restriction any = context_by_samples(space, "context parallelism", 1);
+  any.is_context = space.graph.sequence >= shortest_shared_sequence;
+  if (any.is_context)
+    any.closer = {{.what = "context parallelism by gathered keys and values or exchange for heads",
+                   .wider = {{.request = space.request,
+                              .width = with_context(space.width),
+                              .beyond = {.of_degrees = has_more_context_ranks_than(1), .layout = {}}}},
+                   .is_context = true},
+                  context_by_samples(space, "context parallelism around a ring", 1)};
+  return any;
+}
+
+std::optional<Restriction> host_offload(const SearchedSpace& space) {
+  const bool has_host =
+      std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
+  if (!has_host || space.request[Choice::offload]) return std::nullopt;
+  Restriction offload{.what = "offload of the optimizer's state", .wider = {}};
+  if (space.objective == Objective::memory)
+    offload.wider.push_back({.request = with(space.request, Choice::offload, Offload::optimizer),
+                             .width = space.width,
+                             .beyond = {.of_degrees = has_anything, .layout = {}}});
+  else
+    offload.wider.push_back({.request = space.request,
+                             .width = space.width,
+                             .beyond = {.of_degrees = has_anything,
+                                        .layout = {},
+                                        .room = Beyond::Room::any,
+                                        .also_what_fits = !devices_update_sooner(space.cluster)},
+                             .has_same_floors = true});
+  return offload;
+}
+
+std::optional<Restriction> other_recompute(const SearchedSpace& space) {
+  const std::span<const Recompute> searched = searched_recomputes(space.training.engine);
+  if (space.request[Choice::recompute] || searched.size() == 1) return std::nullopt;
+  Restriction recompute{.what = "other modules to recompute", .wider = {}};
+  if (space.objective != Objective::memory)
+    recompute.wider.push_back(
+        {.request = space.request,
+         .width = space.width,
+         .beyond = {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::with_other_recompute},
+         .has_same_floors = true});
+  else
+    for (const RecomputeRow& row : recompute_rows())
+      if (std::ranges::find(searched, row.kind) == searched.end())
+        recompute.wider.push_back({.request = with(space.request, Choice::recompute, row.kind),
+                                   .width = space.width,
+                                   .beyond = {.of_degrees = has_anything, .layout = {}}});
+  return recompute;
+}
+
+constexpr std::array rows = {other_interleaved, zero_bubble,  data_parallel,  sliced_products,
+                             shared_context,    host_offload, other_recompute};
 
 }  // namespace
 
-std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                      Objective objective, const LayoutRequest& request, const SpaceWidth& width) {
-  const Engine& engine = training.engine;
+std::vector<Restriction> restrictions(const SearchedSpace& space) {
   std::vector<Restriction> all;
-  const std::int64_t zero_stage = given<std::int64_t>(request, Choice::zero_stage).value_or(0);
-  if (cluster.devices() > 1 && !request[Choice::schedule] && may_have(request, Choice::pp) && engine.has_pipeline) {
-    SpaceWidth wider = width;
-    wider.interleaves_freely = true;
-    const SpaceContext narrow{graph, training, cluster.devices(), true, width};
-    const auto is_beyond = [narrow](const ParallelSpec& spec) {
-      if (spec.schedule != ScheduleKind::interleaved) return false;
-      std::vector<ChoiceValue> usual;
-      space_row_of(Choice::virtual_stages).values(narrow, spec, usual);
-      return spec.zero_stage > 1 ||
-             std::ranges::find(usual, ChoiceValue(std::int64_t{spec.virtual_stages})) == usual.end();
-    };
-    if (engine.has_interleaved && !request[Choice::stage_blocks])
-      all.push_back({.what = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3",
-                     .wider = {{.request = with(request, Choice::schedule, ScheduleKind::interleaved),
-                                .width = wider,
-                                .beyond = {.of_degrees = has_stages, .layout = is_beyond},
-                                .has_same_floors = true}}});
-    if (engine.has_zero_bubble && zero_stage <= 1)
-      all.push_back({.what = "zero_bubble_h1",
-                     .wider = {{.request = with(request, Choice::schedule, ScheduleKind::zero_bubble_h1),
-                                .width = wider,
-                                .beyond = {.of_degrees = has_stages, .layout = {}}}}});
-  }
-  if (cluster.devices() > 1 && engine.has_master && !request[Choice::dp_method] && may_have(request, Choice::dp))
-    all.push_back(
-        {.what = "DataParallel",
-         .wider = {
-             {.request = with(request, Choice::dp_method, DataMethod::master),
-              .width = width,
-              .beyond = {.of_degrees = [](const ParallelSpec& degrees) { return degrees.dp() > 1 &&
-                                                                                degrees.dp() == degrees.mesh.size(); },
-                         .layout = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
-              .has_same_floors = true}}});
-  // Slices of a product take no less than the whole.
-  const bool may_cut_tokens = given<bool>(request, Choice::sequence_parallel).value_or(true);
-  if (cluster.devices() > 1 && engine.has_tensor && engine.has_sequence_parallel && engine.has_tensor_overlap &&
-      !request[Choice::tp_overlap] && may_have(request, Choice::tp) && may_cut_tokens)
-    all.push_back({.what = "tensor parallelism overlapped by slices",
-                   .wider = {{.request = with(request, Choice::sequence_parallel, true),
-                              .width = width,
-                              .beyond = {.of_degrees = has_tensor_ranks,
-                                         .layout = {},
-                                         .until = Beyond::Until::samples},
-                              .samples = SampleFloors::without_tensor_communication}}});
-  if (may_share_context(cluster, engine, request)) {
-    const auto more_ranks_than = [&](std::string what, int ranks) {
-      return Restriction{.what = std::move(what), .wider = {by_samples(cluster, request, width, ranks)}};
-    };
-    if (!width.shares_context) {
-      Restriction any = more_ranks_than("context parallelism", 1);
-      any.is_context = graph.sequence >= shortest_shared_sequence;
-      if (any.is_context)
-        any.closer = {{.what = "context parallelism by gathered keys and values or exchange for heads",
-                       .wider = {{.request = request,
-                                  .width = with_context(width),
-                                  .beyond = {.of_degrees = has_more_context_ranks_than(1), .layout = {}}}},
-                       .is_context = true},
-                      more_ranks_than("context parallelism around a ring", 1)};
-      all.push_back(std::move(any));
-    } else if (!request[Choice::cp] && !request[Choice::cp_method]) {
-      all.push_back(width.most_ring_ranks == 1
-                        ? more_ranks_than("context parallelism around a ring", 1)
-                        : more_ranks_than(fmt::format("context parallelism around rings of more than {} ranks",
-                                                      width.most_ring_ranks),
-                                          width.most_ring_ranks));
-    }
-  }
-  const bool has_host =
-      std::ranges::any_of(cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
-  if (has_host && !request[Choice::offload]) {
-    Restriction offload{.what = "offload of the optimizer's state", .wider = {}};
-    if (objective == Objective::memory)
-      offload.wider.push_back({.request = with(request, Choice::offload, Offload::optimizer),
-                               .width = width,
-                               .beyond = {.of_degrees = has_anything, .layout = {}}});
-    else
-      offload.wider.push_back({.request = request,
-                               .width = width,
-                               .beyond = {.of_degrees = has_anything,
-                                          .layout = {},
-                                          .room = Beyond::Room::any,
-                                          .also_what_fits = !devices_update_sooner(cluster)},
-                               .has_same_floors = true});
-    all.push_back(std::move(offload));
-  }
-  const std::span<const Recompute> searched = searched_recomputes(engine);
-  if (!request[Choice::recompute] && searched.size() > 1) {
-    Restriction recompute{.what = "other modules to recompute", .wider = {}};
-    if (objective != Objective::memory)
-      recompute.wider.push_back(
-          {.request = request,
-           .width = width,
-           .beyond = {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::with_other_recompute},
-           .has_same_floors = true});
-    else
-      for (const RecomputeRow& row : recompute_rows())
-        if (std::ranges::find(searched, row.kind) == searched.end())
-          recompute.wider.push_back({.request = with(request, Choice::recompute, row.kind),
-                                     .width = width,
-                                     .beyond = {.of_degrees = has_anything, .layout = {}}});
-    all.push_back(std::move(recompute));
-  }
+  for (const auto& row : rows)
+    if (std::optional<Restriction> one = row(space)) all.push_back(*std::move(one));
   return all;
 }
 
 namespace {
 
 // `than`: see OpenParts::open_beyond.
-std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, const OpGraph& graph,
-                               const Cluster& cluster, const TrainingSpec& training, Objective objective,
-                               bool fewer_devices, const Score& best, const OpenParts* than, LayoutFloors& floors,
+std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, const SearchedSpace& space,
+                               const Score& best, const OpenParts* than, LayoutFloors& floors,
                                CandidateMaker& maker) {
   std::optional<LayoutFloors> own;
   if (!wider.has_same_floors)
-    own.emplace(graph, cluster, training, wider.request, wider.width, maker, wider.samples);
-  OpenParts parts(graph, cluster, training, wider.request, wider.width, objective, fewer_devices,
-                  own ? *own : floors);
+    own.emplace(space.graph, space.cluster, space.training, wider.request, wider.width, maker, wider.samples);
+  OpenParts parts(space.graph, space.cluster, space.training, wider.request, wider.width, space.objective,
+                  space.fewer_devices, own ? *own : floors);
   std::vector<Open> open = parts.open_beyond(wider.beyond, own ? nullptr : than);
   const auto is_later = [](const Open& a, const Open& b) {
     return std::pair(a.bound, a.place) > std::pair(b.bound, b.place);
@@ -218,35 +248,28 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
 
 }  // namespace
 
-std::optional<double> least_beyond(const Restriction& restriction, const OpGraph& graph, const Cluster& cluster,
-                                   const TrainingSpec& training, Objective objective, bool fewer_devices,
-                                   const Score& best, const OpenParts& than, LayoutFloors& floors,
-                                   CandidateMaker& maker) {
+std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
+                                   const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker) {
   const int most = restriction.is_context ? most_parts_where_lifted : most_parts_beyond;
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider)
-    if (const std::optional<double> one = least_of(wider, most, graph, cluster, training, objective, fewer_devices,
-                                                   best, &than, floors, maker))
+    if (const std::optional<double> one = least_of(wider, most, space, best, &than, floors, maker))
       least = std::min(least.value_or(*one), *one);
   return least;
 }
 
-bool is_surely_worth_context(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                             Objective objective, const LayoutRequest& request, const SpaceWidth& width,
-                             bool fewer_devices, LayoutFloors& floors, CandidateMaker& maker) {
-  if (width.shares_context || !may_share_context(cluster, training.engine, request)) return false;
+bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker) {
+  if (space.width.shares_context || !may_share_context(space)) return false;
   const auto least = [&](const Restriction::Wider& wider) {
     constexpr Score any{std::numeric_limits<double>::infinity(), 0.0};
-    return least_of(wider, most_parts_where_lifted, graph, cluster, training, objective, fewer_devices, any, nullptr,
-                    floors, maker);
+    return least_of(wider, most_parts_where_lifted, space, any, nullptr, floors, maker);
   };
-  const std::optional<double> without = least({.request = request,
-                                               .width = width,
-                                               .beyond = {.of_degrees = has_anything,
-                                                          .layout = {},
-                                                          .until = Beyond::Until::samples},
-                                               .has_same_floors = true});
-  const std::optional<double> with = least(by_samples(cluster, request, width, 1));
+  const std::optional<double> without = least(
+      {.request = space.request,
+       .width = space.width,
+       .beyond = {.of_degrees = has_anything, .layout = {}, .until = Beyond::Until::samples},
+       .has_same_floors = true});
+  const std::optional<double> with = least(context_by_samples(space, "", 1).wider.front());
   return without && with && *without > (1.0 + worth_context) * *with;
 }
 

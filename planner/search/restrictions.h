@@ -18,6 +18,17 @@
 
 namespace parplan {
 
+// What a search looks at. The arguments must outlive it.
+struct SearchedSpace {
+  const OpGraph& graph;
+  const Cluster& cluster;
+  const TrainingSpec& training;
+  const LayoutRequest& request;
+  SpaceWidth width;
+  Objective objective{};
+  bool fewer_devices = true;
+};
+
 // A restriction of a space: legal layouts that a search leaves out, although no option excludes
 // them, and the wider spaces in which all of them are.
 struct Restriction {
@@ -40,21 +51,16 @@ struct Restriction {
 
 // Those of a space, but for stage cuts (SearchCounts::cut_gap) and buffers for arriving activations
 // (input_slots.h).
-std::vector<Restriction> restrictions(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                      Objective objective, const LayoutRequest& request, const SpaceWidth& width);
+std::vector<Restriction> restrictions(const SearchedSpace& space);
 
 // Whether floors alone tell that context parallelism, which the space leaves out, is worth searching
 // (`worth_context`), whatever the best plan without it. `floors`: of the space as it is.
-bool is_surely_worth_context(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                             Objective objective, const LayoutRequest& request, const SpaceWidth& width,
-                             bool fewer_devices, LayoutFloors& floors, CandidateMaker& maker);
+bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker);
 
 // What the layouts beyond a restriction score at least by their floors; nothing where none beats
 // `best`. The best of them may score more: the search for the least floor ends after some number of
 // parts. `than` and `floors`: of the space as it is, whose search has ended.
-std::optional<double> least_beyond(const Restriction& restriction, const OpGraph& graph, const Cluster& cluster,
-                                   const TrainingSpec& training, Objective objective, bool fewer_devices,
-                                   const Score& best, const OpenParts& than, LayoutFloors& floors,
-                                   CandidateMaker& maker);
+std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
+                                   const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker);
 
 }  // namespace parplan

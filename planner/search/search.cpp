@@ -87,11 +87,13 @@ class SpaceSearch {
   // The same before a search, by floors alone: as where there are more devices than sequences.
   bool surely_promises_context() {
     return options_.bounds_left_out && may_lift_context() && training_.global_batch < cluster_.devices() &&
-           is_surely_worth_context(graph_, cluster_, training_, options_.objective, request_, width_,
-                                   options_.fewer_devices, *floors_, *makers_.front());
+           is_surely_worth_context(space(), *floors_, *makers_.front());
   }
 
  private:
+  SearchedSpace space() const {
+    return {graph_, cluster_, training_, request_, width_, options_.objective, options_.fewer_devices};
+  }
   bool may_lift_context() const {
     return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence;
   }
@@ -398,8 +400,7 @@ class SpaceSearch {
     std::vector<LeftOut> all;
     const auto add = [&](const auto& self, const Restriction& restriction) -> void {
       const std::optional<double> least =
-          least_beyond(restriction, graph_, cluster_, training_, options_.objective, options_.fewer_devices, winner,
-                       *parts_, *floors_, *makers_.front());
+          least_beyond(restriction, space(), winner, *parts_, *floors_, *makers_.front());
       // What the search did not look into is bounded with it.
       const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
       if (gap > worth_context && !restriction.closer.empty()) {
@@ -409,9 +410,7 @@ class SpaceSearch {
       if (restriction.is_context) context_gap_ = gap;
       all.push_back({.what = restriction.what, .gap = gap});
     };
-    for (const Restriction& restriction :
-         restrictions(graph_, cluster_, training_, options_.objective, request_, width_))
-      add(add, restriction);
+    for (const Restriction& restriction : restrictions(space())) add(add, restriction);
     if (least_with_slot_ < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
                      .gap = gap_to(least_with_slot_, winner)});
