@@ -47,7 +47,6 @@ constexpr bool keeps_queries(ContextMethod method) { return method != ContextMet
 // ring of the ranks, and a product is a slice of its rows for each rank: those that have arrived
 // are multiplied while the next ones are on their way, and sums of results go around likewise.
 enum class TensorOverlap { none, ring };
-inline constexpr TensorOverlap tensor_overlaps[] = {TensorOverlap::none, TensorOverlap::ring};
 const char* name(TensorOverlap overlap);
 
 // How the ranks of the data axis come by equal parameters: each reduces the gradients of all and

@@ -53,6 +53,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     training.clip_norm = setting % 2;
     LayoutRequest request;
     if (setting % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+    if (setting % 3 == 1) request[Choice::tp_overlap] = TensorOverlap::ring;
     Space space(graph, training, request, usual_width(graph, request));
     const std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
     NetworkCache networks(cluster, training.engine);
