@@ -5,29 +5,37 @@
 namespace parplan {
 namespace {
 
-constexpr std::array<const char*, count_of<Origin>> origins = {"measured", "interpolated", "datasheet"};
+constexpr std::array<const char*, count_of<Origin>> origin_texts = {"measured", "interpolated", "datasheet"};
 
-constexpr std::array<const char*, count_of<Rate>> rates = {"matrix_fp32",
-                                                           "matrix_half",
-                                                           "matrix_tf32",
-                                                           "vector",
-                                                           "memory",
-                                                           "sustained.half",
-                                                           "sustained.weight_gradients",
-                                                           "sustained.memory",
-                                                           "attention.forward",
-                                                           "attention.backward",
-                                                           "attention.ampere_forward",
-                                                           "attention.ampere_backward",
-                                                           "kernel_launch"};
+constexpr std::array<const char*, count_of<Rate>> rate_texts = {"matrix_fp32",
+                                                                "matrix_half",
+                                                                "matrix_tf32",
+                                                                "vector",
+                                                                "memory",
+                                                                "sustained.half",
+                                                                "sustained.weight_gradients",
+                                                                "sustained.memory",
+                                                                "attention.forward",
+                                                                "attention.backward",
+                                                                "attention.ampere_forward",
+                                                                "attention.ampere_backward",
+                                                                "kernel_launch"};
 
 }  // namespace
 
-const char* name(Origin origin) { return origins[index_of(origin)]; }
-std::vector<std::string> origin_names() { return {origins.begin(), origins.end()}; }
+const char* name(Origin origin) {
+  return origin_texts[index_of(origin)];
+}
+std::vector<std::string> origin_names() {
+  return {origin_texts.begin(), origin_texts.end()};
+}
 
-const char* name(Rate rate) { return rates[index_of(rate)]; }
-std::vector<std::string> rate_names() { return {rates.begin(), rates.end()}; }
+const char* name(Rate rate) {
+  return rate_texts[index_of(rate)];
+}
+std::vector<std::string> rate_names() {
+  return {rate_texts.begin(), rate_texts.end()};
+}
 
 RateOrigins less_sure(const RateOrigins& a, const RateOrigins& b) {
   RateOrigins both;
