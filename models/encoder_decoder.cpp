@@ -17,7 +17,7 @@ constexpr std::int64_t least_of_a_side = 3;
 // Tokens of a span on average (Raffel et al. 2020, section 3.3.4), each behind its sentinel.
 constexpr std::int64_t span_and_sentinel = 3 + 1;
 
-// Of a sample, the decoder's tokens come first, then the encoder's. All blocks pass on one
+// The decoder's tokens of a sample come first, then the encoder's. All blocks pass on one
 // activation with rows of both; behind them are those that hold the encoder's and the decoder's
 // table of relative position biases (append_rows): every layer of a side adds these to its scores,
 // and the gradients of their uses add up on their way back.

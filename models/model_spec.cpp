@@ -109,12 +109,12 @@ std::optional<SpecProblem> find_problem_of_encoder(const ModelSpec& spec) {
 namespace {
 
 std::optional<SpecProblem> find_problem_of_encoder_decoder(const ModelSpec& spec) {
-  if (spec.decoder_layers >= spec.layers)
+  if (spec.decoder_layers < 1 || spec.decoder_layers >= spec.layers)
     return SpecProblem{"decoder_layers",
                        fmt::format("layers counts both sides: of {}, the decoder has {}, which leaves "
                                    "none to the encoder; allowed: 1 to {}",
                                    spec.layers, spec.decoder_layers, spec.layers - 1)};
-  if (spec.decoder_context >= spec.context)
+  if (spec.decoder_context < 1 || spec.decoder_context >= spec.context)
     return SpecProblem{"decoder_context",
                        fmt::format("context counts both sides: of {} tokens, the decoder has {}, which leaves none to "
                                    "the encoder; allowed: 1 to {}",

@@ -20,7 +20,7 @@ struct StatedModel {
   // The feed-forward layers are gated, as in Llama, and with them come its rotary positions, RMS
   // norms and the lack of biases; else all is as in GPT-2.
   bool gated = false;
-  // Of a T5, those of the layers and of the sequence that are the decoder's; 0: another model.
+  // What of the layers and of the sequence is the decoder's of a T5; 0: it is another model.
   std::int64_t decoder_layers = 0, decoder_sequence = 0;
 };
 

@@ -226,7 +226,7 @@ def place(name, shape, config, weights):
     raise KeyError(name)
 
 
-# A decoder's tokens come before the encoder's in parplan, which keeps keys and values in one product, head by head.
+# parplan keeps keys and values in one product, head by head.
 def packed(which):
     def rule(w, at, shape, kind):
         whole = w.get(f"{at}key_value.{kind}", (2 * shape[0], shape[1]))
@@ -257,7 +257,8 @@ def place_t5(name, shape, config, weights):
         r"(?:(encoder|decoder)\.block\.(\d+)\.layer\.(\d+)\.)?(.*)\.(weight)", name).groups()
     at = ""
     if stack:
-        branches = ["attention", "feed_forward"] if stack == "encoder" else ["attention", "cross_attention", "feed_forward"]
+        crosses = ["cross_attention"] if stack == "decoder" else []
+        branches = ["attention", *crosses, "feed_forward"]
         branch = branches[int(number)]
         at = f"{stack}.{layer}."
         if part_name == "layer_norm":

@@ -61,6 +61,9 @@ TEST_CASE("model FLOPs count the pairs of a layer's window on both sides, and of
       INFO("sequence " << sequence << ", window " << window);
       OpGraph graph = small_gpt2(2);
       graph.sequence = sequence;
+      for (Tensor& tensor : graph.tensors)
+        for (TensorDim& dim : tensor.dims)
+          if (dim.dim == Dim::sequence) dim.size = sequence;
       const Flops full = model_flops_per_sample(graph);
       attention(graph, 1).attributes.window = window;
       CHECK(model_products(graph, attention(graph, 0)).pairs == static_cast<double>(sequence * sequence));

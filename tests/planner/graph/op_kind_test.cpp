@@ -260,19 +260,20 @@ TEST_CASE("what may share storage is a read operand and a written one") {
     CHECK(row.operands[row.in_place->write].access == Access::write);
   }
   CHECK(in_place == std::vector<std::string_view>{
-                        "add_position", "rotary", "activation", "gate", "scale", "softcap", "add", "add_layer_norm",
-                        "add_rms_norm", "head_norm_gradient", "query_key_norm_gradient", "rotary_gradient",
-                        "activation_gradient", "gate_gradient", "scale_gradient", "softcap_gradient",
-                        "cross_entropy_gradient", "attention_softmax_gradient", "dropout_gradient"});
+                        "add_position", "rotary", "activation", "gate", "scale", "softcap", "add", "put_rows",
+                        "add_layer_norm", "add_rms_norm", "head_norm_gradient", "query_key_norm_gradient",
+                        "rotary_gradient", "activation_gradient", "gate_gradient", "scale_gradient",
+                        "softcap_gradient", "put_rows_gradient", "cross_entropy_gradient",
+                        "attention_softmax_gradient", "dropout_gradient"});
 }
 
 TEST_CASE("the gradients that can be added to are those of norms, of sums of squares, of linear and of scores") {
   std::vector<std::string_view> accumulating;
   for (const OpRow& row : op_rows())
     if (row.accumulates) accumulating.push_back(row.name);
-  CHECK(accumulating == std::vector<std::string_view>{"layer_norm_gradient", "rms_norm_gradient",
-                                                      "query_key_squares_gradient", "linear_input_gradient",
-                                                      "attention_scores_gradient"});
+  CHECK(accumulating == std::vector<std::string_view>{
+                        "layer_norm_gradient", "rms_norm_gradient", "query_key_squares_gradient",
+                        "linear_input_gradient", "take_rows_gradient", "attention_scores_gradient"});
 }
 
 TEST_CASE("a linear layer multiplies rows x columns x inner and moves its three matrices and the bias once") {
