@@ -133,13 +133,13 @@ Restriction context_by_samples(const SearchedSpace& space, std::string what, int
   SpaceWidth wider = space.width;
   wider.shares_context = true;
   wider.most_ring_ranks = space.cluster.devices();
-  return {.what = std::move(what),
-          .wider = {{.request = space.request,
-                     .width = wider,
-                     .beyond = {.of_degrees = has_more_context_ranks_than(ranks),
-                                .layout = {},
-                                .until = Beyond::Until::samples},
-                     .samples = SampleFloors::shared_over_context}}};
+  return {
+      .what = std::move(what),
+      .wider = {
+          {.request = space.request,
+           .width = wider,
+           .beyond = {.of_degrees = has_more_context_ranks_than(ranks), .layout = {}, .until = Beyond::Until::samples},
+           .samples = SampleFloors::shared_over_context}}};
 }
 
 std::optional<Restriction> shared_context(const SearchedSpace& space) {
@@ -203,14 +203,14 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   return recompute;
 }
 
-constexpr std::array rows = {other_interleaved, zero_bubble,  data_parallel,  sliced_products,
-                             shared_context,    host_offload, other_recompute};
+constexpr std::array restriction_rows = {other_interleaved, zero_bubble,  data_parallel,  sliced_products,
+                                         shared_context,    host_offload, other_recompute};
 
 }  // namespace
 
 std::vector<Restriction> restrictions(const SearchedSpace& space) {
   std::vector<Restriction> all;
-  for (const auto& row : rows)
+  for (const auto& row : restriction_rows)
     if (std::optional<Restriction> one = row(space)) all.push_back(*std::move(one));
   return all;
 }
@@ -219,8 +219,7 @@ namespace {
 
 // `than`: see OpenParts::open_beyond.
 std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, const SearchedSpace& space,
-                               const Score& best, const OpenParts* than, LayoutFloors& floors,
-                               CandidateMaker& maker) {
+                               const Score& best, const OpenParts* than, LayoutFloors& floors, CandidateMaker& maker) {
   std::optional<LayoutFloors> own;
   if (!wider.has_same_floors)
     own.emplace(space.graph, space.cluster, space.training, wider.request, wider.width, maker, wider.samples);
@@ -264,11 +263,11 @@ bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, C
     constexpr Score any{std::numeric_limits<double>::infinity(), 0.0};
     return least_of(wider, most_parts_where_lifted, space, any, nullptr, floors, maker);
   };
-  const std::optional<double> without = least(
-      {.request = space.request,
-       .width = space.width,
-       .beyond = {.of_degrees = has_anything, .layout = {}, .until = Beyond::Until::samples},
-       .has_same_floors = true});
+  const std::optional<double> without =
+      least({.request = space.request,
+             .width = space.width,
+             .beyond = {.of_degrees = has_anything, .layout = {}, .until = Beyond::Until::samples},
+             .has_same_floors = true});
   const std::optional<double> with = least(context_by_samples(space, "", 1).wider.front());
   return without && with && *without > (1.0 + worth_context) * *with;
 }
