@@ -87,6 +87,8 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
       gather_into(lowering, lowering.program.buckets[*tied], *lowering.gathered_tied);
     }
     copy_gathered(lowering, current.own, lowering.bucket_of(block).elements);
+    if (frozen) copy_gathered(lowering, current.frozen, lowering.program.buckets[*frozen].elements);
+    if (tied) copy_gathered(lowering, current.tied, lowering.program.buckets[*tied].elements);
     const int call = visit(block, current);
     for (const std::optional<int> buffer : {current.own, current.frozen, current.tied})
       if (buffer) lowering.program.calls[call].frees.push_back(*buffer);

@@ -138,9 +138,9 @@ TEST_CASE("rates have the origins that a file states, else the datasheet, and ke
     return device_error("memory: 1 TB/s}", "memory: 1 TB/s, origins: " + list + "}");
   };
   CHECK(error_with("{measured: [sustained.half]}") ==
-        "d.yaml:7:129: error: an origin of sustained.half, which the row does not state; state it, or leave the origin "
+        "d.yaml:8:121: error: an origin of sustained.half, which the row does not state; state it, or leave the origin "
         "out");
-  CHECK(error_with("{measured: [memory], datasheet: [memory]}") == "d.yaml:7:150: error: memory has two origins");
+  CHECK(error_with("{measured: [memory], datasheet: [memory]}") == "d.yaml:8:142: error: memory has two origins");
   CHECK(error_with("{guessed: [memory]}").find("allowed: measured, interpolated, datasheet") != std::string::npos);
   CHECK(error_with("{measured: [memry]}").find("did you mean 'memory'?") != std::string::npos);
   // Between two rows, a rate is as sure as the less sure.
