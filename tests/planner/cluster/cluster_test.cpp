@@ -124,8 +124,9 @@ TEST_CASE("a half precision without units of its own is computed as fp32, as tf3
 }
 
 TEST_CASE("rates have the origins that a file states, else the datasheet, and keep them") {
-  const std::string to = "memory: 1 TB/s, sustained: {half: 2 TFLOP/s}, origins: {measured: [matrix_half, kernel_launch], "
-                         "interpolated: [sustained.half]}}";
+  const std::string to =
+      "memory: 1 TB/s, sustained: {half: 2 TFLOP/s}, origins: {measured: [matrix_half, kernel_launch], "
+      "interpolated: [sustained.half]}}";
   const DeviceKind device = read_device(YamlNode::parse(replaced(device_text, "memory: 1 TB/s}", to), "d.yaml"));
   const RateOrigins& origins = device.rates.front().origins;
   CHECK(origins[Rate::matrix_half] == Origin::measured);
@@ -375,8 +376,8 @@ TEST_CASE("a node of several machines stays that as far as it is taken") {
 
 TEST_CASE("what is wrong in levels and rails is named with its place") {
   CHECK(network_error("{latency: 1 us, level: []}") ==
-        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn, one_ring; did "
-        "you mean 'levels'?");
+        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn, one_ring; "
+        "did you mean 'levels'?");
   CHECK(network_error("{latency: 1 us, rails: true, one_ring: true}") ==
         "c.yaml:3:49: error: rings that enter a node by one NIC and leave it by another change rails; leave out "
         "'rails'");
