@@ -155,7 +155,8 @@ DeviceKind read_device(const YamlNode& document) {
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
     item.allow_keys(
-        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained", "attention", "origins"});
+        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained", "attention",
+         "origins"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);

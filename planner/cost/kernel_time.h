@@ -28,8 +28,8 @@ namespace parplan {
 // The time does not fall when a size grows.
 Seconds kernel_time(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device, const DeviceRates& rates);
 
-// The same by the origin of the number that decides each part: the launch, and the rate, or the fit,
-// of what takes longest. They sum to kernel_time.
+// The same by the origin of the number that decides each part: the launch, and the rate, or the
+// fit, of what takes longest. They sum to kernel_time.
 TimeByOrigin kernel_time_by_origin(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
                                    const DeviceRates& rates);
 

@@ -87,6 +87,8 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
       gather_into(lowering, lowering.program.buckets[*tied], *lowering.gathered_tied);
     }
     copy_gathered(lowering, current.own, lowering.bucket_of(block).elements);
+    if (frozen) copy_gathered(lowering, current.frozen, lowering.program.buckets[*frozen].elements);
+    if (tied) copy_gathered(lowering, current.tied, lowering.program.buckets[*tied].elements);
     const int call = visit(block, current);
     for (const std::optional<int> buffer : {current.own, current.frozen, current.tied})
       if (buffer) lowering.program.calls[call].frees.push_back(*buffer);
@@ -129,9 +131,9 @@ void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elemen
   });
 }
 
-// Under engines with flattens_gradients: what a micro-batch's backward left in half precision becomes
-// the one tensor in fp32 that is reduced. The division by the number of ranks is left out, which
-// moves twice as much as the clearing of that tensor, which such engines do not need.
+// Under engines with flattens_gradients: what a micro-batch's backward left in half precision
+// becomes the one tensor in fp32 that is reduced. The division by the number of ranks is left out,
+// which moves twice as much as the clearing of that tensor, which such engines do not need.
 void flatten_gradients(Lowering& lowering, int unreduced, std::int64_t elements) {
   const TrainingSpec& training = lowering.job.training;
   if (!training.engine.flattens_gradients || !is_half(training.precision) || elements == 0) return;

@@ -219,7 +219,8 @@ TimeByOrigin kernels_by_origin(const Reasons& reasons) {
 
 std::string where_kernel_times_come_from(const Reasons& reasons) {
   // By Origin.
-  constexpr std::array words = {"at rates measured on such devices", "interpolated between kernels measured on them",
+  constexpr std::array words = {"at rates measured on such devices",
+                                "interpolated between kernels measured on such devices",
                                 "from datasheets, or assumed for a class of devices"};
   const TimeByOrigin kernels = kernels_by_origin(reasons);
   const Seconds total = kernels.total();

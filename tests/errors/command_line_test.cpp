@@ -105,7 +105,8 @@ TEST_CASE("values that cannot be read are refused") {
         "--schedule: expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, found 'gpip'; did you mean 'gpipe'?"},
        {{"simulate", "gpt2", "--recompute", "selective"},
         "--recompute: expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "
-        "core_attn+activation, core_attn+norms+activation, mlp, norms+mlp, core_attn+mlp, core_attn+norms+mlp, full, "
+        "core_attn+activation, core_attn+norms+activation, mlp, norms+mlp, core_attn+mlp, core_attn+norms+mlp, "
+        "every_other_product, full, "
         "found 'selective'"},
        {{"simulate", "gpt2", "--stage-blocks", "7,x"},
         "--stage-blocks: expected a whole number from 1 to 1048576, found 'x'"},

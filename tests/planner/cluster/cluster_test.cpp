@@ -124,8 +124,9 @@ TEST_CASE("a half precision without units of its own is computed as fp32, as tf3
 }
 
 TEST_CASE("rates have the origins that a file states, else the datasheet, and keep them") {
-  const std::string to = "memory: 1 TB/s, sustained: {half: 2 TFLOP/s}, origins: {measured: [matrix_half, kernel_launch], "
-                         "interpolated: [sustained.half]}}";
+  const std::string to =
+      "memory: 1 TB/s, sustained: {half: 2 TFLOP/s}, origins: {measured: [matrix_half, kernel_launch], "
+      "interpolated: [sustained.half]}}";
   const DeviceKind device = read_device(YamlNode::parse(replaced(device_text, "memory: 1 TB/s}", to), "d.yaml"));
   const RateOrigins& origins = device.rates.front().origins;
   CHECK(origins[Rate::matrix_half] == Origin::measured);
@@ -138,9 +139,9 @@ TEST_CASE("rates have the origins that a file states, else the datasheet, and ke
     return device_error("memory: 1 TB/s}", "memory: 1 TB/s, origins: " + list + "}");
   };
   CHECK(error_with("{measured: [sustained.half]}") ==
-        "d.yaml:7:129: error: an origin of sustained.half, which the row does not state; state it, or leave the origin "
+        "d.yaml:8:121: error: an origin of sustained.half, which the row does not state; state it, or leave the origin "
         "out");
-  CHECK(error_with("{measured: [memory], datasheet: [memory]}") == "d.yaml:7:150: error: memory has two origins");
+  CHECK(error_with("{measured: [memory], datasheet: [memory]}") == "d.yaml:8:142: error: memory has two origins");
   CHECK(error_with("{guessed: [memory]}").find("allowed: measured, interpolated, datasheet") != std::string::npos);
   CHECK(error_with("{measured: [memry]}").find("did you mean 'memory'?") != std::string::npos);
   // Between two rows, a rate is as sure as the less sure.
@@ -375,8 +376,8 @@ TEST_CASE("a node of several machines stays that as far as it is taken") {
 
 TEST_CASE("what is wrong in levels and rails is named with its place") {
   CHECK(network_error("{latency: 1 us, level: []}") ==
-        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn, one_ring; did "
-        "you mean 'levels'?");
+        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, oversubscription, levels, rails, pxn, one_ring; "
+        "did you mean 'levels'?");
   CHECK(network_error("{latency: 1 us, rails: true, one_ring: true}") ==
         "c.yaml:3:49: error: rings that enter a node by one NIC and leave it by another change rails; leave out "
         "'rails'");

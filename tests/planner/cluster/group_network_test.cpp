@@ -71,8 +71,8 @@ TEST_CASE("where NCCL finds one ring, all of it enters a node by one NIC and lea
   };
   // All eight ranks: four channels of a NIC each, or one NIC one way.
   check(mesh(1, 8, 1), 40.0, 10.0);
-  // Two groups with two members on each node: 0 and 2, 1 and 3. Each group has two NICs, or one each
-  // way.
+  // Two groups with two members on each node: 0 and 2, 1 and 3. Each group has two NICs, or one
+  // each way.
   check(mesh(1, 4, 2), 20.0, 10.0);
   // Groups with one member on each node have one NIC anyway, and those within a node have none.
   check(mesh(1, 2, 4), 10.0, 10.0);

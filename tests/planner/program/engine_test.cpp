@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 
 #include "models/families.h"
 #include "models/find_model.h"
@@ -54,11 +56,11 @@ int count(const Segment& segment, InstructionKind kind) {
 }
 
 // The kernels that compute again, by op and name.
-std::vector<std::string> computed_again(const LoweredBlock& block) {
-  std::vector<std::string> kernels;
+std::string computed_again(const LoweredBlock& block) {
+  std::string kernels;
   for (const Instruction& instruction : block.backward.instructions)
     if (instruction.label == Label::recompute && instruction.kind == InstructionKind::kernel)
-      kernels.push_back(instruction.name);
+      kernels += fmt::format("{} {}; ", name(instruction.op), instruction.name);
   return kernels;
 }
 
@@ -146,9 +148,9 @@ TEST_CASE("every other product is computed again with all that is neither produc
   // query, key and value (kept), output (again), up (kept), down (read by the next block alone).
   const LoweredBlock block = layer({.sequence = 512, .batch = 1, .hidden = 1024, .heads = 16}, {.name = "other"},
                                    Recompute::every_other_product);
-  CHECK(computed_again(block) == std::vector<std::string>{"layers.0.attention_norm", "layers.0.attention.output",
-                                                          "layers.0.attention_add", "layers.0.feed_forward_norm",
-                                                          "layers.0.feed_forward.activation"});
+  CHECK(computed_again(block) ==
+        "layer_norm layers.0.attention_norm; linear layers.0.attention.output; add_layer_norm layers.0.attention_add; "
+        "activation layers.0.feed_forward.activation; ");
 }
 
 TEST_CASE("what an engine does not fuse stays apart") {
@@ -291,8 +293,7 @@ TEST_CASE("sharded gradients are flattened, and gathered parameters copied, once
     return calls_named(small_step(engine, precision, zero, 0), words);
   };
   // Four micro-batches; a copy in half precision and its widening for each reduction of the first
-  // stage's buckets, and a copy of what is gathered, forward and backward. The second gather of
-  // what the embedding shares with the head is that of a tied bucket.
+  // stage's buckets, and a copy of what is gathered, forward and backward.
   const Program program = small_step(copies, DataType::bf16, 3, 0);
   const int reductions = calls_named(program, "data.reduce_scatter.gradients") / 2;
   CHECK(reductions > 0);

@@ -162,8 +162,8 @@ the critical path: what the end of the step hangs on, 10.0 s in all:
   stage 1: head                      1 x  2.00 s  20.0 %
   stage 1: layers                    1 x  1.00 s  10.0 %
 
-kernels, 10.0 s of work on all stages together: 80.0 % interpolated between kernels measured on them, 20.0 % from
-datasheets, or assumed for a class of devices
+kernels, 10.0 s of work on all stages together: 80.0 % interpolated between kernels measured on such devices, 20.0 % from datasheets, or
+  assumed for a class of devices
 
 binding constraint: compute: 65.0 % of the step computes
   with twice  the plan        then

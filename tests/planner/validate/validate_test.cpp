@@ -155,7 +155,7 @@ TEST_CASE("runs of one engine are predicted as its version of that time, or as t
 TEST_CASE("selective recompute is what the engine calls so") {
   PublishedRun run = stated_run();
   run.recompute = "selective";
-  const auto recompute = [&] { return std::get<Recompute>(state(run, as_stated).layout.at(Choice::recompute)); };
+  const auto recompute = [&] { return std::get<Recompute>(*state(run, as_stated).layout[Choice::recompute]); };
   CHECK(recompute() == Recompute::core_attn);
   run.engine = "torchtitan";
   run.tp = run.pp = 1;
