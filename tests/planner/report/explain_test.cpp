@@ -30,8 +30,10 @@ Reasons small_reasons() {
     return other;
   };
   Reasons reasons;
-  RankResult second{
-      .time = plan.prediction.time, .memory = plan.prediction.memory, .communication = plan.prediction.communication};
+  RankResult second{.time = plan.prediction.time,
+                    .memory = plan.prediction.memory,
+                    .communication = plan.prediction.communication,
+                    .kernels = {}};
   second.kernels[Origin::interpolated] = Seconds(4.0);
   second.kernels[Origin::datasheet] = Seconds(1.0);
   reasons.details.ranks.push_back(second);
