@@ -93,6 +93,22 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
                                 .beyond = {.of_degrees = has_stages, .layout = {}}}}};
 }
 
+std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
+  const bool may_shard = given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
+  if (!space.training.engine.has_hybrid_sharding || space.request[Choice::dp_shard] || !may_shard ||
+      !may_have(space, Choice::dp))
+    return std::nullopt;
+  SpaceWidth wider = space.width;
+  wider.shards_freely = true;
+  const auto has_several_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 2; };
+  const auto has_groups = [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; };
+  return Restriction{.what = "hybrid sharding",
+                     .wider = {{.request = space.request,
+                                .width = wider,
+                                .beyond = {.of_degrees = has_several_replicas, .layout = has_groups},
+                                .has_same_floors = true}}};
+}
+
 std::optional<Restriction> data_parallel(const SearchedSpace& space) {
   if (!space.training.engine.has_master || space.request[Choice::dp_method] || !may_have(space, Choice::dp))
     return std::nullopt;
@@ -153,7 +169,8 @@ std::optional<Restriction> shared_context(const SearchedSpace& space) {
                               most);
   }
   Restriction any = context_by_samples(space, "context parallelism", 1);
-  any.is_context = space.graph.sequence >= shortest_shared_sequence;
+  any.is_context =
+      space.graph.sequence >= shortest_shared_sequence && space.training.global_batch < space.cluster.devices();
   if (any.is_context)
     any.closer = {{.what = "context parallelism by gathered keys and values or exchange for heads",
                    .wider = {{.request = space.request,
@@ -203,8 +220,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   return recompute;
 }
 
-constexpr std::array restriction_rows = {other_interleaved, zero_bubble,  data_parallel,  sliced_products,
-                                         shared_context,    host_offload, other_recompute};
+constexpr std::array restriction_rows = {other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,
+                                         sliced_products,   shared_context, host_offload,    other_recompute};
 
 }  // namespace
 

@@ -84,9 +84,9 @@ class SpaceSearch {
   // searched. Not under a schedule that was asked for: with backwards in parts, that would take
   // several times as long.
   bool promises_context() const { return may_lift_context() && context_gap_ > worth_context; }
-  // The same before a search, by floors alone: as where there are more devices than sequences.
+  // The same before a search, by floors alone.
   bool surely_promises_context() {
-    return options_.bounds_left_out && may_lift_context() && training_.global_batch < cluster_.devices() &&
+    return options_.bounds_left_out && may_lift_context() &&
            is_surely_worth_context(space(), *floors_, *makers_.front());
   }
 
@@ -95,7 +95,8 @@ class SpaceSearch {
     return {graph_, cluster_, training_, request_, width_, options_.objective, options_.fewer_devices};
   }
   bool may_lift_context() const {
-    return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence;
+    return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence &&
+           training_.global_batch < cluster_.devices();
   }
   // Whether stages may differ in what they recompute.
   bool mixes() const { return !request_[Choice::recompute] && training_.engine.has_recompute_per_stage; }

@@ -72,10 +72,11 @@ void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
   for (int stage = 0; stage <= (spec.replicas() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
 }
 
-// 0 stands for all.
+// Over all ranks unless asked for: each number of ranks is a layout more for every other choice. 0
+// stands for all.
 void ranks_that_shard(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   values.emplace_back(std::int64_t{0});
-  if (!context.training.engine.has_hybrid_sharding || spec.zero_stage == 0) return;
+  if (!context.width.shards_freely || spec.zero_stage == 0) return;
   for (const std::int64_t ranks : divisors(spec.replicas()))
     if (ranks > 1 && ranks < spec.replicas()) values.emplace_back(ranks);
 }

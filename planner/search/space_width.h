@@ -9,9 +9,9 @@ namespace parplan {
 
 // Context parallelism is searched from this sequence on, or where the request asks for it: it pays
 // where a sequence is long, and every other search would look at several times as many layouts.
-// From the shorter one on, it is searched where floors promise more than `worth_context` of the
-// best plan without it, as where a batch has too few sequences for the devices: without rings,
-// whose hops take longer than what they hide.
+// From the shorter one on, it is searched where a batch has fewer sequences than there are devices,
+// and floors promise more than `worth_context` of the best plan without it: without rings, whose
+// hops take longer than what they hide.
 inline constexpr std::int64_t long_sequence = 32'768, shortest_shared_sequence = 8192;
 inline constexpr double worth_context = 0.2;
 bool shares_context(const OpGraph& graph, const LayoutRequest& request);
@@ -26,6 +26,7 @@ struct SpaceWidth {
   // Around a ring, a Segment has steps for each of its ranks, whose cost the search would spend its
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
+  bool shards_freely = false;  // ZeRO may shard over groups of any number of ranks, or only over all
 };
 SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request);
 // The same with context parallelism, whatever the sequence.

@@ -382,6 +382,12 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         spec.sequence_parallel = true;
         spec.tp_overlap = TensorOverlap::ring;
       }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 4, 1, 1);
+        spec.zero_stage = 3;
+        spec.mesh.dp_shard = 2;
+      }),
+      with([](ParallelSpec& spec) { spec.recompute = Recompute::every_other_product; }),
   };
   TrainingSpec training = batch_of(16);
   for (const EngineLayoutRow& row : engine_layout_rows()) {

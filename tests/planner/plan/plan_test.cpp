@@ -481,7 +481,7 @@ TEST_CASE("A layout that does not add up says how") {
         value_place("recompute: full") +
             "expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "
             "core_attn+activation, core_attn+norms+activation, mlp, norms+mlp, core_attn+mlp, core_attn+norms+mlp, "
-            "full, per_stage, found 'fully'; did you mean 'full'?");
+            "every_other_product, full, per_stage, found 'fully'; did you mean 'full'?");
   CHECK(error_with("recompute: full", "recompute: per_stage").find("missing key 'stage_recompute'") !=
         std::string::npos);
   CHECK(error_with("recompute: full", "recompute: full\n  stage_recompute: [full, none]").find(

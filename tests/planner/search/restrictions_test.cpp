@@ -29,6 +29,7 @@ namespace {
 
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
 constexpr const char* zero_bubble = "zero_bubble_h1";
+constexpr const char* hybrid = "hybrid sharding";
 constexpr const char* data_parallel = "DataParallel";
 constexpr const char* overlap = "tensor parallelism overlapped by slices";
 constexpr const char* context = "context parallelism";
@@ -54,6 +55,11 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
       if (spec.pp() > 1 && !is_usual(spec)) all[interleaved].push_back(spec);
     for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::zero_bubble_h1)))
       if (spec.pp() > 1) all[zero_bubble].push_back(spec);
+    for (ParallelSpec spec : usual)
+      for (const std::int64_t ranks : divisors(spec.replicas())) {
+        spec.mesh.dp_shard = static_cast<int>(ranks);
+        if (ranks > 1 && ranks < spec.replicas() && !illegal(graph, training, spec)) all[hybrid].push_back(spec);
+      }
     for (const ParallelSpec& spec : enumerate(with({}, Choice::dp_method, DataMethod::master)))
       if (spec.dp() > 1) all[data_parallel].push_back(spec);
     for (const ParallelSpec& spec : enumerate(with({}, Choice::tp_overlap, TensorOverlap::ring)))
@@ -131,7 +137,8 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     }
   }
   int all_told = 0;
-  for (const char* const what : {interleaved, zero_bubble, data_parallel, overlap, context, offload, recompute}) {
+  for (const char* const what :
+       {interleaved, zero_bubble, hybrid, data_parallel, overlap, context, offload, recompute}) {
     MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what]
                               << " are better than the plan; " << told[what] << " gaps below 20 %");
     CHECK(tried[what] > 0);
