@@ -112,12 +112,14 @@ TEST_CASE("what is measured is what plans are made of: every kernel of a trainin
       const std::set<OpKind> left_out = {
           OpKind::add_position, OpKind::add_position_gradient, OpKind::cross_entropy_loss, OpKind::rotary_gradient,
           OpKind::load_tokens, OpKind::load_targets, OpKind::sgd, OpKind::update_loss_scale,
-          // of few families, priced as the kinds that move bytes alike (`made_of` in
+          // of few families, priced as the kinds that move bytes or attend alike (`made_of` in
           // planner/cost/kernel_time.cpp)
           OpKind::head_norm, OpKind::head_norm_gradient, OpKind::query_key_squares, OpKind::query_key_squares_gradient,
           OpKind::query_key_norm, OpKind::query_key_norm_gradient, OpKind::scale, OpKind::scale_gradient,
           OpKind::softcap, OpKind::softcap_gradient, OpKind::transpose_blocks, OpKind::take_columns,
-          OpKind::put_columns};
+          OpKind::put_columns, OpKind::packed_attention, OpKind::packed_attention_gradient, OpKind::take_rows,
+          OpKind::take_rows_gradient, OpKind::put_rows, OpKind::put_rows_gradient, OpKind::append_rows,
+          OpKind::append_rows_gradient};
       CHECK((measured.count(row.kind) == 1) == (left_out.count(row.kind) == 0 && !is_foreign(row.kind)));
     }
   }

@@ -70,7 +70,9 @@ TEST_CASE("with context parallelism an estimate has the memory that lowering pla
 }
 
 TEST_CASE("the search over context degrees and methods finds what simulating every layout and cut finds") {
-  const OpGraph graph = graph_of("tiny-llama", 16);
+  // Each of four ranks has chunks of the blocks that attention computes in.
+  constexpr std::int64_t sequence = 1024;
+  const OpGraph graph = graph_of("tiny-llama", sequence);
   const int blocks = static_cast<int>(graph.blocks.size());
   bool context_won = false;
   // On slow links; on fast ones; and where little memory is left, that of a fifth of all plans.
@@ -88,7 +90,8 @@ TEST_CASE("the search over context degrees and methods finds what simulating eve
     }
     for (const bool given : {true, false}) {
       // A single sequence cannot be shared out by data parallelism.
-      const TrainingSpec training = training_of(given ? 2 : 1, DataType::bf16);
+      TrainingSpec training = training_of(given ? 2 : 1, DataType::bf16);
+      training.sequence_length = sequence;
       LayoutRequest request;
       request[Choice::schedule] = ScheduleKind::one_f_one_b;
       request[Choice::recompute] = Recompute::none;

@@ -178,7 +178,7 @@ TEST_CASE("kernels allocate nothing, from the first call on" * doctest::skip(!al
     const StepScalars scalars{.learning_rate = 0.1, .momentum = 0.9, .clip_norm = 1.0};
     backend.set_scalars(scalars);
     std::vector<Array> arrays;
-    for (int i = 0; i < 9; ++i) arrays.emplace_back(numbers(largest, i));
+    for (int i = 0; i < 10; ++i) arrays.emplace_back(numbers(largest, i));
     for (const OpRow& row : op_rows()) {
       if (row.kind == OpKind::load_tokens || row.kind == OpKind::load_targets || is_foreign(row.kind)) continue;
       OpShape shape{.rows = rows, .columns = columns, .inner = inner, .sequence = sequence, .batch = 1,
@@ -187,6 +187,12 @@ TEST_CASE("kernels allocate nothing, from the first call on" * doctest::skip(!al
                     .scale = 1.0};
       if (row.kind == OpKind::embedding || row.kind == OpKind::embedding_gradient) shape.valid = 100;
       if (row.kind == OpKind::transpose_blocks) shape.rows = 1;
+      if (row.kind == OpKind::packed_attention || row.kind == OpKind::packed_attention_gradient) {
+        shape.keys = sequence;
+        shape.kv_heads = shape.all_heads = heads;
+        shape.buckets = 32;
+        shape.most_distance = 128;
+      }
       std::vector<void*> operands;
       for (int i = 0; i < operand_count(row, shape, row.cpu_workspace != nullptr); ++i)
         operands.push_back(arrays[i].data());
