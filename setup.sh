@@ -58,7 +58,6 @@ packages=(
   "libcli11-dev        CLI11: the command line"
   "libfccp-dev         Fast C++ CSV Parser: tables of published runs"
   "libxlsxwriter-dev   libxlsxwriter (1.1.4 or later): workbooks of parplan sweep"
-  "libgoogle-perftools-dev  gperftools: the program's memory allocator"
   "libopenmpi-dev      Open MPI (4.1): ranks as processes on several machines"
 )
 if [ "$tests" = ON ]; then

@@ -94,11 +94,12 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
   CHECK(space("bloom", {}) ==
         "every dp x tp x pp on up to 8 devices; engine bloom has no sequence parallelism, tensor "
         "parallelism overlapped by slices, context parallelism, GPipe, interleaved pipelines, zero-bubble pipelines, "
-        "other orders of the mesh's axes, ZeRO above 1 in pipelines; recompute none, full, the same on all stages");
+        "other orders of the mesh's axes, hybrid sharding, ZeRO above 1 in pipelines; recompute none, full, the same "
+        "on all stages");
   CHECK(space("megatron-2022", {"--recompute", "core_attn"}) ==
         "every dp x tp x pp on up to 8 devices; engine megatron-2022 has no tensor parallelism "
         "overlapped by slices, context parallelism, GPipe, zero-bubble pipelines, other orders of the mesh's axes, "
-        "ZeRO above 1");
+        "hybrid sharding, ZeRO above 1");
   CHECK(space("parplan", {}).find("engine") == std::string::npos);
   const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
     std::vector<std::string> arguments = suggest;
