@@ -64,7 +64,7 @@ constexpr std::array facts = {
                &Engine::has_every_other_product_recompute},
     EngineFact{"has_recompute_per_stage", "stages differ in what they recompute", &Engine::has_recompute_per_stage},
     EngineFact{"has_master", "there is DataParallel, one process for all devices", &Engine::has_master},
-    EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of data-parallel ranks", &Engine::has_hybrid_sharding},
+    EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of ranks", &Engine::has_hybrid_sharding},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,
                Engine{}.most_zero_in_pipelines},

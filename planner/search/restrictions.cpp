@@ -56,7 +56,7 @@ bool may_have(const SearchedSpace& space, Choice degree) {
   return space.cluster.devices() > 1 && given<std::int64_t>(space.request, degree).value_or(2) > 1;
 }
 
-// Restrictions, each where it applies ---------------------------------------------------------------
+// Restrictions, each where it applies -------------------------------------------------------------
 
 bool may_have_schedules(const SearchedSpace& space) {
   return space.training.engine.has_pipeline && !space.request[Choice::schedule] && may_have(space, Choice::pp);

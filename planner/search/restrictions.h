@@ -53,8 +53,8 @@ struct Restriction {
 // (input_slots.h).
 std::vector<Restriction> restrictions(const SearchedSpace& space);
 
-// Whether floors alone tell that context parallelism, which the space leaves out, is worth searching
-// (`worth_context`), whatever the best plan without it. `floors`: of the space as it is.
+// Whether floors alone tell that context parallelism, which the space leaves out, is worth
+// searching (`worth_context`), whatever the best plan without it. `floors`: of the space as it is.
 bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker);
 
 // What the layouts beyond a restriction score at least by their floors; nothing where none beats
