@@ -95,12 +95,13 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
 
 std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
   const bool may_shard = given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
+  // Two groups of two ranks are the least.
   if (!space.training.engine.has_hybrid_sharding || space.request[Choice::dp_shard] || !may_shard ||
-      !may_have(space, Choice::dp))
+      space.cluster.devices() < 4 || !may_have(space, Choice::dp))
     return std::nullopt;
   SpaceWidth wider = space.width;
   wider.shards_freely = true;
-  const auto has_several_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 2; };
+  const auto has_several_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 3; };
   const auto has_groups = [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; };
   return Restriction{.what = "hybrid sharding",
                      .wider = {{.request = space.request,
