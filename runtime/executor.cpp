@@ -69,7 +69,7 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
     submissions_.push_back(std::move(submission));
   }
 
-  std::map<std::pair<int, std::vector<int>>, std::int64_t> known;
+  std::map<std::pair<int, BufferIds>, std::int64_t> known;
   for (const Call& call : program.calls)
     keys_.push_back(
         known.try_emplace({call.segment, call.buffers}, static_cast<std::int64_t>(known.size())).first->second);

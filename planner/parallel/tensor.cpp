@@ -113,8 +113,12 @@ void place_tensor(const OpGraph& graph, const ParallelSpec& spec, Placements& pl
     const Tensor& tensor = graph.tensors[id];
     const auto dim = spec.tp() > 1 ? cut_dim(tensor) : std::nullopt;
     const Placement placement = dim ? shard(dim->dim) : replicate();
-    const auto [entry, added] = placements.parameters.try_emplace(name_in_block(tensor.name));
-    if (added) entry->second.tp = placement;
+    const std::string_view name = name_in_block(tensor.name);
+    auto entry = placements.parameters.find(name);
+    if (entry == placements.parameters.end()) {
+      entry = placements.parameters.emplace(name, TensorLayout{}).first;
+      entry->second.tp = placement;
+    }
     PARPLAN_ASSERT(entry->second.tp == placement,
                    fmt::format("{} is {}, and in an earlier layer it was {}", tensor.name, write_placement(placement),
                                write_placement(entry->second.tp)));

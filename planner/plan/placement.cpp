@@ -118,12 +118,12 @@ DataShards data_shards(const Placements& placements, int replicas) {
           .optimizer = is_shard(placements.state.optimizer.dp)};
 }
 
-std::string name_in_block(const std::string& parameter) {
+std::string_view name_in_block(std::string_view parameter) {
   // "layers.3.mlp.up.weight": a word, a number, the rest.
   const std::size_t first = parameter.find('.');
-  if (first == std::string::npos) return parameter;
+  if (first == std::string_view::npos) return parameter;
   const std::size_t second = parameter.find('.', first + 1);
-  if (second == std::string::npos || second == first + 1) return parameter;
+  if (second == std::string_view::npos || second == first + 1) return parameter;
   const bool numbered = parameter.find_first_not_of("0123456789", first + 1) == second;
   return numbered ? parameter.substr(second + 1) : parameter;
 }

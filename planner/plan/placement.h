@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/cluster/axis.h"
@@ -101,7 +103,7 @@ struct StateLayout {
 struct Placements {
   // Parameters by their name in the block ("attention.qkv.weight", "embedding.weight"); every layer
   // has the same layouts. Absent: Replicate.
-  std::map<std::string, TensorLayout> parameters;
+  std::map<std::string, TensorLayout, std::less<>> parameters;
   TensorLayout residual;  // activations between ops
   StateLayout state;
   auto operator<=>(const Placements&) const = default;
@@ -117,6 +119,6 @@ struct DataShards {
 DataShards data_shards(const Placements& placements, int replicas);
 
 // The name that `Placements::parameters` uses: "layers.3.mlp.up.weight" -> "mlp.up.weight".
-std::string name_in_block(const std::string& parameter);
+std::string_view name_in_block(std::string_view parameter);
 
 }  // namespace parplan

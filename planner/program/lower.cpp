@@ -86,6 +86,7 @@ void lower_blocks(Lowering& lowering) {
         actions, [&](const Action& action) { return action.stage == stage && action.phase == Phase::backward; });
     for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
       const auto [segments, is_new] = lowering.block_segments.try_emplace(lowering.segments_key(b));
+      lowering.segments_at[b] = &segments->second;
       const bool runs_back = has_backward(lowering.graph, b);
       if (!is_new && (segments->second.backward || !has_whole || !runs_back)) continue;
       BlockContext context = block_context(lowering.job, b, lowering.at);

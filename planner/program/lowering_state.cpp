@@ -80,6 +80,11 @@ Lowering::Lowering(JobLowering& of_job, int rank)
   program.pipeline_rank = at.pp;
   for (int stage = 0; stage < job.schedule.stages(); ++stage)
     if (rank_of_stage(stage) == at.pp) stages.push_back(stage);
+  segments_at.assign(graph.blocks.size(), nullptr);
+  bucket_at.assign(graph.blocks.size(), -1);
+  int buckets = 0;  // every block has one of its own, in the order of blocks
+  for (const int stage : stages)
+    for (int block = blocks_of(stage).first; block < blocks_of(stage).last; ++block) bucket_at[block] = buckets++;
   input_apart.assign(graph.blocks.size(), false);
   if (job.layout.input_slots == InputSlots::one_more)
     for (int stage = 1; stage < job.schedule.stages(); ++stage) input_apart[blocks_of(stage).first] = true;
@@ -89,17 +94,6 @@ Lowering::SegmentsKey Lowering::segments_key(int block) const {
   const std::vector<int>& layouts = job.layout.layout_of_block;
   return {graph.blocks[block].kind, layouts[block], layouts[std::max(block - 1, 0)], input_apart[block] != 0,
           splits_backward[job.layout.stage_of_block(block)] != 0};
-}
-
-// Every block has a bucket of its own, in the order of blocks.
-int Lowering::bucket_index(int block) const {
-  int before = 0;
-  for (const int stage : stages) {
-    const BlockRange range = blocks_of(stage);
-    if (block >= range.first && block < range.last) return before + block - range.first;
-    before += range.size();
-  }
-  assertion_failed("the rank holds the block", __FILE__, __LINE__, graph.blocks[block].name);
 }
 
 int add_segment(Program& program, Segment segment) {
@@ -115,7 +109,7 @@ int add_buffer(Program& program, std::string name, MemoryCategory category, std:
 }
 
 Call& add_call(Lowering& lowering, int segment, std::initializer_list<Bound> bound, int micro_batch,
-               std::vector<int> frees) {
+               BufferIds frees) {
   Program& program = lowering.program;
   Call call;
   call.segment = segment;
@@ -143,11 +137,11 @@ Call& add_call(Lowering& lowering, int segment, std::initializer_list<Bound> bou
 }
 
 Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::vector<Instruction> instructions,
-                     const std::vector<std::vector<Piece>>& pieces, std::vector<int> frees) {
+                     const std::vector<std::vector<Piece>>& pieces, BufferIds frees) {
   Segment segment;
   segment.name = std::move(name);
   segment.stream = stream;
-  std::vector<int> buffers;
+  BufferIds buffers;
   for (std::size_t i = 0; i < instructions.size(); ++i)
     for (const Piece& piece : pieces[i]) {
       auto at = std::find(buffers.begin(), buffers.end(), piece.buffer);

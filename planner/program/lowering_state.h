@@ -79,7 +79,9 @@ struct Lowering {
   };
   using SegmentsKey = std::tuple<int, int, int, bool, bool>;
   std::map<SegmentsKey, BlockSegments> block_segments;
+  std::vector<const BlockSegments*> segments_at;  // by block of the graph, for those that the rank holds
 
+  std::vector<int> bucket_at;  // by block of the graph, for those that the rank holds: of its own bucket
   std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
   std::vector<std::optional<int>> tied_buckets;    // by block of the graph
   std::vector<std::optional<int>> frozen_buckets;  // likewise: of its own frozen parameters
@@ -119,8 +121,9 @@ struct Lowering {
   int rank_of_stage(int stage) const { return job.schedule.rank_of_stage[stage]; }
   BlockRange blocks_of(int stage) const { return job.layout.stages[stage]; }
   SegmentsKey segments_key(int block) const;
-  const BlockSegments& segments_of(int block) const { return block_segments.at(segments_key(block)); }
-  int bucket_index(int block) const;  // of its own bucket, in program.buckets
+  const BlockSegments& segments_of(int block) const { return *segments_at[block]; }
+  // Of its own bucket, in program.buckets.
+  int bucket_index(int block) const { return bucket_at[block]; }
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }
   // Whether another rank of the data axis updates this one's parameters.
   bool is_replica() const { return job.layout.has_master() && at.dp > 0; }
@@ -165,7 +168,7 @@ int add_buffer(Program& program, std::string name, MemoryCategory category, std:
 // does not bind are left out.
 using Bound = std::pair<const char*, std::optional<int>>;
 Call& add_call(Lowering& lowering, int segment, std::initializer_list<Bound> bound, int micro_batch,
-               std::vector<int> frees);
+               BufferIds frees);
 
 // A byte range of a buffer.
 struct Piece {
@@ -176,11 +179,11 @@ struct Piece {
 };
 // A call of a Segment that binds exactly the buffers of its pieces: `pieces` of each instruction.
 Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::vector<Instruction> instructions,
-                     const std::vector<std::vector<Piece>>& pieces, std::vector<int> frees = {});
+                     const std::vector<std::vector<Piece>>& pieces, BufferIds frees = {});
 // The same for calls of which there are many, on apart buffers in the order of their pieces: `make`
 // calls call_on_pieces, for the first of each key.
 template <class Make>
-Call& call_again(Lowering& lowering, const PiecesKey& key, std::initializer_list<int> buffers, std::vector<int> frees,
+Call& call_again(Lowering& lowering, const PiecesKey& key, std::initializer_list<int> buffers, BufferIds frees,
                  Make make) {
   const auto [known, is_first] = lowering.known_pieces.try_emplace(key, 0);
   if (is_first) {

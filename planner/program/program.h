@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
+
 #include "planner/base/enum_index.h"
 #include "planner/base/units.h"
 #include "planner/cluster/mesh.h"
@@ -151,6 +153,12 @@ struct Operand {
   bool operator==(const Operand&) const = default;
 };
 
+// Lists of instructions and calls. Those are many, and almost all of these are short: a longer one
+// takes memory of its own.
+using Operands = boost::container::small_vector<Operand, 4>;
+using EventIds = boost::container::small_vector<int, 2>;
+using BufferIds = boost::container::small_vector<int, 8>;
+
 // One unit of work on one stream. Its operands are, by its kind:
 //   kernel           operands in the order of the op's row
 //   all_reduce_*     {buffer (update)}
@@ -177,8 +185,8 @@ struct Instruction {
   Stream stream{};
   Home home{};  // kernels: whose processor runs it; the host's touches buffers on the host alone
   Label label{};
-  std::vector<Operand> operands;
-  std::vector<int> waits;  // events of this segment
+  Operands operands;
+  EventIds waits;  // events of this segment
   std::optional<int> records;
   std::string name;  // the forward op's name within its block, for reports
   bool operator==(const Instruction&) const = default;
@@ -216,11 +224,11 @@ struct Buffer {
 // One run of a Segment on bound buffers.
 struct Call {
   int segment = 0;
-  std::vector<int> buffers;
+  BufferIds buffers;
   std::optional<int> micro_batch;  // the data loader's; nothing outside of actions
-  std::vector<int> waits;          // events of the Program
+  EventIds waits;                  // events of the Program
   std::optional<int> records;
-  std::vector<int> frees;      // buffers whose content is undefined afterwards
+  BufferIds frees;  // whose content is undefined afterwards
   bool operator==(const Call&) const = default;
 };
 

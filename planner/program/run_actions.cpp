@@ -353,7 +353,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     const Lowering::BlockSegments& segments = lowering.segments_of(block);
     const int saved = saved_of(lowering, block, slots);
     const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
-    std::vector<int> frees{saved};
+    BufferIds frees{saved};
     if (has_parts && !in_parts) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
     if (!to && block == first) frees.push_back(gradient);

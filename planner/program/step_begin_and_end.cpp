@@ -114,7 +114,7 @@ void compute_norm(Lowering& lowering) {
   std::vector<std::vector<Piece>> pieces;
   const Piece norm{*program.norm_buffer, 0, 4, Access::update};
   const std::int64_t workspace = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
-  std::vector<int> frees;
+  BufferIds frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
   // What several ranks of an axis hold belongs to the first, where the sum goes over that axis.
   PerAxis<bool> is_later;

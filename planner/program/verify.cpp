@@ -232,7 +232,7 @@ class StructureCheck {
     if (call.buffers.size() != segment.bindings.size())
       return fault(c, {}, "binds {} buffers to the {} bindings of '{}'", call.buffers.size(), segment.bindings.size(),
                    segment.name);
-    for (const std::vector<int>* ids : {&call.buffers, &call.frees})
+    for (const BufferIds* ids : {&call.buffers, &call.frees})
       for (int id : *ids)
         if (!within(id, program_.buffers.size()))
           return fault(c, {}, "{} buffer {} of {}", ids == &call.buffers ? "binds" : "frees", id,

@@ -45,7 +45,7 @@ const char* name_of(Access access) {
   return access == Access::read ? "read" : access == Access::write ? "write" : "update";
 }
 
-std::string write_events(const char* what, const std::vector<int>& events) {
+std::string write_events(const char* what, const EventIds& events) {
   return events.empty() ? "" : fmt::format(", {} {}", what, fmt::join(events, " "));
 }
 std::string write_events(const char* what, const std::optional<int>& event) {
@@ -81,7 +81,7 @@ std::string write_segment(std::size_t number, const Segment& segment) {
 
 std::string write_call(std::size_t number, const Program& program) {
   const Call& call = program.calls[number];
-  const auto names = [&](const std::vector<int>& ids) {
+  const auto names = [&](const BufferIds& ids) {
     std::vector<std::string> words;
     for (int id : ids) words.push_back(program.buffers[id].name);
     return words;

@@ -158,6 +158,13 @@ void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment s
     alone += duration;
     end = beside.empty() ? end + duration : end_beside(beside, end, duration, playable.kernels[i]);
   }
+  if (!is_slowed && rank.contends != 0)
+    for (std::size_t i = 0; i < playable.costed.alone.size(); ++i)
+      if (const CostedInstruction& one = playable.costed.instructions[i]; one.takes.takes_any())
+        rank.in_flight.push_back({.start = start.time + playable.costed.alone[i].end - one.duration,
+                                  .end = start.time + playable.costed.alone[i].end,
+                                  .takes = one.takes,
+                                  .call = number});
   rank.pieces.push_back({.start = start.time,
                          .end = end,
                          .cause = start.piece,

@@ -18,7 +18,7 @@ struct CostedInstruction {
   Seconds duration;
   Seconds submitted;        // by the host, from the call's start on; nothing ends earlier than `duration` after it
   std::size_t stream = 0;   // Execution::stream_of
-  std::vector<int> waits;   // instructions of the segment
+  EventIds waits;           // the instructions of the segment that it waits for
   Work work;
   Contention takes = {};    // from kernels beside it
   BoundTimes kernel = {};   // its duration by what bounds it, if it is a kernel

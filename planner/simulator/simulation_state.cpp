@@ -98,6 +98,7 @@ void join_calls(PlayList& list, std::vector<Playable>& segments) {
   for (const Task& task : list.tasks) starts_task[task.first_call] = starts_task[task.last_call] = true;
   const auto continues = [&](int c) {  // the call before it
     const Playable &one = segments[list.calls[c - 1].segment], &next = segments[list.calls[c].segment];
+    if (slows_others(one.costed) || slows_others(next.costed)) return false;
     return one.alone && next.alone && one.shared == 0 && next.shared == 0 && one.costed.stream == next.costed.stream &&
            !starts_task[c] && !is_awaited[c - 1] && list.waits_of(list.calls[c]).empty();
   };

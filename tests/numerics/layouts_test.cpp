@@ -93,7 +93,7 @@ std::string vary_weights(const OpGraph& graph, const ParallelSpec& spec, Layout&
       for (auto& [parameter, placed] : of_block.placements.parameters) placed.tp = replicate();
     if (is_layer)
       for (const TensorId id : block_parameters(graph, block).own) {
-        const std::string parameter = name_in_block(graph.tensors[id].name);
+        const std::string parameter(name_in_block(graph.tensors[id].name));
         const auto [found, drawn] = whole.try_emplace(product_of(parameter), false);
         if (drawn) found->second = all_whole || random() % 2 == 0;
         found->second = found->second || !can_be_cut(graph, parameter, spec.tp());

@@ -38,7 +38,7 @@ Cluster small_cluster(int nodes) {
   return cluster;
 }
 
-Instruction communication(InstructionKind kind, GroupKey group, std::vector<Operand> operands) {
+Instruction communication(InstructionKind kind, GroupKey group, Operands operands) {
   Instruction instruction;
   instruction.kind = kind;
   instruction.group = group;

@@ -65,7 +65,7 @@ TEST_CASE("conflicting instructions of different streams are ordered by events, 
       for (const int event : all[i].waits) {
         ++waits;
         std::vector<Instruction> fewer = all;
-        std::erase(fewer[i].waits, event);
+        fewer[i].waits.erase(std::ranges::remove(fewer[i].waits, event).begin(), fewer[i].waits.end());
         const std::vector<std::vector<bool>> without = order_of(fewer);
         bool matters = false;
         for (std::size_t j = 0; j < i; ++j) matters = matters || (touch(all[i], all[j]) && !without[i][j]);

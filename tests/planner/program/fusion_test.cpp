@@ -20,7 +20,7 @@ Operand reads(int place, std::int64_t offset, std::int64_t bytes) { return {plac
 Operand writes(int place, std::int64_t offset, std::int64_t bytes) { return {place, offset, bytes, Access::write}; }
 Operand updates(int place, std::int64_t offset, std::int64_t bytes) { return {place, offset, bytes, Access::update}; }
 
-Instruction kernel(OpKind op, OpShape shape, std::vector<Operand> operands) {
+Instruction kernel(OpKind op, OpShape shape, Operands operands) {
   Instruction instruction;
   instruction.kind = InstructionKind::kernel;
   instruction.op = op;
@@ -103,9 +103,9 @@ TEST_CASE("a sum and the norm of it become one kernel that writes both") {
 
 TEST_CASE("a product and its GELU become one kernel, also where GELU writes over the product") {
   CHECK(fused_list({linear_into(one), activation(one, two)})[0].operands ==
-        std::vector<Operand>{reads(input, 0, 128), reads(weight, 0, 64), writes(one, 0, 128), writes(two, 0, 128)});
+        Operands{reads(input, 0, 128), reads(weight, 0, 64), writes(one, 0, 128), writes(two, 0, 128)});
   CHECK(fused_list({linear_into(one), activation(one, one)})[0].operands ==
-        std::vector<Operand>{reads(input, 0, 128), reads(weight, 0, 64), writes(one, 0, 128), writes(one, 0, 128)});
+        Operands{reads(input, 0, 128), reads(weight, 0, 64), writes(one, 0, 128), writes(one, 0, 128)});
   // Others may read the product later.
   CHECK(kinds(fused_list({linear_into(one), activation(one, two), copy(one, three)})) ==
         std::vector<OpKind>{OpKind::linear_gelu, OpKind::copy});
@@ -118,7 +118,7 @@ TEST_CASE("the gradient through a product and GELU becomes one kernel, past what
       fused_list({input_gradient_into(one), weight_gradient, activation_gradient(one, two, one)});
   REQUIRE(kinds(found) == std::vector<OpKind>{OpKind::linear_input_gradient_gelu, OpKind::linear_weight_gradient});
   CHECK(found[0].operands ==
-        std::vector<Operand>{reads(input, 0, 128), reads(weight, 0, 64), reads(two, 0, 128), writes(one, 0, 128)});
+        Operands{reads(input, 0, 128), reads(weight, 0, 64), reads(two, 0, 128), writes(one, 0, 128)});
 }
 
 TEST_CASE("two kernels stay two where one would not do the same") {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -101,7 +102,7 @@ struct SmallProgram {
 
  private:
   int bind(int buffer) {
-    std::vector<int>& bound = program.calls.back().buffers;
+    BufferIds& bound = program.calls.back().buffers;
     for (std::size_t i = 0; i < bound.size(); ++i)
       if (bound[i] == buffer) return static_cast<int>(i);
     bound.push_back(buffer);
@@ -170,7 +171,7 @@ inline Program zero_program(int rank) {
   program.buckets[0].shard_begin = 8 * rank;
   program.buckets[0].shard_elements = 8;
   program.segments[zero::reduce].instructions[0].kind = InstructionKind::reduce_scatter;
-  std::vector<Operand>& operands = program.segments[zero::optimizer].instructions[0].operands;
+  Operands& operands = program.segments[zero::optimizer].instructions[0].operands;
   for (Operand& operand : operands) operand = {operand.binding, 32 * rank, 32, operand.access};
   SmallProgram p(rank);
   p.program = std::move(program);
@@ -256,7 +257,7 @@ inline void drop_call(Program& program, int call) {
   const std::optional<int> event = program.calls[call].records;
   program.calls.erase(program.calls.begin() + call);
   for (Call& other : program.calls)
-    if (event) std::erase(other.waits, *event);
+    if (event) other.waits.erase(std::ranges::remove(other.waits, *event).begin(), other.waits.end());
   for (Task& task : program.tasks) {
     if (task.first_call > call) --task.first_call;
     if (task.last_call > call) --task.last_call;

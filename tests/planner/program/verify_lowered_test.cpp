@@ -351,7 +351,7 @@ TEST_CASE("in lowered Programs waits order what streams would race for") {
     for (std::size_t c = 0; c < programs[0].calls.size(); ++c)
       for (std::size_t w = 0; w < programs[0].calls[c].waits.size(); ++w) {
         std::vector<Program> planted = programs;
-        std::vector<int>& of_call = planted[0].calls[c].waits;
+        EventIds& of_call = planted[0].calls[c].waits;
         of_call.erase(of_call.begin() + static_cast<std::ptrdiff_t>(w));
         ++waits;
         const std::vector<Fault> faults = find_faults(planted);

@@ -1,4 +1,6 @@
 // Kernels beside collectives (planner/cost/contention.h).
+#include <algorithm>
+
 #include <doctest/doctest.h>
 
 #include "planner/program/bucket_work.h"
@@ -101,6 +103,32 @@ TEST_CASE("a kernel that was launched before a collective is not slowed by it") 
   built.call(transfer);
   CHECK(end_of(built, two_gpus()).value == Approx(100.0));
   CHECK(simulate({&built.program, 1}, std::vector{two_gpus()}).time.compute.value == Approx(20.0));
+}
+
+TEST_CASE("collectives slow kernels whose calls compute on their stream as well, alone and in a row") {
+  HandBuilt built;
+  Instruction add = clear(5);
+  add.stream = Stream::dp;
+  const int reduce = built.segment("reduce", Stream::dp, {gather(100, Axis::dp), add});
+  const int work = built.segment("work", Stream::compute, {clear(20)});
+  built.call(reduce);
+  built.call(work);
+  CHECK(end_of(built, two_gpus()).value == Approx(105.0));
+  // 40 of work, and 5 after the gather.
+  CHECK(simulate({&built.program, 1}, std::vector{two_gpus()}).time.compute.value == Approx(45.0));
+  HandBuilt twice;
+  CHECK(twice.segment("reduce", Stream::dp, {gather(100, Axis::dp), add}) == reduce);
+  CHECK(twice.segment("work", Stream::compute, {clear(20)}) == work);
+  for (int time = 0; time < 2; ++time) twice.call(reduce);
+  for (int time = 0; time < 5; ++time) twice.call(work);
+  // In 100 seconds 50 of work, 5 alone, then 45.
+  Timeline timeline;
+  CHECK(end_of(twice, two_gpus(), &timeline).value == Approx(210.0));
+  Seconds computed;
+  for (const TimelineEvent& event : timeline.events)
+    if (event.stream == Stream::compute) computed = std::max(computed, event.end);
+  CHECK(computed.value == Approx(195.0));
+  CHECK(simulate({&twice.program, 1}, std::vector{two_gpus()}).time.compute.value == Approx(200.0));
 }
 
 TEST_CASE("what is awaited behind slowed kernels counts as it does behind others") {

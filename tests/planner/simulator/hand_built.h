@@ -59,7 +59,7 @@ inline Instruction all_reduce(std::int64_t seconds, GroupKey group, Stream strea
   return communication(InstructionKind::all_reduce_sum, seconds, group, stream, label);
 }
 
-inline Instruction after(Instruction instruction, std::vector<int> waits, std::optional<int> records = std::nullopt) {
+inline Instruction after(Instruction instruction, EventIds waits, std::optional<int> records = std::nullopt) {
   instruction.waits = std::move(waits);
   instruction.records = records;
   return instruction;
@@ -86,7 +86,7 @@ struct HandBuilt {
   }
 
   // Returns the event at the end of the call.
-  int call(int segment, std::vector<int> waits = {}) {
+  int call(int segment, EventIds waits = {}) {
     Call call;
     call.segment = segment;
     call.waits = std::move(waits);

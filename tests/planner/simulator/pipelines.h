@@ -112,7 +112,7 @@ inline Program pipeline_rank(const Schedule& schedule, int rank, const std::vect
   for (const Action& action : schedule.ranks[rank]) {
     const std::size_t phase = index_of(action.phase);
     const int first = static_cast<int>(built.program.calls.size());
-    std::vector<int> waits;
+    EventIds waits;
     if (receives(action)) waits.push_back(built.call(receive[phase]));
     const int done = built.call(compute[action.stage][phase], waits);
     if (sends(schedule, action)) built.call(send[phase], {done});
