@@ -204,7 +204,17 @@ void CudaBackend::copy(StreamId number, void* to, const void* from, Bytes bytes)
 }
 
 void CudaBackend::fill(StreamId number, void* memory, std::uint32_t pattern, std::int64_t words) {
-  fill_words(static_cast<std::uint32_t*>(memory), pattern, words, stream(number));
+  // What is filled is copied behind itself, and doubles each time.
+  constexpr std::int64_t most_by_kernel = 1 << 16;
+  auto* const to = static_cast<std::uint32_t*>(memory);
+  std::int64_t filled = std::min(words, most_by_kernel);
+  fill_words(to, pattern, filled, stream(number));
+  for (std::int64_t more = 0; filled < words; filled += more) {
+    more = std::min(filled, words - filled);
+    check(cudaMemcpyAsync(to + filled, to, static_cast<std::size_t>(more) * sizeof(std::uint32_t), cudaMemcpyDefault,
+                          stream(number)),
+          "fill");
+  }
   finish(number, "fill");
 }
 

@@ -4,10 +4,6 @@
 namespace parplan {
 namespace {
 
-// All that a GPU holds at once, and no more than it needs to: 160 multiprocessors (CUDA C++
-// Programming Guide, "Compute Capabilities": 2,048 threads each; B200 has 148).
-constexpr std::int64_t most_blocks = 160 * 2048 / flat_threads;
-
 __global__ void fill_with_words(FlatRange range, std::uint32_t* words, std::uint32_t pattern) {
   for_each_flat<4>(range, [&](std::int64_t i, auto count) {
     if constexpr (decltype(count)::width == 4) {
@@ -45,23 +41,21 @@ __global__ void raise_end(FlatRange range, const std::uint32_t* words, std::uint
 }  // namespace
 
 void fill_words(std::uint32_t* words, std::uint32_t pattern, std::int64_t count, cudaStream_t stream) {
-  submit_flat<4>(
-      count, {words},
-      [&](auto, FlatRange range, const Grid& grid) {
-        launch("fill words", fill_with_words, grid, stream, range, words, pattern);
-      },
-      most_blocks);
+  submit_flat<4>(count, {words}, [&](auto, FlatRange range, const Grid& grid) {
+    launch("fill words", fill_with_words, grid, stream, range, words, pattern);
+  });
 }
 
 void find_end_of_unlike(const std::uint32_t* words, std::uint32_t pattern, std::int64_t count, std::int64_t* end,
                         cudaStream_t stream) {
   launch("find the end of unlike words", set_end, Grid{.blocks = dim3(1), .threads = dim3(1)}, stream, end);
+  // (Enough blocks to fill any GPU.)
   submit_flat<4>(
       count, {words},
       [&](auto, FlatRange range, const Grid& grid) {
         launch("find the end of unlike words", raise_end, grid, stream, range, words, pattern, end);
       },
-      most_blocks);
+      4096);
 }
 
 }  // namespace parplan
