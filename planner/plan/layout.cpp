@@ -22,11 +22,7 @@ int Layout::stage_of_block(int block) const {
   return static_cast<int>(stage - stages.begin());
 }
 
-StateHomes state_homes(const ParallelSpec& spec) {
-  StateHomes homes;
-  if (spec.offload == Offload::optimizer) homes.optimizer = Home::host;
-  return homes;
-}
+StateHomes state_homes(const ParallelSpec& spec) { return row_of(spec.offload).state; }
 
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
   BlockLayout layout{.placements = placements,
@@ -35,7 +31,8 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
                      .recompute = recompute,
                      .cp_method = spec.cp_method,
                      .dp_method = spec.dp_method,
-                     .tp_overlap = spec.tp_overlap};
+                     .tp_overlap = spec.tp_overlap,
+                     .saved = row_of(spec.offload).saved};
   layout.degree.pp = 1;
   return layout;
 }

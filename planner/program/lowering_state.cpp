@@ -91,6 +91,10 @@ Lowering::SegmentsKey Lowering::segments_key(int block) const {
           splits_backward[job.layout.stage_of_block(block)] != 0};
 }
 
+Home Lowering::home_of_saved(int block) const {
+  return is_layer(graph, block) && has_backward(graph, block) ? job.layout.of_block(block).saved : Home::device;
+}
+
 // Every block has a bucket of its own, in the order of blocks.
 int Lowering::bucket_index(int block) const {
   int before = 0;
