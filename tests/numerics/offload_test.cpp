@@ -90,8 +90,11 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
       if (trial % 6 == 3) request[Choice::schedule] = ScheduleKind::interleaved;
       ParallelSpec spec = random_spec(graph, training, 1 << (trial + 1) % 4, request, random);
       if (trial % 6 == 5) {
-        spec = {.mesh = {.degree = {.dp = 2}}, .recompute = spec.recompute};
+        const Recompute recompute = spec.recompute;
+        spec = ParallelSpec();
+        spec.mesh.degree.dp = 2;
         spec.dp_method = DataMethod::master;
+        spec.recompute = recompute;
         spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
       }
       if (spec.pp() > 1 && trial % 2 == 0) spec.input_slots = InputSlots::one_more;
