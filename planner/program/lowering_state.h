@@ -76,7 +76,7 @@ struct Lowering {
     std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
     std::int64_t output_bytes = 0;  // of the one that leaves
     std::int64_t gradient_bytes = 0;  // LoweredBlock
-    // Of a block that keeps what it saves on the host: copies of it there, and back (offload_saved.cpp).
+    // Copies where a block keeps what it saves on the host: there, and back (offload_saved.cpp).
     struct Copies {
       std::optional<int> out, back;
     };
@@ -172,8 +172,8 @@ struct SavedBuffers {
   std::optional<int> for_weights;
 };
 // For a forward, after which what a block keeps on the host is copied there; and for a backward or
-// a part of it, copied back. Others are where they were.
-SavedBuffers saved_for_forward(Lowering& lowering, int block, const ActionSlots& slots);  // offload_saved.cpp
+// a part of it, copied back. Other blocks find it in their slot. In offload_saved.cpp.
+SavedBuffers saved_for_forward(Lowering& lowering, int block, const ActionSlots& slots);
 void copy_saved_out(Lowering& lowering, int block, const ActionSlots& slots, const SavedBuffers& from);
 SavedBuffers fetch_saved(Lowering& lowering, int block, const ActionSlots& slots, Phase phase);
 // The Segments of these copies.

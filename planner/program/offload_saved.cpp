@@ -15,12 +15,12 @@ namespace {
 std::optional<int> add_copies(Lowering& lowering, const char* name, Home to, const std::vector<ByteRange>& ranges) {
   if (ranges.empty()) return std::nullopt;
   const Instruction copy = copy_to(to, in_memory(lowering.job.training.precision));
-  Segment segment{
-      .name = name, .stream = copy.stream, .bindings = {"from", "to"}, .instructions = {}};
+  Segment segment{.name = name, .stream = copy.stream, .bindings = {"from", "to"}, .instructions = {}};
   for (const ByteRange& range : ranges) {
-    segment.instructions.push_back(copy);
     const std::int64_t bytes = range.end - range.begin;
-    segment.instructions.back().operands = {{0, range.begin, bytes, Access::read}, {1, range.begin, bytes, Access::write}};
+    segment.instructions.push_back(copy);
+    segment.instructions.back().operands = {{0, range.begin, bytes, Access::read},
+                                            {1, range.begin, bytes, Access::write}};
   }
   return add_segment(lowering.program, std::move(segment));
 }

@@ -264,7 +264,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   std::optional<int> to_send;
   if (to) to_send = lowering.output[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
-  // Of the block that runs; a block leaves its output where the next one saves it.
+  // That of the block that runs, which leaves its output where the next one saves it.
   SavedBuffers own = saved_for_forward(lowering, range.first, slots);
   if (from)
     receive(lowering, {"activation", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage,

@@ -72,8 +72,8 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
 class Estimator {
   struct Costs;
   struct DataCosts;
-  // Of what a block keeps on the host: copies there and back in a micro-batch, where its input lies
-  // with the rest and where it does not.
+  // What copies take where a block keeps what it saves on the host, there and back in a micro-batch:
+  // where its input lies with the rest, and where it does not.
   struct SavedCopies {
     Seconds out, back;
     Seconds out_without_input, back_without_input;

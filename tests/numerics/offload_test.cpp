@@ -1,4 +1,4 @@
-// What is in host memory, the optimizer's state or what layers save, against the same plans without.
+// Plans with the optimizer's state or what layers save in host memory, against the same without.
 #include <doctest/doctest.h>
 
 #include <random>

@@ -282,7 +282,7 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
   CHECK(moved > 100);
 }
 
-TEST_CASE("what a layer saves on the host is missed where its backward does not wait, or its buffer is free too early") {
+TEST_CASE("a backward that does not wait for what it fetches, and a buffer that is free too early, are missed") {
   int raced = 0, freed = 0;
   for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1}) {
     const OpGraph graph = graph_of("tiny-llama");
