@@ -52,8 +52,8 @@ void check_promises(const Program& program, const Arena& arena, const Communicat
   for (const Home home : all_homes)
     if (const std::int64_t used = home == Home::device ? program.arena_bytes[home] : end_of_use(program, home);
         touched[home] != used)
-      throw InternalError(fmt::format("rank {} was promised an arena of {} bytes{} and touched {}", program.rank,
-                                      used, where(home), touched[home]));
+      throw InternalError(fmt::format("rank {} was promised an arena of {} bytes{} and touched {}", program.rank, used,
+                                      where(home), touched[home]));
   const CommunicationVolume& promised = program.communication;
   if (sent != promised) {
     const std::vector<Axis> axes = counted_axes(promised, sent);

@@ -23,8 +23,8 @@ std::optional<std::string> illegal_master(const OpGraph& /*graph*/, const Traini
     return fmt::format("dp_method master keeps all state on one device, and zero_stage is {}; legal stages: 0",
                        spec.zero_stage);
   if (includes(spec.offload, Offload::optimizer))
-    return fmt::format("dp_method master updates on its device, and offload is {}; legal: none, {}",
-                       name(spec.offload), name(Offload::activations));
+    return fmt::format("dp_method master updates on its device, and offload is {}; legal: none, {}", name(spec.offload),
+                       name(Offload::activations));
   return std::nullopt;
 }
 

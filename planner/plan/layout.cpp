@@ -22,7 +22,9 @@ int Layout::stage_of_block(int block) const {
   return static_cast<int>(stage - stages.begin());
 }
 
-StateHomes state_homes(const ParallelSpec& spec) { return row_of(spec.offload).state; }
+StateHomes state_homes(const ParallelSpec& spec) {
+  return row_of(spec.offload).state;
+}
 
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
   BlockLayout layout{.placements = placements,

@@ -31,7 +31,9 @@ constexpr OffloadRow rows[] = {
 
 }  // namespace
 
-std::span<const OffloadRow> offload_rows() { return rows; }
+std::span<const OffloadRow> offload_rows() {
+  return rows;
+}
 
 const OffloadRow& row_of(Offload offload) {
   const auto* const found = std::ranges::find(rows, offload, &OffloadRow::kind);
@@ -39,6 +41,8 @@ const OffloadRow& row_of(Offload offload) {
   return *found;
 }
 
-const char* name(Offload offload) { return row_of(offload).name; }
+const char* name(Offload offload) {
+  return row_of(offload).name;
+}
 
 }  // namespace parplan

@@ -27,10 +27,10 @@ const char* name(Offload offload);
 // Where each kind of a rank's data lies under one of them.
 struct OffloadRow {
   Offload kind{};
-  const char* name = nullptr;  // "optimizer+activations"
+  const char* name = nullptr;    // "optimizer+activations"
   const char* phrase = nullptr;  // "with ... in host memory"
-  StateHomes state = {};       // of parameters
-  Home saved{};                // what a layer keeps from its forward for its backward
+  StateHomes state = {};         // of parameters
+  Home saved{};                  // what a layer keeps from its forward for its backward
 };
 // In the order of help and of `legal_offloads`: nothing first, all that there is last.
 std::span<const OffloadRow> offload_rows();

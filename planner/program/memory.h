@@ -82,7 +82,7 @@ enum class BufferRole {
   host_gradients,   // of this rank's shard, for an update on the host
   host_norm,        // a copy for such updates
   host_loss_scale,  // the same
-  gathered,  // ZeRO-3: the parameters of a block while it computes
+  gathered,         // ZeRO-3: the parameters of a block while it computes
   gathered_frozen,
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
@@ -93,8 +93,8 @@ enum class BufferRole {
   left,         // by a block's backward_inputs for its backward_weights
   staged,       // on the device, what a block has saved on the host
   staged_for_weights,
-  input,        // an activation from another rank, until its backward
-  output,       // an activation on its way to another rank
+  input,   // an activation from another rank, until its backward
+  output,  // an activation on its way to another rank
   scratch,
   gradient,  // of an activation between blocks
   norm,
@@ -239,8 +239,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (sizes.for_weights_in_flight > 0)
     of_blocks(BufferRole::for_weights, sizes.for_weights, sizes.for_weights_in_flight);
   if (sizes.left_in_flight > 0) of_blocks(BufferRole::left, sizes.left, sizes.left_in_flight);
-  if (sizes.staged_bytes > 0)
-    one(BufferRole::staged, MemoryCategory::activations, sizes.staged_bytes, staging_buffers);
+  if (sizes.staged_bytes > 0) one(BufferRole::staged, MemoryCategory::activations, sizes.staged_bytes, staging_buffers);
   if (sizes.staged_for_weights_bytes > 0)
     one(BufferRole::staged_for_weights, MemoryCategory::activations, sizes.staged_for_weights_bytes, staging_buffers);
   if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);

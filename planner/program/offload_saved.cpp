@@ -32,7 +32,9 @@ void call_copy(Lowering& lowering, int segment, int from, int to, std::vector<in
   call.frees = std::move(frees);
 }
 
-int next_of(const std::vector<int>& buffers, int& turns) { return buffers[turns++ % buffers.size()]; }
+int next_of(const std::vector<int>& buffers, int& turns) {
+  return buffers[turns++ % buffers.size()];
+}
 
 // The block's buffers of a slot, in whichever home.
 SavedBuffers of_slot(const Lowering& lowering, int block, const ActionSlots& slots) {

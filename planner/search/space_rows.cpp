@@ -390,10 +390,8 @@ constexpr std::array rows = {
              .values = as_many_as_in_flight,
              .frugaler = fewer_input_slots,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
-    SpaceRow{.choice = Choice::offload,
-             .values = nothing_on_host,
-             .neighbours = less_on_host,
-             .frugaler = more_on_host},
+    SpaceRow{
+        .choice = Choice::offload, .values = nothing_on_host, .neighbours = less_on_host, .frugaler = more_on_host},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},

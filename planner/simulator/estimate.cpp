@@ -155,8 +155,7 @@ Home Estimator::home_of_saved(const ParallelSpec& spec, std::size_t kind) const 
   return is_layer_kind_[kind] && has_backward(graph_, graph_.kinds[kind]) ? row_of(spec.offload).saved : Home::device;
 }
 
-const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSpec& spec, int shapes,
-                                                                int environment) {
+const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSpec& spec, int shapes, int environment) {
   if (row_of(spec.offload).saved == Home::device) return nullptr;
   const auto [entry, inserted] = copies_.try_emplace({shapes, environment});
   if (!inserted) return &entry->second;
@@ -399,9 +398,8 @@ Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Place
                   .saved = {},
                   .least_fixed = least_memory_.count + overhead_of(spec).count};
   for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind)
-    bytes.saved.push_back(home_of_saved(spec, kind) == Home::device
-                              ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_)
-                              : 0);
+    bytes.saved.push_back(
+        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0);
   return bytes;
 }
 
@@ -461,9 +459,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   for (std::size_t run = 0; run < blocks; run = static_cast<std::size_t>(run_ends_[run])) {
     const auto kind = static_cast<std::size_t>(graph_.blocks[run].kind);
     const Seconds seconds = costs.forward_seconds[kind] + costs.backward_seconds[kind];
-    const std::int64_t saved = home_of_saved(spec, kind) == Home::device
-                                   ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_)
-                                   : 0;
+    const std::int64_t saved =
+        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0;
     const auto length = static_cast<std::size_t>(run_ends_[run]) - run;
     for (std::size_t n = 1; n <= length; ++n) {
       table.seconds[run + n] = table.seconds[run] + static_cast<double>(n) * seconds;
@@ -504,8 +501,7 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
     for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
       const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
       const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
-      const bool input_apart =
-          spec.input_slots == InputSlots::one_more && b > 0 && b == stage.blocks.first;
+      const bool input_apart = spec.input_slots == InputSlots::one_more && b > 0 && b == stage.blocks.first;
       (home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
           .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
@@ -771,8 +767,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (on_first_rank) {
       bound.parts += costs.forward[kind];
       bound.parts += costs.backward[kind];
-      if (sequential) bound.parts.offload += visit.forward + visit.backward -
-                                             (costs.forward_seconds[kind] + costs.backward_seconds[kind]);
+      if (sequential)
+        bound.parts.offload +=
+            visit.forward + visit.backward - (costs.forward_seconds[kind] + costs.backward_seconds[kind]);
     }
   }
   bound.updates = updates;
@@ -824,7 +821,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     const int last = shards.gradients ? std::min(count, 2) : count;
     for (int i = 0; i < last; ++i) {
       const Visit& visit = visits_[i];
-      // The last backward may wait that long for what comes from the host, while others are reduced.
+      // The last backward may wait that long for what comes from the host, while others reduce.
       if (i == 1) {
         suffix -= stall;
         to_copy -= stall;

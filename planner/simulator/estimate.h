@@ -301,9 +301,8 @@ class Estimator {
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
-                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
-                            const Costs& costs, const BlockShapes& shapes, const DataCosts& data,
-                            const std::vector<SavedCopies>* copies);
+                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential, const Costs& costs,
+                            const BlockShapes& shapes, const DataCosts& data, const std::vector<SavedCopies>* copies);
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies() const;
   StepBound bound_of_ranks(const PipelineShape& shape);

@@ -242,8 +242,8 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       if (trial % 5 == 0) training.precision = DataType::fp16;
       if (trial % 3 == 0) training.clip_norm = 0.5;
       ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
-      spec.offload = std::array{Offload::optimizer, Offload::activations,
-                                Offload::optimizer | Offload::activations}[trial % 3];
+      spec.offload =
+          std::array{Offload::optimizer, Offload::activations, Offload::optimizer | Offload::activations}[trial % 3];
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       std::string found;
       for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
