@@ -10,7 +10,7 @@ namespace parplan {
 // What a rank keeps in its host's memory: nothing; the optimizer's state, with the parameters in
 // fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840);
 // what layers keep for their backward, copied out after the forward and back before the backward
-// (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857, section 5.1.2; Megatron-LM's
+// (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
 // --cpu-offloading). Bits: rows hold the combinations that there are.
 enum class Offload : std::uint8_t { none = 0, optimizer = 1, activations = 2 };
 constexpr Offload operator|(Offload a, Offload b) {
