@@ -7,7 +7,7 @@
 // What layers keep from their forward for their backward, where that is on the host: a layer fills
 // a buffer on the device, from which it is copied to its slot on the host while the next layers
 // run. It is copied back while the backward of the layer behind it runs (ZeRO-Infinity, Rajbhandari
-// et al. 2021, arXiv:2104.07857, section 5.1.2). Buffers on the device take turns.
+// et al. 2021, arXiv:2104.07857). Buffers on the device take turns.
 namespace parplan {
 namespace {
 
