@@ -165,8 +165,8 @@ void copy_ready_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_other_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_norm(Lowering& lowering);                              // offload.cpp: and the loss scale
 void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
-// Where a block's calls find what its forward has saved: the buffers of a slot, or, where that is on
-// the host, others on the device that take turns.
+// Where a block's calls find what its forward has saved: the buffers of a slot, or, where that is
+// on the host, others on the device that take turns.
 struct SavedBuffers {
   int saved = 0;
   std::optional<int> for_weights;

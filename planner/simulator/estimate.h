@@ -72,7 +72,7 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
 class Estimator {
   struct Costs;
   struct DataCosts;
-  // What copies take where a block keeps what it saves on the host, there and back in a micro-batch:
+  // What copies take where a block keeps what it saves on the host, both ways in a micro-batch:
   // where its input lies with the rest, and where it does not.
   struct SavedCopies {
     Seconds out, back;

@@ -249,7 +249,10 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
       CHECK(found == "");
       const auto is_copy = [](const Instruction& i) { return i.kind == InstructionKind::copy; };
-      for (const Spot spot : spots(programs[0], is_copy)) {
+      // Some of many: each plants three faults in all Programs.
+      const std::vector<Spot> copies = spots(programs[0], is_copy);
+      for (std::size_t at = 0; at < copies.size(); at += 1 + copies.size() / 8) {
+        const Spot spot = copies[at];
         INFO(model << ": " << describe(spec) << ", call " << spot.call << ", instruction " << spot.instruction);
         std::vector<Program> without = programs, of_a_part = programs, back = programs;
         silence(without[0], spot);
@@ -265,12 +268,14 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
         ++dropped;
       }
       // Waits of what the copies and the host do.
+      std::size_t waiting = 0;
       for (std::size_t c = 0; c < programs[0].calls.size(); ++c) {
         const Segment& segment = programs[0].segments[programs[0].calls[c].segment];
         if (segment.stream != Stream::to_host && segment.stream != Stream::from_host && segment.stream != Stream::host)
           continue;
+        if (programs[0].calls[c].waits.empty() || ++waiting % (1 + copies.size() / 8) != 0) continue;
         std::vector<Program> planted = programs;
-        if (std::exchange(planted[0].calls[c].waits, {}).empty()) continue;
+        planted[0].calls[c].waits.clear();
         const std::vector<Fault> faults = find_faults(planted);
         REQUIRE(!faults.empty());
         CHECK(faults.front().what.starts_with("missing event: "));
