@@ -209,6 +209,10 @@ bool is_of_bucket(BufferRole role) {
 void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
   Program& program = lowering.program;
   const auto bucket = [&]() -> Bucket& { return program.buckets[buffer.of]; };
+  const auto of_position = [&](std::vector<int>& numbers) -> int& {
+    numbers.resize(std::max(numbers.size(), buffer.of + 1));
+    return numbers[buffer.of];
+  };
   switch (buffer.role) {
     case BufferRole::parameters: bucket().parameters = number; break;
     case BufferRole::gradients: bucket().gradients = number; break;
@@ -231,12 +235,14 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
-    case BufferRole::saved: lowering.saved[slot].push_back(number); break;
+    case BufferRole::saved:
+      of_position(lowering.saved[slot]) = number;
+      break;
     case BufferRole::head:
       lowering.head.push_back(number);
       break;
     case BufferRole::for_weights:
-      lowering.for_weights[slot].push_back(number);
+      of_position(lowering.for_weights[slot]) = number;
       break;
     case BufferRole::left:
       lowering.left[slot].push_back(number);
@@ -301,7 +307,12 @@ void make_buffers(Lowering& lowering) {
     if (buffers[i].role == BufferRole::for_weights) lowering.for_weights.resize(slots);
     if (buffers[i].role == BufferRole::left) lowering.left.resize(slots);
     for (int slot = 0; slot < buffers[i].slots; ++slot)
-      for (std::size_t b = i; b < end; ++b) add(buffers[b], slot);
+      for (std::size_t b = i; b < end; ++b)
+        if (buffers[b].home == Home::device) add(buffers[b], slot);
+    // Backwards, so that what most stages fill comes last: the largest block in the first slot.
+    for (int slot = buffers[i].slots; slot-- > 0;)
+      for (std::size_t b = end; b-- > i;)
+        if (buffers[b].home == Home::host) add(buffers[b], slot);
     i = end;
   }
 }
