@@ -65,13 +65,17 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
 std::optional<Remedy> offloaded(const SuggestRequest& request) {
   if (request.layout[Choice::offload] || lacks_host(request.cluster) || !is_accelerator(request.cluster.backend()))
     return std::nullopt;
-  SuggestRequest changed = request;
-  changed.layout[Choice::offload] = Offload::optimizer;
-  if (!fits(changed)) return std::nullopt;
   const ChoiceRow& row = row_of(Choice::offload);
-  std::optional<Remedy> found = remedy(changed, row.key, phrase(row, Offload::optimizer), {});
-  if (found) found->value = remedy_value(Offload::optimizer);
-  return found;
+  for (const OffloadRow& one : offload_rows()) {
+    if (one.kind == Offload::none) continue;
+    SuggestRequest changed = request;
+    changed.layout[Choice::offload] = one.kind;
+    if (!fits(changed)) continue;
+    std::optional<Remedy> found = remedy(changed, row.key, phrase(row, one.kind), {});
+    if (found) found->value = remedy_value(one.kind);
+    return found;
+  }
+  return std::nullopt;
 }
 
 std::optional<Remedy> smaller_batch(const SuggestRequest& request) {

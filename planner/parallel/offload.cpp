@@ -1,6 +1,9 @@
 #include "planner/parallel/offload.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "planner/plan/layout.h"
 
@@ -8,17 +11,23 @@ namespace parplan {
 
 std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& /*spec*/,
                                 int most) {
-  std::vector<int> values = {static_cast<int>(Offload::none)};
-  if (is_own(training.engine) && most >= static_cast<int>(Offload::optimizer))
-    values.push_back(static_cast<int>(Offload::optimizer));
+  std::vector<int> values;
+  for (const OffloadRow& row : offload_rows())
+    if (const int value = static_cast<int>(row.kind);
+        value <= most && (row.kind == Offload::none || is_own(training.engine)))
+      values.push_back(value);
+  std::ranges::sort(values);
   return values;
 }
 
 std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const TrainingSpec& training,
                                            const ParallelSpec& spec) {
   if (spec.offload == Offload::none) return std::nullopt;
-  if (spec.offload != Offload::optimizer)
-    return fmt::format("there is no offload {}; legal: none, optimizer", static_cast<int>(spec.offload));
+  if (std::ranges::find(offload_rows(), spec.offload, &OffloadRow::kind) == offload_rows().end()) {
+    std::vector<const char*> names;
+    for (const OffloadRow& row : offload_rows()) names.push_back(row.name);
+    return fmt::format("there is no offload {}; legal: {}", static_cast<int>(spec.offload), fmt::join(names, ", "));
+  }
   if (is_own(training.engine)) return std::nullopt;
   return fmt::format("offload {} is known of {} alone, and the engine is {}; leave offload or the engine out",
                      name(spec.offload), Engine{}.title, training.engine.name);

@@ -10,9 +10,10 @@
 
 namespace parplan {
 
-// ZeRO-Offload (Ren et al. 2021, arXiv:2101.06840): the optimizer's state, with the parameters in
-// fp32, is in host memory. Reduced gradients are copied there while the backward goes on, the
-// host's processor updates this rank's shard, and the parameters are copied back.
+// What is in host memory (planner/plan/offload.h). With the optimizer's state there, reduced
+// gradients are copied to it while the backward goes on, the host's processor updates this rank's
+// shard, and the parameters are copied back. With activations there, what a layer's forward keeps
+// is copied out while the next ones run, and back while the backward of the layer behind it runs.
 std::vector<int> legal_offloads(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, int most);
 std::optional<std::string> illegal_offload(const OpGraph& graph, const TrainingSpec& training,
                                            const ParallelSpec& spec);

@@ -23,9 +23,7 @@ int Layout::stage_of_block(int block) const {
 }
 
 StateHomes state_homes(const ParallelSpec& spec) {
-  StateHomes homes;
-  if (spec.offload == Offload::optimizer) homes.optimizer = Home::host;
-  return homes;
+  return row_of(spec.offload).state;
 }
 
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
@@ -35,7 +33,8 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
                      .recompute = recompute,
                      .cp_method = spec.cp_method,
                      .dp_method = spec.dp_method,
-                     .tp_overlap = spec.tp_overlap};
+                     .tp_overlap = spec.tp_overlap,
+                     .saved = row_of(spec.offload).saved};
   layout.degree.pp = 1;
   return layout;
 }

@@ -28,6 +28,7 @@ struct BlockLayout {
   ContextMethod cp_method = ContextMethod::all_gather;
   DataMethod dp_method = DataMethod::all_reduce;
   TensorOverlap tp_overlap = TensorOverlap::none;
+  Home saved{};  // of what the block keeps for its backward, if it is a layer
   auto operator<=>(const BlockLayout&) const = default;
 };
 // Which of a rank's persistent tensors of the block are shards over the data axis.

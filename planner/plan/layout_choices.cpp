@@ -56,6 +56,12 @@ std::vector<ChoiceValue> recomputes() {
   return values;
 }
 
+std::vector<ChoiceValue> offloads() {
+  std::vector<ChoiceValue> values;
+  for (const OffloadRow& row : offload_rows()) values.emplace_back(row.kind);
+  return values;
+}
+
 std::int64_t number(const ChoiceValue& value) {
   return std::get<std::int64_t>(value);
 }
@@ -473,22 +479,18 @@ constexpr std::array rows = {
     ChoiceRow{.choice = Choice::offload,
               .key = "offload",
               .option = "--offload",
-              .description = "what is kept in host memory: nothing, or the optimizer's state, which the host's "
-                             "processor then updates (ZeRO-Offload)",
+              .description = "what is kept in host memory: nothing, the optimizer's state, which the host's processor "
+                             "then updates (ZeRO-Offload), what layers keep for their backward (activations), or both",
               .get = get<&ParallelSpec::offload>,
               .set = set<&ParallelSpec::offload>,
-              .named = named<Offload::none, Offload::optimizer>,
+              .named = offloads,
               .may_be_absent = true,
               .word =
                   [](const ParallelSpec& spec) {
                     return spec.offload == Offload::none ? "" : fmt::format("offload={}", name(spec.offload));
                   },
               .phrase =
-                  [](const ChoiceValue& value) {
-                    return std::string(std::get<Offload>(value) == Offload::optimizer
-                                           ? "with the optimizer's state in host memory"
-                                           : "with the optimizer's state on the device");
-                  }},
+                  [](const ChoiceValue& value) { return std::string(row_of(std::get<Offload>(value)).phrase); }},
     ChoiceRow{.choice = Choice::dp_method,
               .key = "dp_method",
               .option = "--dp-method",

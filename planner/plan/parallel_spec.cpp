@@ -32,8 +32,6 @@ const char* name(TensorOverlap overlap) { return overlap == TensorOverlap::none 
 
 const char* name(DataMethod method) { return method == DataMethod::all_reduce ? "all_reduce" : "master"; }
 
-const char* name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }
-
 std::string stages_text(const ParallelSpec& spec) {
   if (spec.virtual_stages == 1) return fmt::format("pp is {}", spec.pp());
   return fmt::format("pp {} x virtual_stages {} is {}", spec.pp(), spec.virtual_stages, spec.stages());

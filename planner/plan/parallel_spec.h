@@ -6,6 +6,7 @@
 
 #include "planner/cluster/mesh.h"
 #include "planner/graph/training_spec.h"
+#include "planner/plan/offload.h"
 #include "planner/plan/recompute.h"
 #include "planner/plan/schedule.h"
 
@@ -55,11 +56,6 @@ const char* name(TensorOverlap overlap);
 // (PyTorch's DataParallel).
 enum class DataMethod { all_reduce, master };
 const char* name(DataMethod method);
-
-// What is kept in host memory: nothing; or the optimizer's state, with the parameters in fp32, and
-// the host's processor updates them.
-enum class Offload { none, optimizer };
-const char* name(Offload offload);
 
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {

@@ -108,6 +108,7 @@ void lower_blocks(Lowering& lowering) {
           .input_bytes = lowered.input_bytes,
           .output_bytes = lowered.output_bytes,
           .gradient_bytes = lowered.gradient_bytes};
+      if (lowering.home_of_saved(b) == Home::host) add_saved_copies(lowering, lowered, segments->second);
     }
   }
 }

@@ -167,6 +167,7 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
   result.saved_bytes = bytes.saved;
   result.for_weights_bytes = bytes.for_weights;
   result.saved = lowering.saved;
+  result.input_apart = lowering.block.input && is_apart(lowering, *lowering.block.input);
   const std::optional<TensorId> input = lowering.block.input, output = lowering.block.output;
   if (input) result.input_bytes = local_bytes(graph.tensors[*input], context.entering, context);
   if (output) result.output_bytes = local_bytes(graph.tensors[*output], context.layout.placements.residual, context);
@@ -188,6 +189,48 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
 
 int transfer_parts(const TensorLayout& residual, const DeviceMesh& mesh, const Engine& engine) {
   return engine.splits_transfers && residual[Axis::tp] == replicate() ? mesh.degree.tp : 1;
+}
+
+namespace {
+
+// Joins those that touch or overlap; ascending.
+std::vector<ByteRange> joined(std::vector<ByteRange> ranges) {
+  std::ranges::sort(ranges, {}, &ByteRange::begin);
+  std::vector<ByteRange> joined;
+  for (const ByteRange& range : ranges) {
+    if (range.begin == range.end) continue;
+    if (!joined.empty() && joined.back().end >= range.begin)
+      joined.back().end = std::max(joined.back().end, range.end);
+    else
+      joined.push_back(range);
+  }
+  return joined;
+}
+
+}  // namespace
+
+std::vector<ByteRange> saved_ranges(const LoweredBlock& block, bool with_input) {
+  std::vector<ByteRange> ranges;
+  for (std::size_t i = with_input && !block.input_apart ? 0 : 1; i < block.saved.size(); ++i)
+    if (const SavedTensor& saved = block.saved[i]; !saved.for_weights)
+      ranges.push_back({saved.offset, saved.offset + saved.bytes});
+  return joined(std::move(ranges));
+}
+
+std::vector<ByteRange> for_weights_ranges(const LoweredBlock& block) {
+  std::vector<ByteRange> ranges;
+  for (const SavedTensor& saved : block.saved)
+    if (saved.for_weights) ranges.push_back({saved.offset, saved.offset + saved.bytes});
+  return joined(std::move(ranges));
+}
+
+std::vector<ByteRange> ranges_read(const Segment& segment, const char* bound) {
+  std::vector<ByteRange> ranges;
+  for (const Instruction& instruction : segment.instructions)
+    for (const Operand& operand : instruction.operands)
+      if (segment.bindings[operand.binding] == bound && operand.access != Access::write)
+        ranges.push_back({operand.offset, operand.offset + operand.bytes});
+  return joined(std::move(ranges));
 }
 
 std::int64_t saved_bytes_without_input(const LoweredBlock& block) {

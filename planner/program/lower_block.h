@@ -27,6 +27,13 @@ inline constexpr const char* loss_scale = "loss scale";            // fp16 only
 inline constexpr const char* scratch = "scratch";
 }  // namespace binding
 
+// Bytes [begin, end) of a binding.
+struct ByteRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+
 // A tensor kept from forward to backward, at an offset of the binding "saved", "saved for weights"
 // or "input".
 struct SavedTensor {
@@ -49,6 +56,7 @@ struct LoweredBlock {
   // and the gradient of the logits would take too much room: their second part is empty.
   Segment backward_inputs, backward_weights;
   std::vector<SavedTensor> saved;  // the block's input first
+  bool input_apart = false;        // that lies in the binding "input"
   std::int64_t saved_bytes = 0;    // without an input that lies apart
   std::int64_t for_weights_bytes = 0, left_bytes = 0;
   // The activations that enter and leave the block, on this rank; 0 where none does. Their
@@ -62,6 +70,12 @@ LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& co
 // for each rank of the tensor axis, where the engine splits what they all hold
 // (Engine::splits_transfers), else 1.
 int transfer_parts(const TensorLayout& residual, const DeviceMesh& mesh, const Engine& engine);
+// What is copied where a block keeps what it saves on the host: tensors without the padding between
+// them. In the binding "saved", with the block's input or without it, and in "saved for weights",
+// of which the first part of a backward may need less.
+std::vector<ByteRange> saved_ranges(const LoweredBlock& block, bool with_input);
+std::vector<ByteRange> for_weights_ranges(const LoweredBlock& block);
+std::vector<ByteRange> ranges_read(const Segment& segment, const char* bound);
 // What a block whose input does not lie apart would save if it did.
 std::int64_t saved_bytes_without_input(const LoweredBlock& block);
 // The same with what is kept as `recompute` says, instead of the context's row.

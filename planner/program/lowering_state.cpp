@@ -96,6 +96,10 @@ Lowering::SegmentsKey Lowering::segments_key(int block) const {
           splits_backward[job.layout.stage_of_block(block)] != 0};
 }
 
+Home Lowering::home_of_saved(int block) const {
+  return is_layer(graph, block) && has_backward(graph, block) ? job.layout.of_block(block).saved : Home::device;
+}
+
 int add_segment(Program& program, Segment segment) {
   const auto known = std::find(program.segments.begin(), program.segments.end(), segment);
   if (known != program.segments.end()) return static_cast<int>(known - program.segments.begin());

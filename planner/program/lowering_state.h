@@ -76,6 +76,12 @@ struct Lowering {
     std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
     std::int64_t output_bytes = 0;  // of the one that leaves
     std::int64_t gradient_bytes = 0;  // LoweredBlock
+    // Copies where a block keeps what it saves on the host: there, and back (offload_saved.cpp).
+    struct Copies {
+      std::optional<int> out, back;
+    };
+    Copies saved = {}, for_weights = {};
+    std::optional<int> for_first_part = {};  // back: of what is kept for weights, what the first part reads
   };
   using SegmentsKey = std::tuple<int, int, int, bool, bool>;
   std::map<SegmentsKey, BlockSegments> block_segments;
@@ -97,10 +103,14 @@ struct Lowering {
     bool holds_gradients = false;  // of uses since the last reduction
   };
   std::map<int, UnreducedTied> unreduced_tied;
-  std::vector<std::vector<int>> saved;              // by slot, then `position_in_slot`
-  std::vector<int> position_in_slot;                // by block of the graph, for those that the rank holds
-  std::vector<int> head;                            // what the last block saves, where it has slots of its own
-  std::vector<std::vector<int>> for_weights, left;  // by slot, then position of the block in its stage
+  // By slot, then position; blocks that keep what they save on the host come behind the others.
+  std::vector<std::vector<int>> saved, for_weights;
+  // By block of the graph, for those that the rank holds: the positions.
+  std::vector<int> position_in_slot, position_for_weights;
+  std::vector<int> head;               // what the last block saves, where it has slots of its own
+  std::vector<std::vector<int>> left;  // by slot, then position of the block in its stage
+  // On the device, for blocks that keep what they save on the host.
+  std::vector<int> staged, staged_for_weights;
   std::vector<int> input;       // of a stage, from another rank, where it lies apart
   std::vector<int> gradient;    // of an activation between blocks
   std::vector<int> output;      // an activation on its way to another rank
@@ -112,6 +122,7 @@ struct Lowering {
   int gathers = 0;
   int frozen_gathers = 0;
   int reductions = 0;
+  int stagings = 0, stagings_for_weights = 0;
   // Calls are many, and few differ in more than their buffers. Where the bindings of a Segment
   // stand in what `add_call` is given, by Segment; the Segments of `call_again`, by what they move.
   std::vector<std::vector<std::size_t>> bound_at;
@@ -129,6 +140,8 @@ struct Lowering {
   bool is_replica() const { return job.layout.has_master() && at.dp > 0; }
   DataShards shards_of(int block) const { return rank_buckets[bucket_index(block)].shards; }
   bool has_own_slots(int block) const { return slots.head > 0 && block + 1 == static_cast<int>(graph.blocks.size()); }
+  // Where a block keeps what its forward saves for its backward.
+  Home home_of_saved(int block) const;
   // The bucket of the tied parameter that a block uses.
   std::optional<int> tied_bucket_of(int block) const { return tied_buckets[block]; }
 };
@@ -155,6 +168,19 @@ void copy_ready_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_other_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_norm(Lowering& lowering);                              // offload.cpp: and the loss scale
 void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
+// Where a block's calls find what its forward has saved: the buffers of a slot, or, where that is
+// on the host, others on the device that take turns.
+struct SavedBuffers {
+  int saved = 0;
+  std::optional<int> for_weights;
+};
+// For a forward, after which what a block keeps on the host is copied there; and for a backward or
+// a part of it, copied back. Other blocks find it in their slot. In offload_saved.cpp.
+SavedBuffers saved_for_forward(Lowering& lowering, int block, const ActionSlots& slots);
+void copy_saved_out(Lowering& lowering, int block, const ActionSlots& slots, const SavedBuffers& from);
+SavedBuffers fetch_saved(Lowering& lowering, int block, const ActionSlots& slots, Phase phase);
+// The Segments of these copies.
+void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Lowering::BlockSegments& segments);
 void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead);  // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 

@@ -39,18 +39,36 @@ namespace {
 
 // Where a rank holds several stages, which share its slots, the largest blocks of all stages lie in
 // one place of a slot, the second largest in another, and so on: that takes least. Otherwise blocks
-// lie in their order.
+// lie in their order. Those with a buffer on the host come behind the others.
 std::vector<int> positions_in_slot(const Lowering& lowering) {
   std::vector<int> positions(lowering.graph.blocks.size());
+  int end = 0;
+  for (const Home home : all_homes) {
+    const int begin = end;
+    for (const int stage : lowering.stages) {
+      const BlockRange range = lowering.blocks_of(stage);
+      std::vector<int> blocks;
+      for (int b = range.first; b < range.last; ++b)
+        if (!lowering.has_own_slots(b) && lowering.home_of_saved(b) == home) blocks.push_back(b);
+      if (lowering.stages.size() > 1)
+        std::ranges::stable_sort(blocks, std::ranges::greater(),
+                                 [&](int block) { return lowering.segments_of(block).saved_bytes; });
+      for (std::size_t i = 0; i < blocks.size(); ++i) positions[blocks[i]] = begin + static_cast<int>(i);
+      end = std::max(end, begin + static_cast<int>(blocks.size()));
+    }
+  }
+  return positions;
+}
+
+// What is kept for weight gradients: blocks in their order, those on the host behind all others.
+std::vector<int> positions_for_weights(const Lowering& lowering) {
+  std::vector<int> positions(lowering.graph.blocks.size());
+  int largest = 0;
+  for (const int stage : lowering.stages) largest = std::max(largest, lowering.blocks_of(stage).size());
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
-    std::vector<int> blocks;
     for (int b = range.first; b < range.last; ++b)
-      if (!lowering.has_own_slots(b)) blocks.push_back(b);
-    if (lowering.stages.size() > 1)
-      std::ranges::stable_sort(blocks, std::ranges::greater(),
-                               [&](int block) { return lowering.segments_of(block).saved_bytes; });
-    for (std::size_t i = 0; i < blocks.size(); ++i) positions[blocks[i]] = static_cast<int>(i);
+      positions[b] = b - range.first + (lowering.home_of_saved(b) == Home::host ? largest : 0);
   }
   return positions;
 }
@@ -76,20 +94,28 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   std::int64_t sent = 0;
   std::int64_t input = 0;
   std::int64_t head = 0;
+  std::int64_t staged = 0, staged_for_weights = 0;
+  const auto take_most = [](std::vector<SavedSizes>& sizes, int position, std::int64_t bytes, Home home) {
+    const auto at = static_cast<std::size_t>(position);
+    if (sizes.size() <= at) sizes.resize(at + 1);
+    sizes[at] = {.bytes = std::max(sizes[at].bytes, bytes), .times = 1, .home = home};
+  };
   const Schedule& schedule = lowering.job.schedule;
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
-    const auto blocks = static_cast<std::size_t>(range.size());
-    const bool has_head = lowering.has_own_slots(range.last - 1);
-    saved.resize(std::max(saved.size(), blocks - (has_head ? 1 : 0)));
-    for (std::vector<SavedSizes>* sizes : {&for_weights, &left}) sizes->resize(std::max(sizes->size(), blocks));
     for (int b = range.first; b < range.last; ++b) {
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
-      const auto at = static_cast<std::size_t>(b - range.first);
-      std::int64_t& in_slot = lowering.has_own_slots(b) ? head : saved[lowering.position_in_slot[b]].bytes;
-      in_slot = std::max(in_slot, segments.saved_bytes);
-      for_weights[at].bytes = std::max(for_weights[at].bytes, segments.for_weights_bytes);
-      left[at].bytes = std::max(left[at].bytes, segments.left_bytes);
+      const Home home = lowering.home_of_saved(b);
+      if (lowering.has_own_slots(b))
+        head = std::max(head, segments.saved_bytes);
+      else
+        take_most(saved, lowering.position_in_slot[b], segments.saved_bytes, home);
+      take_most(for_weights, lowering.position_for_weights[b], segments.for_weights_bytes, home);
+      take_most(left, b - range.first, segments.left_bytes, Home::device);
+      if (home == Home::host) {
+        staged = std::max(staged, segments.saved_bytes);
+        staged_for_weights = std::max(staged_for_weights, segments.for_weights_bytes);
+      }
       gradient = std::max(gradient, segments.gradient_bytes);
       if (lowering.input_apart[b]) input = std::max(input, segments.input_bytes);
     }
@@ -102,6 +128,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .saved = saved,
                         .for_weights = for_weights,
                         .left = left,
+                        .staged_bytes = staged,
+                        .staged_for_weights_bytes = staged_for_weights,
                         .gradient_bytes = gradient,
                         .sent_bytes = sent,
                         .scratch_bytes = scratch,
@@ -151,6 +179,10 @@ const char* words(BufferRole role) {
       return "saved of {} for weight gradients, slot {}";
     case BufferRole::left:
       return "left of {} for weight gradients, slot {}";
+    case BufferRole::staged:
+      return "saved on its way to and from the host {}";
+    case BufferRole::staged_for_weights:
+      return "saved for weight gradients on its way to and from the host {}";
     case BufferRole::input: return "arriving activation {}";
     case BufferRole::output: return "activation to send {}";
     case BufferRole::scratch: return "scratch";
@@ -177,6 +209,10 @@ bool is_of_bucket(BufferRole role) {
 void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
   Program& program = lowering.program;
   const auto bucket = [&]() -> Bucket& { return program.buckets[buffer.of]; };
+  const auto of_position = [&](std::vector<int>& numbers) -> int& {
+    numbers.resize(std::max(numbers.size(), buffer.of + 1));
+    return numbers[buffer.of];
+  };
   switch (buffer.role) {
     case BufferRole::parameters: bucket().parameters = number; break;
     case BufferRole::gradients: bucket().gradients = number; break;
@@ -199,15 +235,23 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
-    case BufferRole::saved: lowering.saved[slot].push_back(number); break;
+    case BufferRole::saved:
+      of_position(lowering.saved[slot]) = number;
+      break;
     case BufferRole::head:
       lowering.head.push_back(number);
       break;
     case BufferRole::for_weights:
-      lowering.for_weights[slot].push_back(number);
+      of_position(lowering.for_weights[slot]) = number;
       break;
     case BufferRole::left:
       lowering.left[slot].push_back(number);
+      break;
+    case BufferRole::staged:
+      lowering.staged.push_back(number);
+      break;
+    case BufferRole::staged_for_weights:
+      lowering.staged_for_weights.push_back(number);
       break;
     case BufferRole::input: lowering.input.push_back(number); break;
     case BufferRole::output: lowering.output.push_back(number); break;
@@ -224,6 +268,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 void make_buffers(Lowering& lowering) {
   lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
   lowering.position_in_slot = positions_in_slot(lowering);
+  lowering.position_for_weights = positions_for_weights(lowering);
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
   const auto block_name = [&](BufferRole role, std::size_t position) {
@@ -231,7 +276,9 @@ void make_buffers(Lowering& lowering) {
     for (const int stage : lowering.stages) {
       const BlockRange range = lowering.blocks_of(stage);
       for (int b = range.first; b < range.last; ++b) {
-        const int at = role == BufferRole::saved ? lowering.position_in_slot[b] : b - range.first;
+        const int at = role == BufferRole::saved         ? lowering.position_in_slot[b]
+                       : role == BufferRole::for_weights ? lowering.position_for_weights[b]
+                                                         : b - range.first;
         if (at == static_cast<int>(position) && !(role == BufferRole::saved && lowering.has_own_slots(b)))
           return lowering.graph.blocks[b].name;
       }
@@ -260,7 +307,12 @@ void make_buffers(Lowering& lowering) {
     if (buffers[i].role == BufferRole::for_weights) lowering.for_weights.resize(slots);
     if (buffers[i].role == BufferRole::left) lowering.left.resize(slots);
     for (int slot = 0; slot < buffers[i].slots; ++slot)
-      for (std::size_t b = i; b < end; ++b) add(buffers[b], slot);
+      for (std::size_t b = i; b < end; ++b)
+        if (buffers[b].home == Home::device) add(buffers[b], slot);
+    // Backwards, so that what most stages fill comes last: the largest block in the first slot.
+    for (int slot = buffers[i].slots; slot-- > 0;)
+      for (std::size_t b = end; b-- > i;)
+        if (buffers[b].home == Home::host) add(buffers[b], slot);
     i = end;
   }
 }

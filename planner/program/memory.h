@@ -30,6 +30,7 @@ struct BucketSizes {
 struct SavedSizes {
   std::int64_t bytes = 0;     // of one block and micro-batch
   std::int64_t times = 1;     // equal blocks
+  Home home = {};
 };
 struct RankSizes {
   std::span<const BucketSizes> buckets;
@@ -37,6 +38,8 @@ struct RankSizes {
   // Likewise what forwards save, and what backward_inputs leaves, for backward_weights.
   std::span<const SavedSizes> for_weights = {};
   std::span<const SavedSizes> left = {};
+  // The most that a block with these on the host has of them on the device: 0 where none has.
+  std::int64_t staged_bytes = 0, staged_for_weights_bytes = 0;
   // Activations between blocks: the largest gradient (0 where no backward needs one), and the
   // largest sent to another rank (0 where none is).
   std::int64_t gradient_bytes = 0;
@@ -59,6 +62,11 @@ struct RankSizes {
 // Buffers start at multiples of this, which suits a GPU's vector loads and the CPU's cache lines.
 inline constexpr std::int64_t buffer_alignment = 256;
 
+// Buffers on the device that take turns for what layers keep on the host. In a forward, one is
+// filled by a layer, which also leaves its output in the next one's, while a third is copied out;
+// in a backward, one is read while another is filled for the layer before.
+inline constexpr int staging_buffers = 3;
+
 // What a rank uses a buffer for.
 enum class BufferRole {
   parameters,        // of a bucket: whole, or this rank's shard (ZeRO-3)
@@ -74,7 +82,7 @@ enum class BufferRole {
   host_gradients,   // of this rank's shard, for an update on the host
   host_norm,        // a copy for such updates
   host_loss_scale,  // the same
-  gathered,  // ZeRO-3: the parameters of a block while it computes
+  gathered,         // ZeRO-3: the parameters of a block while it computes
   gathered_frozen,
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
@@ -83,8 +91,10 @@ enum class BufferRole {
   head,         // the same of the last block, where it has slots of its own
   for_weights,  // by a block's forward for its backward_weights
   left,         // by a block's backward_inputs for its backward_weights
-  input,        // an activation from another rank, until its backward
-  output,       // an activation on its way to another rank
+  staged,       // on the device, what a block has saved on the host
+  staged_for_weights,
+  input,   // an activation from another rank, until its backward
+  output,  // an activation on its way to another rank
   scratch,
   gradient,  // of an activation between blocks
   norm,
@@ -210,11 +220,15 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                        .bytes = bucket.elements * gradient_bytes(training),
                        .of = i});
   });
+  // On the host, whole: there, which of them comes last depends on the order of blocks.
   const auto of_blocks = [&](BufferRole role, std::span<const SavedSizes> blocks, int slots) {
     for (std::size_t i = 0; i < blocks.size(); ++i)
       visit(RankBuffer{.role = role,
                        .category = MemoryCategory::activations,
-                       .bytes = blocks[i].bytes,
+                       .home = blocks[i].home,
+                       .bytes = blocks[i].home == Home::device
+                                    ? blocks[i].bytes
+                                    : align_up(Bytes(blocks[i].bytes), buffer_alignment).count,
                        .times = blocks[i].times,
                        .slots = slots,
                        .of = i});
@@ -225,6 +239,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (sizes.for_weights_in_flight > 0)
     of_blocks(BufferRole::for_weights, sizes.for_weights, sizes.for_weights_in_flight);
   if (sizes.left_in_flight > 0) of_blocks(BufferRole::left, sizes.left, sizes.left_in_flight);
+  if (sizes.staged_bytes > 0) one(BufferRole::staged, MemoryCategory::activations, sizes.staged_bytes, staging_buffers);
+  if (sizes.staged_for_weights_bytes > 0)
+    one(BufferRole::staged_for_weights, MemoryCategory::activations, sizes.staged_for_weights_bytes, staging_buffers);
   if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);
   // An arena ends with a buffer that is filled to its last byte, which scratch need not be.
   const bool goes_back = sizes.gradient_bytes > 0;

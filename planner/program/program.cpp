@@ -60,6 +60,19 @@ void Program::set_group(GroupKey key, std::vector<int> ranks) {
   }
 }
 
+std::int64_t end_of_use(const Program& program, Home home) {
+  std::int64_t end = 0;
+  for (const Buffer& buffer : program.buffers)
+    if (buffer.home == home && buffer.persistent) end = std::max(end, buffer.offset + buffer.bytes);
+  for (const Call& call : program.calls)
+    for (const Instruction& instruction : program.segments[call.segment].instructions)
+      for (const Operand& operand : instruction.operands)
+        if (const Buffer& buffer = program.buffers[call.buffers[operand.binding]];
+            buffer.home == home && operand.access != Access::read)
+          end = std::max(end, buffer.offset + operand.offset + operand.bytes);
+  return end;
+}
+
 std::optional<std::vector<int>> operand_positions(const Instruction& instruction) {
   const OpRow& row = row_of(instruction.op);
   const int count = static_cast<int>(instruction.operands.size());

@@ -312,6 +312,9 @@ struct Program {
   void set_group(GroupKey key, std::vector<int> ranks);  // added, or replaced
 };
 
+// Where the last byte of an arena ends that a step writes, or that keeps its value between steps.
+std::int64_t end_of_use(const Program& program, Home home);
+
 // The positions of a kernel's operands in the op's row, without those that its shape omits; nothing
 // where the number of operands is wrong.
 std::optional<std::vector<int>> operand_positions(const Instruction& instruction);

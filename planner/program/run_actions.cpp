@@ -256,17 +256,6 @@ std::optional<int> stage_of(const std::optional<Action>& neighbour) {
   return neighbour ? std::optional(neighbour->stage) : std::nullopt;
 }
 
-// Where a block saves what its backward reads.
-int saved_of(const Lowering& lowering, int block, const ActionSlots& slots) {
-  return lowering.has_own_slots(block) ? lowering.head[slots.head]
-                                       : lowering.saved[slots.saved][lowering.position_in_slot[block]];
-}
-
-// The buffer of a block for a micro-batch: nothing where the rank has no such slots.
-std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot, std::size_t block) {
-  return slots.empty() ? std::nullopt : std::optional(slots[slot][block]);
-}
-
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   hand_out_parameters(lowering);
   const int stages = lowering.job.schedule.stages();
@@ -275,25 +264,31 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   std::optional<int> to_send;
   if (to) to_send = lowering.output[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
+  // That of the block that runs, which leaves its output where the next one saves it.
+  SavedBuffers own = saved_for_forward(lowering, range.first, slots);
   if (from)
     receive(lowering, {"activation", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage,
-            *from, input.value_or(saved_of(lowering, range.first, slots)));
+            *from, input.value_or(own.saved));
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
   visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
-    const std::size_t at = block - range.first;
+    const std::optional<SavedBuffers> next =
+        block + 1 < range.last ? std::optional(saved_for_forward(lowering, block + 1, slots)) : std::nullopt;
+    const int call = lowering.next_call();
     add_call(lowering, lowering.segments_of(block).forward,
              {{binding::parameters, parameters.own},
               {binding::frozen, parameters.frozen},
               {binding::tied_parameters, parameters.tied},
-              {binding::saved, saved_of(lowering, block, slots)},
-              {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, at)},
+              {binding::saved, own.saved},
+              {binding::for_weights, own.for_weights},
               {binding::input, input},
-              {binding::output, block + 1 < range.last ? saved_of(lowering, block + 1, slots) : to_send},
+              {binding::output, next ? next->saved : to_send},
               {binding::loss, lowering.program.loss_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, {});
-    return lowering.next_call() - 1;
+    copy_saved_out(lowering, block, slots, own);
+    if (next) own = *next;
+    return call;
   });
   if (to)
     send(lowering, {"activation", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage, *to,
@@ -321,6 +316,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
             *from, gradient);
   std::vector<int> blocks(static_cast<std::size_t>(range.last - first));
   std::iota(blocks.rbegin(), blocks.rend(), first);
+  std::optional<SavedBuffers> fetched;  // one block ahead
   visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
     const int own = lowering.bucket_index(block);
     const Bucket& bucket = program.buckets[own];
@@ -349,12 +345,11 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
         unreduced.holds_gradients = !completes_tied;
       }
     }
-    const auto at = static_cast<std::size_t>(block - range.first);
     const Lowering::BlockSegments& segments = lowering.segments_of(block);
-    const int saved = saved_of(lowering, block, slots);
-    const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
+    const auto [saved, for_weights] = fetched ? *fetched : fetch_saved(lowering, block, slots, action.phase);
+    if (block > first) fetched = fetch_saved(lowering, block - 1, slots, action.phase);
     BufferIds frees{saved};
-    if (has_parts && !in_parts) frees.push_back(*for_weights);
+    if (has_parts && (!in_parts || segments.for_first_part)) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
     if (!to && block == first) frees.push_back(gradient);
     const int call = lowering.next_call();
@@ -366,7 +361,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::tied_gradients, tied_gradients},
               {binding::saved, saved},
               {binding::for_weights, for_weights},
-              {binding::left, in_parts ? of_slot(lowering.left, slots.left, at) : std::nullopt},
+              {binding::left, in_parts ? std::optional(lowering.left[slots.left][block - range.first]) : std::nullopt},
               {binding::input, input},
               {binding::gradient, gradient},
               {binding::loss, program.loss_buffer},
@@ -400,19 +395,23 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
 // reduction of the block's gradients.
 void backward_weights(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   const BlockRange range = lowering.blocks_of(action.stage);
-  for (int block = range.last; block-- > range.first;) {
-    const std::optional<int> segment = lowering.segments_of(block).backward_weights;
-    if (!segment) continue;
-    const auto at = static_cast<std::size_t>(block - range.first);
+  std::vector<int> blocks;
+  for (int block = range.last; block-- > range.first;)
+    if (lowering.segments_of(block).backward_weights) blocks.push_back(block);
+  std::optional<int> fetched;  // one block ahead
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const int block = blocks[i];
+    const auto fetch = [&](int of) { return fetch_saved(lowering, of, slots, action.phase).for_weights; };
+    const std::optional<int> for_weights = fetched ? fetched : fetch(block);
+    if (i + 1 < blocks.size()) fetched = fetch(blocks[i + 1]);
     const int own = lowering.bucket_index(block), gradients = *lowering.program.buckets[own].gradients;
-    const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
-    const std::optional<int> left = of_slot(lowering.left, slots.left, at);
-    add_call(lowering, *segment,
+    const int left = lowering.left[slots.left][block - range.first];
+    add_call(lowering, *lowering.segments_of(block).backward_weights,
              {{binding::gradients, gradients},
               {binding::for_weights, for_weights},
               {binding::left, left},
               {binding::scratch, lowering.scratch}},
-             action.micro_batch, {*for_weights, *left});
+             action.micro_batch, {*for_weights, left});
     add_half_gradients(lowering, gradients, lowering.program.buckets[own].elements, action.micro_batch);
     reduce_over_data_axis(lowering, own, gradients, gradients, is_last(lowering, action));
     if (is_last(lowering, action)) copy_ready_gradients(lowering, own);

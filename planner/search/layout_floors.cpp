@@ -277,7 +277,9 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
         maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
     for (std::size_t kind = 0; kind < lowered.size(); ++kind) {
       const LoweredBlock& block = lowered[kind];
-      blocks.saved[kind] = std::min(blocks.saved[kind], align_up(Bytes(block.saved_bytes), buffer_alignment).count);
+      const bool on_device = maker_.estimator().home_of_saved(spec, kind) == Home::device;
+      const std::int64_t saved = on_device ? align_up(Bytes(block.saved_bytes), buffer_alignment).count : 0;
+      blocks.saved[kind] = std::min(blocks.saved[kind], saved);
       scratch[kind] = std::min(scratch[kind], std::max(block.forward.scratch_bytes, block.backward.scratch_bytes));
     }
     if (!may_divide()) continue;

@@ -186,12 +186,14 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
   const bool has_host =
       std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
   if (!has_host || space.request[Choice::offload]) return std::nullopt;
-  Restriction offload{.what = "offload of the optimizer's state", .wider = {}};
-  if (space.objective == Objective::memory)
-    offload.wider.push_back({.request = with(space.request, Choice::offload, Offload::optimizer),
-                             .width = space.width,
-                             .beyond = {.of_degrees = has_anything, .layout = {}}});
-  else
+  Restriction offload{.what = "offload", .wider = {}};
+  if (space.objective == Objective::memory) {
+    for (const OffloadRow& row : offload_rows())
+      if (row.kind != Offload::none)
+        offload.wider.push_back({.request = with(space.request, Choice::offload, row.kind),
+                                 .width = space.width,
+                                 .beyond = {.of_degrees = has_anything, .layout = {}}});
+  } else {
     offload.wider.push_back({.request = space.request,
                              .width = space.width,
                              .beyond = {.of_degrees = has_anything,
@@ -199,6 +201,7 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
                                         .room = Beyond::Room::any,
                                         .also_what_fits = !devices_update_sooner(space.cluster)},
                              .has_same_floors = true});
+  }
   return offload;
 }
 

@@ -166,7 +166,8 @@ void as_many_as_in_flight(const SpaceContext& /*context*/, const ParallelSpec& /
   values.emplace_back(InputSlots::in_flight);
 }
 
-// What the host updates is slower on every cluster: only for those who ask for it, or need it.
+// What the host updates is slower on every cluster, and what is copied there is no faster: only for
+// those who ask for it, or need it.
 void nothing_on_host(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
   values.emplace_back(Offload::none);
 }
@@ -231,6 +232,14 @@ Values every_value(const SpaceRow& row, const SpaceContext& context, const Paral
   return values;
 }
 
+// One part less on the host.
+Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
+  Values less;
+  for (const Offload part : {Offload::optimizer, Offload::activations})
+    if (includes(own.offload, part)) less.emplace_back(without(own.offload, part));
+  return less;
+}
+
 // The next smaller and the next larger number.
 Values next_values(const SpaceRow& row, const SpaceContext& context, const ParallelSpec& own) {
   Values values, next;
@@ -283,8 +292,11 @@ Values fewer_in_flight(const TrainingSpec& /*training*/, const ChoiceValue& give
 }
 
 Values more_on_host(const TrainingSpec& /*training*/, const ChoiceValue& given) {
-  if (std::get<Offload>(given) == Offload::optimizer) return {};
-  return {Offload::optimizer};
+  Values more;
+  for (const OffloadRow& row : offload_rows())
+    if (row.kind != std::get<Offload>(given) && includes(row.kind, std::get<Offload>(given)))
+      more.emplace_back(row.kind);
+  return more;
 }
 
 // A master holds what every rank does, and the logits of all.
@@ -378,7 +390,8 @@ constexpr std::array rows = {
              .values = as_many_as_in_flight,
              .frugaler = fewer_input_slots,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
-    SpaceRow{.choice = Choice::offload, .values = nothing_on_host, .frugaler = more_on_host},
+    SpaceRow{
+        .choice = Choice::offload, .values = nothing_on_host, .neighbours = less_on_host, .frugaler = more_on_host},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},

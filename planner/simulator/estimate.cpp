@@ -151,6 +151,36 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   return costs;
 }
 
+Home Estimator::home_of_saved(const ParallelSpec& spec, std::size_t kind) const {
+  return is_layer_kind_[kind] && has_backward(graph_, graph_.kinds[kind]) ? row_of(spec.offload).saved : Home::device;
+}
+
+const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSpec& spec, int shapes, int environment) {
+  if (row_of(spec.offload).saved == Home::device) return nullptr;
+  const auto [entry, inserted] = copies_.try_emplace({shapes, environment});
+  if (!inserted) return &entry->second;
+  const Environment& where = environments_[environment];
+  const auto time = [&](const std::vector<ByteRange>& ranges) {
+    Seconds sum;
+    for (const ByteRange& range : ranges)
+      sum += host_copy_time(Bytes(range.end - range.begin), *where.device, where.rates, where.host);
+    return sum;
+  };
+  const std::vector<LoweredBlock>& kinds = shapes_[shapes]->kinds;
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    SavedCopies& copies = entry->second.emplace_back();
+    if (home_of_saved(spec, kind) == Home::device) continue;
+    const LoweredBlock& block = kinds[kind];
+    copies.for_weights = time(for_weights_ranges(block));
+    copies.out = time(saved_ranges(block, true)) + copies.for_weights;
+    copies.out_without_input = time(saved_ranges(block, false)) + copies.for_weights;
+    const Seconds for_first_part = time(ranges_read(block.backward_inputs, binding::for_weights));
+    copies.back = copies.out - copies.for_weights + for_first_part;
+    copies.back_without_input = copies.out_without_input - copies.for_weights + for_first_part;
+  }
+  return &entry->second;
+}
+
 bool Estimator::is_sequential(int environment) const {
   return execution_of(*environments_[environment].device, training_.engine) == sequential_execution;
 }
@@ -367,8 +397,9 @@ Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Place
   KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
                   .saved = {},
                   .least_fixed = least_memory_.count + overhead_of(spec).count};
-  for (const LoweredBlock& block : shapes.kinds)
-    bytes.saved.push_back(saved_with_reserve(block.saved_bytes, training_));
+  for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind)
+    bytes.saved.push_back(
+        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0);
   return bytes;
 }
 
@@ -384,8 +415,12 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   // every use of the tied parameter.
   buckets_.clear();
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
-  std::int64_t crossing = 0, gradient = 0;
+  std::int64_t crossing = 0, gradient = 0, staged = 0, staged_for_weights = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
+    if (home_of_saved(spec, k) == Home::host) {
+      staged = std::max(staged, shapes.kinds[k].saved_bytes);
+      staged_for_weights = std::max(staged_for_weights, shapes.kinds[k].for_weights_bytes);
+    }
     buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
     buckets_.back().of_layer = is_layer_kind_[k];
     if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements));
@@ -396,6 +431,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
   const MemoryUse all = rank_memory({.buckets = buckets_,
                                      .saved = {},
+                                     .staged_bytes = staged,
+                                     .staged_for_weights_bytes = staged_for_weights,
                                      .gradient_bytes = gradient,
                                      .sent_bytes = crossing,
                                      .scratch_bytes = scratch,
@@ -422,7 +459,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   for (std::size_t run = 0; run < blocks; run = static_cast<std::size_t>(run_ends_[run])) {
     const auto kind = static_cast<std::size_t>(graph_.blocks[run].kind);
     const Seconds seconds = costs.forward_seconds[kind] + costs.backward_seconds[kind];
-    const std::int64_t saved = saved_with_reserve(shapes.kinds[kind].saved_bytes, training_);
+    const std::int64_t saved =
+        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0;
     const auto length = static_cast<std::size_t>(run_ends_[run]) - run;
     for (std::size_t n = 1; n <= length; ++n) {
       table.seconds[run + n] = table.seconds[run] + static_cast<double>(n) * seconds;
@@ -447,24 +485,34 @@ std::int64_t scratch_of(const LoweredBlock& block) {
 
 // A slot of saved activations holds any of the rank's stages: of each the largest block in one
 // place, the second largest in another, as positions_in_slot (make_buffers.cpp) has it.
-std::int64_t Estimator::share_slots(std::span<const HeldStage> held, bool inputs_lie_apart) {
+std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const HeldStage> held) {
   saved_.clear();
+  host_saved_.clear();
   std::int64_t head = 0;
+  const auto share = [](std::vector<SavedSizes>& shared, std::vector<std::int64_t>& sizes, Home home) {
+    std::ranges::sort(sizes, std::ranges::greater());
+    shared.resize(std::max(shared.size(), sizes.size()));
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      shared[i] = {.bytes = std::max(shared[i].bytes, sizes[i]), .times = 1, .home = home};
+  };
   for (const HeldStage& stage : held) {
     sizes_.clear();
+    host_sizes_.clear();
     for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
-      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[graph_.blocks[b].kind];
-      const bool input_apart = inputs_lie_apart && b > 0 && b == stage.blocks.first;
-      sizes_.push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
+      const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
+      const bool input_apart = spec.input_slots == InputSlots::one_more && b > 0 && b == stage.blocks.first;
+      (home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
+          .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
     if (stage.blocks.last == static_cast<int>(graph_.blocks.size())) {
       head = sizes_.back();
       sizes_.pop_back();
     }
-    std::ranges::sort(sizes_, std::ranges::greater());
-    saved_.resize(std::max(saved_.size(), sizes_.size()));
-    for (std::size_t i = 0; i < sizes_.size(); ++i) saved_[i].bytes = std::max(saved_[i].bytes, sizes_[i]);
+    share(saved_, sizes_, Home::device);
+    share(host_saved_, host_sizes_, Home::host);
   }
+  saved_.insert(saved_.end(), host_saved_.begin(), host_saved_.end());
   return head;
 }
 
@@ -489,6 +537,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0, gradient = 0;
   std::int64_t input = 0;
+  std::int64_t staged = 0, staged_for_weights = 0;
   int tied_uses = 0;
   const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
   for (const HeldStage& stage : held) {
@@ -498,14 +547,19 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       const int times = before[stage.blocks.last] - before[stage.blocks.first];
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
-      saved_.push_back({.bytes = block.saved_bytes, .times = times});
-      for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times});
+      const Home home = home_of_saved(spec, kind);
+      const bool first_apart = inputs_lie_apart && stage.blocks.first > 0 &&
+                               static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind;
+      saved_.push_back({.bytes = block.saved_bytes, .times = times - (first_apart ? 1 : 0), .home = home});
+      for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times, .home = home});
       left_.push_back({.bytes = block.left_bytes, .times = times});
-      if (inputs_lie_apart && stage.blocks.first > 0 &&
-          static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind) {
-        --saved_.back().times;
-        saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1});
+      if (first_apart) {
+        saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1, .home = home});
         input = std::max(input, block.input_bytes);
+      }
+      if (home == Home::host) {
+        staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
+        staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
       scratch = std::max(scratch, scratch_of(block));
       crossing = std::max(crossing, crossing_bytes(block));
@@ -520,7 +574,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     }
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
-  const std::int64_t head = held.size() > 1 ? share_slots(held, inputs_lie_apart) : 0;
+  const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
   if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, training_);
@@ -540,6 +594,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .saved = saved_,
                                   .for_weights = for_weights_,
                                   .left = left_,
+                                  .staged_bytes = staged,
+                                  .staged_for_weights_bytes = staged_for_weights,
                                   .gradient_bytes = gradient,
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
@@ -583,6 +639,27 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
   return kinds;
 }
 
+// Letters: blocks 1 .. n of the stage in the order in which a phase visits them; k_1 .. k_m those
+// that keep what they save on the host, with computation c_i. staging_buffers take turns. In a
+// forward, block k_m waits for the copy of block k_(m-3), and copies follow one another from the
+// end of block k_1; in a backward, the copy for block k_4 waits for block k_1.
+std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
+  std::vector<std::size_t> kept;
+  for (std::size_t i = 0; i < visits_.size(); ++i)
+    if (visits_[i].out > Seconds(0.0)) kept.push_back(i);
+  if (kept.size() <= staging_buffers) return {};
+  Seconds forward, backward;
+  for (std::size_t i = 0; i < visits_.size(); ++i) {
+    if (i <= kept.front() || i >= kept.back()) forward += visits_[i].forward;
+    if (i <= kept.front() || i >= kept.back()) backward += visits_[i].backward;
+  }
+  for (std::size_t k = 0; k + staging_buffers < kept.size(); ++k) {
+    forward += visits_[kept[k]].out;
+    backward += visits_[kept[k]].back;
+  }
+  return {forward, backward};
+}
+
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's
 // computation in that phase, g_k the gather of its parameters (ZeRO-3), r_k the reduction of its
 // gradients after its backward (ZeRO-2, 3: of every micro-batch; else of the last one only).
@@ -600,11 +677,15 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 //
 // With hybrid sharding, the reductions of the last micro-batch also sum shards over their replicas.
 //
+// What blocks keep on the host is copied out after their forward, on one stream, and back before
+// their backward, on another (chains_of_copies).
+//
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
                                                 BlockRange range, BlockRange tied_on_rank, int stage,
                                                 bool on_first_rank, bool sequential, const Costs& costs,
-                                                const BlockShapes& shapes, const DataCosts& data) {
+                                                const BlockShapes& shapes, const DataCosts& data,
+                                                const std::vector<SavedCopies>* copies) {
   const DataShards shards = data_shards(placements, spec.replicas());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
@@ -644,7 +725,24 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
              .reduce = own.reduce + own.accumulate + tied.reduce + tied.accumulate,
              .own_reduce = own.reduce + own.accumulate,
              .across = own.across + tied.across,
-             .to_host = own.to_host + tied.to_host};
+             .to_host = own.to_host + tied.to_host,
+             .out = {},
+             .back = {}};
+    if (copies != nullptr) {
+      const SavedCopies& saved = (*copies)[kind];
+      // A stage's input may lie apart: the bound is that of both.
+      const bool with_input = i > 0 || stage == 0;
+      visit.out = with_input ? saved.out : saved.out_without_input;
+      visit.back = with_input ? saved.back : saved.back_without_input;
+      const Seconds again = in_parts ? saved.for_weights : Seconds(0.0);
+      bound.out += visit.out;
+      bound.back += visit.back + again;
+      if (sequential) {
+        visit.forward += visit.out;
+        visit.backward += visit.back + again;
+        visit.weights += again;
+      }
+    }
     to_host += visit.to_host;
     bound.returns += own.from_host;
     from_host += own.from_host + tied.from_host;
@@ -669,6 +767,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (on_first_rank) {
       bound.parts += costs.forward[kind];
       bound.parts += costs.backward[kind];
+      if (sequential)
+        bound.parts.offload +=
+            visit.forward + visit.backward - (costs.forward_seconds[kind] + costs.backward_seconds[kind]);
     }
   }
   bound.updates = updates;
@@ -682,6 +783,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   bound.data = static_cast<double>(micro) * (gathers + gathers_again + (shards.gradients ? reduces : Seconds(0.0))) +
                (shards.gradients ? Seconds(0.0) : reduces) + across;
 
+  Seconds stall;  // of the backward, beyond what it waits for anyway
   if (sequential) {
     bound.begin = clears;
     bound.forward += gathers;
@@ -702,20 +804,34 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
+    if (copies != nullptr) {
+      const auto [down, up] = chains_of_copies();
+      const Seconds forward = std::max(bound.forward, down);
+      const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
+      bound.stalls = (forward - bound.forward) + (backward - bound.backward);
+      stall = backward - bound.backward;
+      bound.forward = forward;
+      bound.backward = backward;
+    }
     // Reductions from block i on, less the backwards after it; where these have two parts, those of
     // the blocks that have the second, which comes last.
     Seconds suffix;
     // Likewise copies to the host from block i on, the first of which follows its reduction.
-    Seconds copies;
+    Seconds to_copy;
     const int last = shards.gradients ? std::min(count, 2) : count;
     for (int i = 0; i < last; ++i) {
       const Visit& visit = visits_[i];
+      // The last backward may wait that long for what comes from the host, while others reduce.
+      if (i == 1) {
+        suffix -= stall;
+        to_copy -= stall;
+      }
       if (in_parts && visit.weights == Seconds(0.0)) continue;
       const Seconds overlapped = in_parts ? visit.weights : visit.backward + visit.clear;
       if (visit.to_host > Seconds(0.0)) {
-        copies += visit.to_host;
-        bound.copied = std::max(bound.copied, copies + (spec.replicas() > 1 ? visit.own_reduce : Seconds(0.0)));
-        copies -= overlapped;
+        to_copy += visit.to_host;
+        bound.copied = std::max(bound.copied, to_copy + (spec.replicas() > 1 ? visit.own_reduce : Seconds(0.0)));
+        to_copy -= overlapped;
       }
       if (spec.replicas() == 1) continue;
       suffix += visit.reduce + visit.across;
@@ -747,6 +863,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   if (updates_on_host(placements.state.homes) && !sequential)
     for (int i = 0; i < count && data.own[graph_.blocks[range.first + i].kind].update == Seconds(0.0); ++i)
       ahead += in_parts ? visits_[i].weights : visits_[i].backward + visits_[i].clear;
+  if (ahead > Seconds(0.0)) ahead += stall;
   bound.finish_behind = std::max(bound.finish - ahead, Seconds(0.0));
   return bound;
 }
@@ -782,6 +899,8 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
     rank.regathers += bound.regathers;
     rank.returns += bound.returns;
     rank.data += bound.data;
+    rank.out += static_cast<double>(shape.micro_batches) * bound.out;
+    rank.back += static_cast<double>(shape.micro_batches) * bound.back;
     rank.finish = std::max(rank.finish, bound.finish);
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
@@ -792,6 +911,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
     step.finish = std::max(step.finish, finish);
     step.updated = std::max(step.updated, *rank.before + rank.busy + rank.copied + finish);
     step.data = std::max(step.data, rank.data);
+    step.copies = std::max(step.copies, *rank.before + std::max(rank.out, rank.back));
   }
   return step;
 }
@@ -928,7 +1048,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     bounds_.push_back(as_before ? bounds_.back()
                                 : bound_of_stage(spec, placements, range, tied_on_rank(s), s,
                                                  rank == rank_of_stage_.front(), sequential, *costs, shapes,
-                                                 *data_costs));
+                                                 *data_costs, copies_of(spec, shapes_number, environment)));
     const StageBound& bound = bounds_.back();
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
@@ -965,9 +1085,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
                                     (norm ? first.behind + first.norms : std::max(first.behind, first.finish_behind)));
   // Updates by the host also wait for a copy of the norm, and for this rank's gradients.
   const bool on_host = updates_on_host(placements.state.homes);
-  const Seconds normed = std::max({whole, step.synchronised, step.data}) + agreed +
+  const Seconds normed = std::max({whole, step.synchronised, step.data, step.copies}) + agreed +
                          (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
-  estimate.lower_bound = norm ? normed + step.finish : std::max(whole, step.data);
+  estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
 
   if (wanted == Wanted::bound) return estimate;
@@ -989,6 +1109,11 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   estimate.time.bubble += std::max(without_transfers - computing, Seconds(0.0));
   const auto left = [&] { return std::max(estimate.lower_bound - estimate.time.total(), Seconds(0.0)); };
   estimate.time.optimizer += std::min(norm ? step.finish + agreed : first.finish, left());
+  Seconds waits_for_host = step.copies - computing;
+  for (const StageBound& bound : bounds_)
+    waits_for_host = std::max(waits_for_host, static_cast<double>(shape.micro_batches) * bound.stalls);
+  if (row_of(spec.offload).saved == Home::host)
+    estimate.time.offload += std::min(std::max(waits_for_host, Seconds(0.0)), left());
   estimate.time.exposed.dp += left();
   return estimate;
 }
@@ -1038,6 +1163,7 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
       ways.push_back({.shapes = number,
                       .costs = &costs,
                       .data = &data_costs_of(spec, placements, *shapes_[number], view, environment),
+                      .copies = copies_of(spec, number, environment),
                       .sequential = is_sequential(environment)});
     }
   }
@@ -1087,7 +1213,7 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
   const CutFrame::Way& way = frame.ways[stage][choice];
   const auto find_bound = [&] {
     return bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential, *way.costs,
-                          *shapes_[way.shapes], *way.data);
+                          *shapes_[way.shapes], *way.data, way.copies);
   };
   StageBound bound;
   if (const int end = run_ends_[static_cast<std::size_t>(range.first)];
@@ -1113,7 +1239,8 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
     const Seconds before = frame.forward[range.first] + frame.crossing[stage];
     const Seconds busy = frame.shape.micro_batches * std::max(bound.forward + bound.backward, bound.occupied);
     result.opening = bound.begin + bound.behind + bound.norms;
-    result.alone = std::max(result.alone, before + busy + bound.behind + bound.norms);
+    result.alone = std::max({result.alone, before + busy + bound.behind + bound.norms,
+                             before + frame.shape.micro_batches * std::max(bound.out, bound.back)});
     result.end = frame.agreed + bound.finish;
   } else {
     result.opening = bound.begin + std::max(bound.behind, bound.finish_behind);

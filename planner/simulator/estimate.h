@@ -72,6 +72,13 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
 class Estimator {
   struct Costs;
   struct DataCosts;
+  // What copies take where a block keeps what it saves on the host, both ways in a micro-batch:
+  // where its input lies with the rest, and where it does not.
+  struct SavedCopies {
+    Seconds out, back;
+    Seconds out_without_input, back_without_input;
+    Seconds for_weights;  // back once more, for the second part of a backward
+  };
   // The least times of a stage.
   struct StageBound {
     Seconds forward, backward;              // of a micro-batch
@@ -87,6 +94,8 @@ class Estimator {
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
     Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
     Seconds data;                           // of a step on the data stream
+    Seconds out, back;                      // of a micro-batch: copies of what its blocks save to and from the host
+    Seconds stalls;                         // of a micro-batch: what waiting for these copies adds, at least
     StepTime parts;                         // of a micro-batch; on the first rank only
   };
 
@@ -106,6 +115,8 @@ class Estimator {
   // The same for floors.
   std::shared_ptr<const BlockShapes> blocks_for(LoweredFor purpose, const ParallelSpec& spec,
                                                 const Placements& placements, Recompute recompute);
+  // Where blocks of a kind keep what they save.
+  Home home_of_saved(const ParallelSpec& spec, std::size_t kind) const;
   // The time of a forward and backward of a block of each kind on `stage` with this recompute.
   std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
                                     Recompute recompute);
@@ -159,6 +170,7 @@ class Estimator {
       int shapes = 0;
       const Costs* costs = nullptr;
       const DataCosts* data = nullptr;
+      const std::vector<SavedCopies>* copies = nullptr;  // null: none
       bool sequential = false;
     };
     std::vector<std::vector<Way>> ways;  // by stage, then what it recomputes
@@ -240,6 +252,7 @@ class Estimator {
     Seconds own_reduce;         // of its own bucket
     Seconds across;             // after the reductions of the last micro-batch
     Seconds to_host;            // copy of its gradients
+    Seconds out, back;          // copies of what it saves
   };
   // The same of a rank, over its stages.
   struct RankBound {
@@ -253,6 +266,7 @@ class Estimator {
     Seconds norms, updates, regathers, returns, finish;
     Seconds copied;
     Seconds data;
+    Seconds out, back;  // copies of what its blocks save, in a step
   };
   // The least times of the slowest rank.
   struct StepBound {
@@ -261,6 +275,7 @@ class Estimator {
     Seconds updated;  // when a rank has updated on its host, after copying its gradients there
     Seconds finish;
     Seconds data;
+    Seconds copies;  // when all that blocks save has been to the host and back
     StepTime parts;  // of a micro-batch on the first rank
   };
 
@@ -270,6 +285,8 @@ class Estimator {
   // The blocks of a stage; of one that runs backwards in two parts where the schedule has such.
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute, int stage);
   const Costs& costs_of(int shapes, int environment);
+  // By Block::kind; null where the recipe keeps all that blocks save on the device.
+  const std::vector<SavedCopies>* copies_of(const ParallelSpec& spec, int shapes, int environment);
   // Whether one stream carries out all that ranks of an environment do.
   bool is_sequential(int environment) const;
   MeshView& view_of(const DeviceMesh& mesh);
@@ -279,13 +296,15 @@ class Estimator {
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                            int rank, std::span<const HeldStage> held);
   // Returns what the last block saves, where the rank holds it: it has slots of its own.
-  std::int64_t share_slots(std::span<const HeldStage> held, bool inputs_lie_apart);
+  std::int64_t share_slots(const ParallelSpec& spec, std::span<const HeldStage> held);
   // From the first block that uses the tied parameter to the last; empty where none does.
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
-                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
-                            const Costs& costs, const BlockShapes& shapes, const DataCosts& data);
+                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential, const Costs& costs,
+                            const BlockShapes& shapes, const DataCosts& data, const std::vector<SavedCopies>* copies);
+  // The least time of a stage's forward and of its backward by what its blocks keep on the host.
+  std::pair<Seconds, Seconds> chains_of_copies() const;
   StepBound bound_of_ranks(const PipelineShape& shape);
   Seconds norm_copy(int environment) const;
   Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
@@ -311,6 +330,7 @@ class Estimator {
   std::vector<std::shared_ptr<const BlockShapes>> shapes_;
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
+  std::map<std::pair<int, int>, std::vector<SavedCopies>> copies_;  // likewise
   std::unordered_map<DeviceMesh, MeshView, MeshHash> views_;
   std::pair<const DeviceMesh, MeshView>* last_view_ = nullptr;  // that was asked for
   Bytes overhead_of(const ParallelSpec& spec);  // memory_overhead, the last one kept
@@ -347,7 +367,8 @@ class Estimator {
   // Buffers that estimates reuse.
   std::vector<BucketSizes> buckets_, frozen_;
   std::vector<SavedSizes> saved_, for_weights_, left_;
-  std::vector<std::int64_t> sizes_;  // of what a stage's blocks save
+  std::vector<std::int64_t> sizes_, host_sizes_;  // of what a stage's blocks save, by home
+  std::vector<SavedSizes> host_saved_;
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
   int first_back_ = 0;               // played_time

@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -171,20 +172,24 @@ TEST_CASE("slices of products beside the ring of the tensor axis train on GPUs a
     }
 }
 
-TEST_CASE("plans that offload the optimizer train on a GPU as the one-rank reference does") {
+TEST_CASE("plans that keep state and activations on the host train on a GPU as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   const OpGraph graph = graph_of("tiny-gpt2");
   for (const DataType type : all_types)
-    for (const int zero : {0, 2}) {
+    for (const auto& [zero, pp, offload] :
+         {std::tuple(0, 1, Offload::optimizer), std::tuple(2, 1, Offload::optimizer | Offload::activations),
+          std::tuple(0, 2, Offload::activations)}) {
       TrainingSpec training = training_in(type);
       if (zero == 2) training.clip_norm = 0.5;
       ParallelSpec spec;
-      spec.mesh.degree = {.dp = 2};
+      spec.mesh.degree = {.pp = pp, .dp = 2 / pp};
       spec.zero_stage = zero;
       spec.micro_batch = 2;
-      spec.offload = Offload::optimizer;
-      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      spec.offload = offload;
+      if (pp > 1) spec.schedule = ScheduleKind::zero_bubble_h1;
+      const int blocks = static_cast<int>(graph.blocks.size());
+      spec.stage_blocks = pp == 1 ? std::vector{blocks} : std::vector{blocks - 2, 2};
       INFO(std::string(name(type)) << ", " << describe(spec));
       TrainingSpec exact = training;
       exact.precision = DataType::fp32;

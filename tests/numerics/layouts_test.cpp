@@ -201,7 +201,12 @@ TEST_CASE("blocks that differ in ZeRO stage, sequence parallelism and recompute 
       const int cut = 1 + static_cast<int>(random() % static_cast<unsigned>(blocks - 1));
       spec.stage_blocks = spec.pp() == 1 ? std::vector{blocks} : std::vector{cut, blocks - cut};
       Job job = job_of(graph, training, spec);
-      const std::string what = describe(spec) + vary_blocks(graph, spec, job.layout, random);
+      std::string what = describe(spec) + vary_blocks(graph, spec, job.layout, random);
+      std::mt19937 apart = random;  // so that the draw changes no others
+      for (BlockLayout& layout : job.layout.layouts) {
+        layout.saved = all_homes[apart() % all_homes.size()];
+        what += fmt::format(" saved on the {};", name(layout.saved));
+      }
       INFO(model << ": " << what);
       check_close(run_plan(job, cpu_threads(), 2), trial % 2 == 0 ? plain : clipped);
       for (const Program& program : lower_all(job))
@@ -358,6 +363,7 @@ TEST_CASE("ranks with several stages train as a single stage does, to the bit wi
     const Schedule schedule = random_interleaved(ranks, chunks, count, random);
     if (find_fault(schedule, count)) continue;
     ++ran;
+    if (ran % 3 == 0) cut.offload = Offload::activations;
     const Job job{.graph = &graph, .training = training, .layout = lay_out(cut, place(graph, spec)),
                   .schedule = schedule, .backend = BackendKind::cpu, .overhead = {}};
     INFO(describe(cut) << ", " << count << " micro-batches");

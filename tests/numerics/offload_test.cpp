@@ -1,4 +1,4 @@
-// Updates by the host's processor, on state in its memory, against the same plans without.
+// Plans with the optimizer's state or what layers save in host memory, against the same without.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -73,6 +73,81 @@ TEST_CASE("a step copies each rank's gradients to its host once, and its paramet
         CHECK(program.memory.host <= Bytes(4 * 4 * shards) + static_cast<std::int64_t>(4 * program.buckets.size() + 1) *
                                                                  Bytes(buffer_alignment));
         CHECK(program.memory.optimizer == Bytes(0));
+      }
+    }
+}
+
+TEST_CASE("random legal plans that keep what layers save on the host train to the same bits as without") {
+  std::mt19937 random(20261127);
+  int schedules[4] = {}, sharded[4] = {}, both = 0, apart = 0, recomputed = 0, masters = 0;
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 12; ++trial) {
+      TrainingSpec training = training_of();
+      if (trial % 3 == 1) training.clip_norm = 0.5;
+      LayoutRequest request;
+      if (trial % 6 == 1) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      if (trial % 6 == 3) request[Choice::schedule] = ScheduleKind::interleaved;
+      ParallelSpec spec = random_spec(graph, training, 1 << (trial + 1) % 4, request, random);
+      if (trial % 6 == 5) {
+        const Recompute recompute = spec.recompute;
+        spec = ParallelSpec();
+        spec.mesh.degree.dp = 2;
+        spec.dp_method = DataMethod::master;
+        spec.recompute = recompute;
+        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      }
+      if (spec.pp() > 1 && trial % 2 == 0) spec.input_slots = InputSlots::one_more;
+      INFO(model << ": " << describe(spec));
+      const Outcome without = run_plan(graph, training, spec, 2);
+      spec.offload = Offload::activations;
+      if (trial % 4 == 2 && spec.dp_method != DataMethod::master) spec.offload = spec.offload | Offload::optimizer;
+      REQUIRE(!illegal(graph, training, spec));
+      check_equal(run_plan(graph, training, spec, 2), without);
+      ++schedules[static_cast<int>(spec.schedule)];
+      ++sharded[spec.zero_stage];
+      both += includes(spec.offload, Offload::optimizer);
+      apart += spec.input_slots == InputSlots::one_more;
+      recomputed += spec.recompute != Recompute::none;
+      masters += spec.dp_method == DataMethod::master;
+    }
+  }
+  for (const int count : schedules) CHECK(count > 0);
+  for (const int count : sharded) CHECK(count > 1);
+  CHECK(both > 5);
+  CHECK(apart > 5);
+  CHECK(recomputed > 5);
+  CHECK(masters > 1);
+}
+
+TEST_CASE("with full recompute, a step copies each layer's input to the host and back once a micro-batch") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = training_of();
+  const auto layers = static_cast<std::int64_t>(graph.blocks.size()) - 2;
+  const Tensor& input = graph.tensors[*graph.blocks[1].input];
+  const std::int64_t hidden = input.dims.back().size;
+  for (const bool sequence_parallel : {false, true})
+    for (const std::int64_t micro_batch : {1, 2}) {
+      ParallelSpec spec;
+      spec.mesh.degree = {.dp = 2, .tp = 2};
+      spec.sequence_parallel = sequence_parallel;
+      spec.micro_batch = micro_batch;
+      spec.recompute = Recompute::full;
+      spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      const std::vector<Program> on_device = lower_all(job_of(graph, training, spec));
+      spec.offload = Offload::activations;
+      const std::vector<Program> on_host = lower_all(job_of(graph, training, spec));
+      const std::int64_t saved = sequence * micro_batch * hidden * 4 / (sequence_parallel ? 2 : 1);
+      const std::int64_t micro_batches = global_batch / 2 / micro_batch;
+      for (std::size_t rank = 0; rank < on_host.size(); ++rank) {
+        CHECK(on_host[rank].copied.host == Bytes(layers * micro_batches * saved));
+        CHECK(on_host[rank].copied.device == on_host[rank].copied.host);
+        // With one stage, one micro-batch is in flight.
+        CHECK(on_host[rank].memory.host == Bytes(layers * saved));
+        CHECK(on_device[rank].memory.activations - on_host[rank].memory.activations ==
+              Bytes((layers - staging_buffers) * saved));
+        CHECK(on_host[rank].memory.parameters == on_device[rank].memory.parameters);
+        CHECK(on_host[rank].communication == on_device[rank].communication);
       }
     }
 }

@@ -109,7 +109,9 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
            }});
   outcome.parameters = job.collect(ParameterContent::values);
   for (const Program& program : job.programs()) {
-    CHECK(job.arena(program.rank).highest_touched() == program.arena_bytes);
+    const PerHome<std::int64_t> touched_end = job.arena(program.rank).highest_touched();
+    CHECK(touched_end.device == program.arena_bytes.device);
+    CHECK(touched_end.host == end_of_use(program, Home::host));
     for (const Home home : all_homes) CHECK(program.memory.arena(home).count == program.arena_bytes[home]);
     for (std::size_t b = 0; b < program.buffers.size(); ++b) {
       const Buffer& buffer = program.buffers[b];

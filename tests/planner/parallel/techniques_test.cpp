@@ -156,7 +156,10 @@ TEST_CASE("a master has replicas that are whole, and all state") {
         "dp_method master keeps all state on one device, and zero_stage is 1; legal stages: 0");
   spec.zero_stage = 0;
   spec.offload = Offload::optimizer;
-  CHECK(reason(tiny_gpt2(), spec) == "dp_method master updates on its device, and offload is optimizer; legal: none");
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "dp_method master updates on its device, and offload is optimizer; legal: none, activations");
+  spec.offload = Offload::activations;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
   for (const auto& [dp, tp, pp, why] :
        {std::tuple(1, 1, 1, "dp_method master hands parameters to data-parallel replicas, and there is 1 rank (dp 1)"),
         std::tuple(2, 2, 1, "dp_method master is one process of whole replicas, and tp is 2; tp must be 1"),

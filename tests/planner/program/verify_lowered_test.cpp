@@ -2,6 +2,7 @@
 #include "planner/program/verify.h"
 
 #include <functional>
+#include <set>
 #include <utility>
 
 #include <doctest/doctest.h>
@@ -230,24 +231,28 @@ TEST_CASE("in lowered Programs every gradient reduction that all ranks drop is m
   }
 }
 
-TEST_CASE("where the host updates, a copy that is dropped, too early, of a part or to the wrong home is missed") {
+TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the wrong home is missed") {
   std::mt19937 random(8);
   int dropped = 0, moved = 0;
   for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
-    for (int trial = 0; trial < 10; ++trial) {
+    for (int trial = 0; trial < 15; ++trial) {
       TrainingSpec training = plain_training();
       if (trial % 2 == 0) training.precision = DataType::bf16;
       if (trial % 5 == 0) training.precision = DataType::fp16;
       if (trial % 3 == 0) training.clip_norm = 0.5;
       ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
-      spec.offload = Offload::optimizer;
+      spec.offload =
+          std::array{Offload::optimizer, Offload::activations, Offload::optimizer | Offload::activations}[trial % 3];
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       std::string found;
       for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
       CHECK(found == "");
       const auto is_copy = [](const Instruction& i) { return i.kind == InstructionKind::copy; };
-      for (const Spot spot : spots(programs[0], is_copy)) {
+      // Some of many: each plants three faults in all Programs.
+      const std::vector<Spot> copies = spots(programs[0], is_copy);
+      for (std::size_t at = 0; at < copies.size(); at += 1 + copies.size() / 8) {
+        const Spot spot = copies[at];
         INFO(model << ": " << describe(spec) << ", call " << spot.call << ", instruction " << spot.instruction);
         std::vector<Program> without = programs, of_a_part = programs, back = programs;
         silence(without[0], spot);
@@ -263,12 +268,14 @@ TEST_CASE("where the host updates, a copy that is dropped, too early, of a part 
         ++dropped;
       }
       // Waits of what the copies and the host do.
+      std::size_t waiting = 0;
       for (std::size_t c = 0; c < programs[0].calls.size(); ++c) {
         const Segment& segment = programs[0].segments[programs[0].calls[c].segment];
         if (segment.stream != Stream::to_host && segment.stream != Stream::from_host && segment.stream != Stream::host)
           continue;
+        if (programs[0].calls[c].waits.empty() || ++waiting % (1 + copies.size() / 8) != 0) continue;
         std::vector<Program> planted = programs;
-        if (std::exchange(planted[0].calls[c].waits, {}).empty()) continue;
+        planted[0].calls[c].waits.clear();
         const std::vector<Fault> faults = find_faults(planted);
         REQUIRE(!faults.empty());
         CHECK(faults.front().what.starts_with("missing event: "));
@@ -278,6 +285,48 @@ TEST_CASE("where the host updates, a copy that is dropped, too early, of a part 
   }
   CHECK(dropped > 100);
   CHECK(moved > 100);
+}
+
+TEST_CASE("a backward that does not wait for what it fetches, and a buffer that is free too early, are missed") {
+  int raced = 0, freed = 0;
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1}) {
+    const OpGraph graph = graph_of("tiny-llama");
+    const TrainingSpec training = plain_training();
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = 2, .tp = 2};
+    spec.schedule = schedule;
+    spec.micro_batch = 4;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size()) - 3, 3};
+    spec.offload = Offload::activations;
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    REQUIRE(find_faults(programs).empty());
+    const Program& own = programs[2];  // of the last stage
+    const auto stream_of = [&](std::size_t call) { return own.segments[own.calls[call].segment].stream; };
+    std::set<int> fetched;  // events
+    for (std::size_t c = 0; c < own.calls.size(); ++c) {
+      INFO(name(schedule) << ", call " << c << " " << own.segments[own.calls[c].segment].name);
+      if (stream_of(c) == Stream::from_host && own.calls[c].records) fetched.insert(*own.calls[c].records);
+      if (stream_of(c) == Stream::compute) {
+        std::vector<Program> planted = programs;
+        if (std::erase_if(planted[2].calls[c].waits, [&](int event) { return fetched.contains(event); }) == 0) continue;
+        const std::vector<Fault> faults = find_faults(planted);
+        REQUIRE(!faults.empty());
+        CHECK(faults.front().what.starts_with("missing event: "));
+        ++raced;
+      }
+      if (stream_of(c) == Stream::to_host) {
+        // The forward frees what is still to be copied.
+        std::vector<Program> planted = programs;
+        planted[2].calls[c - 1].frees.push_back(planted[2].calls[c].buffers.front());
+        const std::vector<Fault> faults = find_faults(planted);
+        REQUIRE(!faults.empty());
+        CHECK(faults.front().what.starts_with("use after free: copy"));
+        ++freed;
+      }
+    }
+  }
+  CHECK(raced > 5);
+  CHECK(freed > 5);
 }
 
 TEST_CASE("what a master and its replicas exchange is missed where it is dropped, changed or sent twice") {

@@ -33,7 +33,7 @@ constexpr const char* hybrid = "hybrid sharding";
 constexpr const char* data_parallel = "DataParallel";
 constexpr const char* overlap = "tensor parallelism overlapped by slices";
 constexpr const char* context = "context parallelism";
-constexpr const char* offload = "offload of the optimizer's state";
+constexpr const char* offload = "offload";
 constexpr const char* recompute = "other modules to recompute";
 
 LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& value) {
@@ -67,8 +67,9 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
     for (const ContextMethod method : context_methods)
       for (const ParallelSpec& spec : enumerate(with({}, Choice::cp_method, method)))
         if (spec.cp() > 1) all[context].push_back(spec);
-    for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, Offload::optimizer)))
-      all[offload].push_back(spec);
+    for (const OffloadRow& row : offload_rows())
+      if (row.kind != Offload::none)
+        for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, row.kind))) all[offload].push_back(spec);
     const std::span<const Recompute> searched = searched_recomputes(training.engine);
     for (const RecomputeRow& row : recompute_rows())
       if (std::ranges::find(searched, row.kind) == searched.end())

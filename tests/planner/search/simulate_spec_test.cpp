@@ -57,13 +57,19 @@ std::vector<Program> programs_of(const OpGraph& graph, const Cluster& cluster, T
 
 TEST_CASE("a step extended from its steady state equals the step in full") {
   std::mt19937 random(11);
-  int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0;
+  int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0, offloaded = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
     OpGraph graph = random_graph(random, 16);
-    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    const bool may_offload = setting % 4 == 3;
+    if (may_offload) {
+      training.engine = {};
+      for (NodeGroup& group : cluster.groups)
+        group.host = {.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
+    }
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     NetworkCache networks(cluster, training.engine);
     for (int trial = 0; trial < 6; ++trial) {
@@ -79,6 +85,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       }
       if (trial % 3 == 1 && spec.pp() > 1 && spec.zero_stage <= 1) spec.schedule = ScheduleKind::zero_bubble_h1;
       if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
+      if (may_offload) spec.offload = Offload::activations;
       if (spec.mesh.size() > cluster.devices()) continue;
       INFO("setting " << setting << ": " << describe(spec));
       std::vector<CostModel> models;
@@ -90,7 +97,10 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
       if (spec.schedule == ScheduleKind::gpipe)
         CHECK(!simulated);  // it holds all micro-batches at once: more of them take more memory
       if (!simulated) continue;
-      if (simulated->micro_batches < micro_batches(spec, training)) ++steady;
+      if (simulated->micro_batches < micro_batches(spec, training)) {
+        ++steady;
+        offloaded += may_offload;
+      }
       interleaved += spec.virtual_stages > 1;
       in_parts += runs_backward_in_parts(spec.schedule);
       const StepResult& extended = simulated->result;
@@ -138,6 +148,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   CHECK(steady > tried / 2);
   CHECK(interleaved > 0);
   CHECK(in_parts > 10);
+  CHECK(offloaded > 10);
   CHECK(detailed > tried / 4);
 }
 
