@@ -92,6 +92,8 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
           .attention_gradient = between(low.attention_gradient, high.attention_gradient, t),
           .ampere_attention = between(low.ampere_attention, high.ampere_attention, t),
           .ampere_attention_gradient = between(low.ampere_attention_gradient, high.ampere_attention_gradient, t),
+          .triton_attention = between(low.triton_attention, high.triton_attention, t),
+          .triton_attention_gradient = between(low.triton_attention_gradient, high.triton_attention_gradient, t),
           .origins = less_sure(low.origins, high.origins)};
 }
 
@@ -186,7 +188,8 @@ DeviceKind read_device(const YamlNode& document) {
       read("memory", row.sustained_memory, row.memory, &YamlNode::as_bandwidth);
     }
     if (const auto attention = item.find("attention")) {
-      attention->allow_keys({"forward", "backward", "ampere_forward", "ampere_backward"});
+      attention->allow_keys(
+          {"forward", "backward", "ampere_forward", "ampere_backward", "triton_forward", "triton_backward"});
       const auto read = [&](const char* key, FlopsPerSecond& rate) {
         const auto value = attention->find(key);
         if (!value) return;
@@ -199,6 +202,8 @@ DeviceKind read_device(const YamlNode& document) {
       read("backward", row.attention_gradient);
       read("ampere_forward", row.ampere_attention);
       read("ampere_backward", row.ampere_attention_gradient);
+      read("triton_forward", row.triton_attention);
+      read("triton_backward", row.triton_attention_gradient);
     }
     if (const auto origins = item.find("origins")) row.origins = read_origins(*origins, item);
     if (!device.rates.empty() && row.active <= device.rates.back().active)
@@ -303,12 +308,15 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
       out << YAML::EndMap;
     }
     if (row.attention.value > 0.0 || row.attention_gradient.value > 0.0 || row.ampere_attention.value > 0.0 ||
-        row.ampere_attention_gradient.value > 0.0) {
+        row.ampere_attention_gradient.value > 0.0 || row.triton_attention.value > 0.0 ||
+        row.triton_attention_gradient.value > 0.0) {
       out << YAML::Key << "attention" << YAML::Value << YAML::BeginMap;
       write_known("forward", row.attention, write_flop_rate);
       write_known("backward", row.attention_gradient, write_flop_rate);
       write_known("ampere_forward", row.ampere_attention, write_flop_rate);
       write_known("ampere_backward", row.ampere_attention_gradient, write_flop_rate);
+      write_known("triton_forward", row.triton_attention, write_flop_rate);
+      write_known("triton_backward", row.triton_attention_gradient, write_flop_rate);
       out << YAML::EndMap;
     }
     if (row.origins != RateOrigins{}) write_origins(out, row.origins);

@@ -42,12 +42,14 @@ struct DeviceRates {
   FlopsPerSecond sustained_half{};     // products in half precision
   FlopsPerSecond sustained_weights{};  // those that add to fp32 gradients of weights
   BytesPerSecond sustained_memory{};   // kernels that move data, but for copies and the like
-  // Fused attention in half precision, forward and backward: by kernels for such GPUs, and by those
-  // for Ampere. 0: a share of products.
+  // Fused attention in half precision, forward and backward: by kernels for such GPUs, by those for
+  // Ampere, and by Triton's of 2022. 0: a share of products.
   FlopsPerSecond attention{};
   FlopsPerSecond attention_gradient{};
   FlopsPerSecond ampere_attention{};
   FlopsPerSecond ampere_attention_gradient{};
+  FlopsPerSecond triton_attention{};
+  FlopsPerSecond triton_attention_gradient{};
   RateOrigins origins = {};  // kernel_launch: of the device's
   bool operator==(const DeviceRates&) const = default;
 };

@@ -7,6 +7,8 @@ namespace {
 
 constexpr std::array<const char*, count_of<Origin>> origin_texts = {"measured", "interpolated", "datasheet"};
 
+constexpr std::array<const char*, count_of<CommunicationOrigin>> communication_texts = {"measured", "formula", "links"};
+
 constexpr std::array<const char*, count_of<Rate>> rate_texts = {"matrix_fp32",
                                                                 "matrix_half",
                                                                 "matrix_tf32",
@@ -19,6 +21,8 @@ constexpr std::array<const char*, count_of<Rate>> rate_texts = {"matrix_fp32",
                                                                 "attention.backward",
                                                                 "attention.ampere_forward",
                                                                 "attention.ampere_backward",
+                                                                "attention.triton_forward",
+                                                                "attention.triton_backward",
                                                                 "kernel_launch"};
 
 }  // namespace
@@ -28,6 +32,13 @@ const char* name(Origin origin) {
 }
 std::vector<std::string> origin_names() {
   return {origin_texts.begin(), origin_texts.end()};
+}
+
+const char* name(CommunicationOrigin origin) {
+  return communication_texts[index_of(origin)];
+}
+std::vector<std::string> communication_origin_names() {
+  return {communication_texts.begin(), communication_texts.end()};
 }
 
 const char* name(Rate rate) {
@@ -41,22 +52,6 @@ RateOrigins less_sure(const RateOrigins& a, const RateOrigins& b) {
   RateOrigins both;
   for (std::size_t i = 0; i < both.of.size(); ++i) both.of[i] = std::max(a.of[i], b.of[i]);
   return both;
-}
-
-Seconds TimeByOrigin::total() const {
-  Seconds sum;
-  for (const Seconds& time : of) sum += time;
-  return sum;
-}
-
-TimeByOrigin& TimeByOrigin::operator+=(const TimeByOrigin& other) {
-  for (std::size_t i = 0; i < of.size(); ++i) of[i] += other.of[i];
-  return *this;
-}
-
-TimeByOrigin& TimeByOrigin::operator*=(double times) {
-  for (Seconds& time : of) time = time * times;
-  return *this;
 }
 
 }  // namespace parplan

@@ -34,6 +34,8 @@ enum class Rate : std::uint8_t {
   attention_gradient,
   ampere_attention,
   ampere_attention_gradient,
+  triton_attention,
+  triton_attention_gradient,
   kernel_launch,
   count_
 };
@@ -52,16 +54,39 @@ struct RateOrigins {
 // Each rate as unsure as the less sure of two.
 RateOrigins less_sure(const RateOrigins& a, const RateOrigins& b);
 
-// Times of kernels by the origin of what they follow from.
-struct TimeByOrigin {
-  Seconds& operator[](Origin origin) { return of[index_of(origin)]; }
-  const Seconds& operator[](Origin origin) const { return of[index_of(origin)]; }
-  Seconds total() const;
-  TimeByOrigin& operator+=(const TimeByOrigin& other);
-  TimeByOrigin& operator*=(double times);
-  bool operator==(const TimeByOrigin&) const = default;
-
-  std::array<Seconds, count_of<Origin>> of;
+// Where the time of a communication comes from.
+enum class CommunicationOrigin : std::uint8_t {
+  measured,  // constants that were fitted to measured collectives of such GPUs
+  formula,   // NCCL's own model of its algorithms (src/graph/tuning.cc), at the rates of the cluster's links
+  links,     // the rates and latencies of the cluster's links
+  count_
 };
+const char* name(CommunicationOrigin origin);
+std::vector<std::string> communication_origin_names();
+
+// Times by the origin of what they follow from.
+template <class Of>
+struct TimeBy {
+  Seconds& operator[](Of origin) { return of[index_of(origin)]; }
+  const Seconds& operator[](Of origin) const { return of[index_of(origin)]; }
+  Seconds total() const {
+    Seconds sum;
+    for (const Seconds& time : of) sum += time;
+    return sum;
+  }
+  TimeBy& operator+=(const TimeBy& other) {
+    for (std::size_t i = 0; i < of.size(); ++i) of[i] += other.of[i];
+    return *this;
+  }
+  TimeBy& operator*=(double times) {
+    for (Seconds& time : of) time = time * times;
+    return *this;
+  }
+  bool operator==(const TimeBy&) const = default;
+
+  std::array<Seconds, count_of<Of>> of;
+};
+using TimeByOrigin = TimeBy<Origin>;
+using TimeByCommunicationOrigin = TimeBy<CommunicationOrigin>;
 
 }  // namespace parplan

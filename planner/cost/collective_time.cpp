@@ -6,6 +6,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cost/nccl_protocol.h"
+#include "planner/cost/nvlink_rings.h"
 #include "planner/cost/nvls.h"
 #include "planner/cost/pairwise.h"
 #include "planner/cost/point_to_point.h"
@@ -17,12 +18,17 @@ namespace parplan {
 namespace {
 
 constexpr std::array algorithms = {
-    CommunicationAlgorithm{.name = "ring", .applies = ring_applies, .time = ring_simple_time},
-    CommunicationAlgorithm{.name = "ring, low latency", .applies = ring_applies, .time = ring_low_latency_time},
+    CommunicationAlgorithm{
+        .name = "ring", .applies = ring_applies, .time = ring_simple_time, .measured = has_measured_rings},
+    CommunicationAlgorithm{.name = "ring, low latency",
+                           .applies = ring_applies,
+                           .time = ring_low_latency_time,
+                           .measured = has_measured_rings},
     CommunicationAlgorithm{.name = "ring, LL128",
                            .applies = ring_applies,
                            .available = has_low_latency_128,
-                           .time = ring_low_latency_128_time},
+                           .time = ring_low_latency_128_time,
+                           .measured = has_measured_rings},
     CommunicationAlgorithm{
         .name = "tree", .applies = tree_applies, .available = tree_available, .time = tree_simple_time},
     CommunicationAlgorithm{.name = "tree, low latency",
@@ -32,10 +38,21 @@ constexpr std::array algorithms = {
     CommunicationAlgorithm{.name = "NVLS", .applies = nvls_applies, .available = nvls_available, .time = nvls_time},
     CommunicationAlgorithm{
         .name = "NVLS tree", .applies = nvls_applies, .available = nvls_tree_available, .time = nvls_tree_time},
-    CommunicationAlgorithm{.name = "point to point", .applies = point_to_point_applies, .time = point_to_point_time},
-    CommunicationAlgorithm{.name = "pairwise", .applies = pairwise_applies, .time = pairwise_time},
-    CommunicationAlgorithm{.name = "first rank", .applies = first_rank_applies, .time = first_rank_time},
-    CommunicationAlgorithm{.name = "direct", .applies = direct_applies, .time = direct_time},
+    CommunicationAlgorithm{.name = "point to point",
+                           .applies = point_to_point_applies,
+                           .time = point_to_point_time,
+                           .origin = CommunicationOrigin::links},
+    CommunicationAlgorithm{.name = "pairwise",
+                           .applies = pairwise_applies,
+                           .time = pairwise_time,
+                           .origin = CommunicationOrigin::links,
+                           .measured = has_measured_rings},
+    CommunicationAlgorithm{.name = "first rank",
+                           .applies = first_rank_applies,
+                           .time = first_rank_time,
+                           .origin = CommunicationOrigin::links},
+    CommunicationAlgorithm{
+        .name = "direct", .applies = direct_applies, .time = direct_time, .origin = CommunicationOrigin::links},
 };
 
 struct Choice {
@@ -68,6 +85,12 @@ const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes byte
 
 Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend) {
   return choose(kind, bytes, network, backend).time;
+}
+
+CommunicationOrigin communication_origin(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
+                                         BackendKind backend) {
+  const CommunicationAlgorithm& row = *choose(kind, bytes, network, backend).algorithm;
+  return row.measured != nullptr && row.measured(network) ? CommunicationOrigin::measured : row.origin;
 }
 
 }  // namespace parplan

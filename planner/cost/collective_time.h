@@ -23,6 +23,9 @@ struct CommunicationAlgorithm {
   bool (*available)(const GroupNetwork& network) = nullptr;  // null: on every network
   // For groups of at least two ranks.
   Seconds (*time)(InstructionKind kind, Bytes bytes, const GroupNetwork& network) = nullptr;
+  // Where that comes from, unless its constants were fitted to what such groups took.
+  CommunicationOrigin origin = CommunicationOrigin::formula;
+  bool (*measured)(const GroupNetwork& network) = nullptr;  // null: nowhere
 };
 std::span<const CommunicationAlgorithm> communication_algorithms();
 
@@ -33,5 +36,8 @@ const CommunicationAlgorithm* fastest_algorithm(InstructionKind kind, Bytes byte
 // The time of that algorithm, from when all ranks have arrived; 0 for a group of one rank. `bytes`
 // is S above. `network` already accounts for links shared with sibling groups.
 Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, BackendKind backend);
+// Where that time comes from. The group has at least two ranks.
+CommunicationOrigin communication_origin(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
+                                         BackendKind backend);
 
 }  // namespace parplan

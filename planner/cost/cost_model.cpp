@@ -107,16 +107,25 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
 }
 
 // The rates with those of the attention that an engine has on the device: kernels for such GPUs, or
-// for Ampere where they are newer than its own.
+// for Ampere where they are newer than its own, or Triton's.
 DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, DeviceRates rates) {
+  const auto use = [&](Rate forward, FlopsPerSecond of_forward, Rate backward, FlopsPerSecond of_backward) {
+    rates.attention = of_forward;
+    rates.attention_gradient = of_backward;
+    rates.origins[Rate::attention] = rates.origins[forward];
+    rates.origins[Rate::attention_gradient] = rates.origins[backward];
+  };
+  if (engine.triton_attention) {
+    use(Rate::triton_attention, rates.triton_attention, Rate::triton_attention_gradient,
+        rates.triton_attention_gradient);
+    return rates;
+  }
   const int capability = compute_capability_of(device.name).value_or(0);
   if (engine.attention_up_to == 0 || capability == 0) {
     rates.attention = rates.attention_gradient = {};
   } else if (capability > engine.attention_up_to) {
-    rates.attention = rates.ampere_attention;
-    rates.attention_gradient = rates.ampere_attention_gradient;
-    rates.origins[Rate::attention] = rates.origins[Rate::ampere_attention];
-    rates.origins[Rate::attention_gradient] = rates.origins[Rate::ampere_attention_gradient];
+    use(Rate::ampere_attention, rates.ampere_attention, Rate::ampere_attention_gradient,
+        rates.ampere_attention_gradient);
   }
   return rates;
 }
@@ -241,6 +250,16 @@ TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostMod
     return kernel_time_by_origin(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
   TimeByOrigin times;  // a share of the datasheet's (host_update_share)
   times[Origin::datasheet] = time_of(instruction, model);
+  return times;
+}
+
+TimeByCommunicationOrigin communication_time_by_origin(const Instruction& instruction, const CostModel& model) {
+  TimeByCommunicationOrigin times;
+  if (!communicates(instruction.kind) || instruction.kind == InstructionKind::send) return times;
+  const GroupNetwork& network = model.network(instruction.group);
+  if (network.ranks > 1)
+    times[communication_origin(instruction.kind, communicated_bytes(instruction), network, model.device->backend)] =
+        time_of(instruction, model);
   return times;
 }
 

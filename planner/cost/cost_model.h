@@ -108,5 +108,7 @@ Seconds duration(const Instruction& instruction, const CostModel& model);
 // The time of a kernel alone, without the host's, by where it comes from (kernel_time.h); nothing
 // for what is no kernel.
 TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostModel& model);
+// Likewise of a communication alone (collective_time.h); a transfer counts where it arrives.
+TimeByCommunicationOrigin communication_time_by_origin(const Instruction& instruction, const CostModel& model);
 
 }  // namespace parplan

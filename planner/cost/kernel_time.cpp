@@ -14,6 +14,10 @@ namespace {
 // Blocks of queries and keys of fused attention on GPUs (FlashAttention-2, Dao 2023, section 3.3:
 // 64 or 128).
 constexpr std::int64_t attention_block = 128;
+// What a query takes there before its first key, as that of so many keys: FlashAttention-2 and
+// cuDNN on an H100 (Shah et al. 2024, figures 5 and 6; tests/golden/fit_attention.py). Rates of
+// device files are those beside it.
+constexpr double attention_start = 300.0;
 
 bool is_attention(OpKind kind) { return row_of(kind).cost == CostClass::attention; }
 
@@ -91,7 +95,9 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
     const FlopsPerSecond known = is_forward ? rates.attention : rates.attention_gradient;
     const bool is_known = is_half(type) && known.value > 0.0;
     const FlopsPerSecond used = is_known ? known : reached.value * row_of(op).unmeasured_share;
-    return {.time = Seconds(attention_work(op, shape, type, device.backend).flops / used.value),
+    const AttentionWork attention = attention_work(op, shape, type, device.backend);
+    const double starts = is_known ? attention.starts * attention_start : 0.0;
+    return {.time = Seconds((attention.flops + starts) / used.value),
             .origin = !is_known    ? Origin::datasheet
                       : is_forward ? rates.origins[Rate::attention]
                                    : rates.origins[Rate::attention_gradient]};

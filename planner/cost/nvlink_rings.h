@@ -38,5 +38,8 @@ inline constexpr Seconds measured_link_latency{0.6e-6};
 
 // Null where NCCL's own figures are taken.
 const NvlinkRings* measured_rings(const GroupNetwork& network);
+inline bool has_measured_rings(const GroupNetwork& network) {
+  return measured_rings(network) != nullptr;
+}
 
 }  // namespace parplan

@@ -18,6 +18,7 @@ struct Engine {
   // The newest compute capability that fused attention has kernels for, 90 for 9.0; on newer GPUs
   // it runs those for Ampere. 0: not known.
   int attention_up_to = 0;
+  bool triton_attention = false;  // or it is Triton's kernel of 2022, on all GPUs
   bool fused_norm = true;        // a sum with the norm behind it
   bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
   bool fused_scores = true;      // scale and mask of unfused attention in the softmax's kernel
@@ -50,6 +51,9 @@ struct Engine {
   bool flattens_gradients = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
+  // Where parameters are sharded, a rank holds its shard in fp32 alone, as the optimizer's master
+  // copy, and casts it as it is gathered.
+  bool casts_shards = false;
   // The vocabulary's rows are padded to a multiple of this on each tensor-parallel rank; padding is
   // computed and kept as other rows are, and counts as no parameter.
   int vocabulary_multiple = 1;

@@ -15,7 +15,8 @@ struct RankResult {
   StepTime time;
   MemoryUse memory;
   CommunicationVolume communication;
-  TimeByOrigin kernels;  // of all its kernels, each alone
+  TimeByOrigin kernels;                   // of all its kernels, each alone
+  TimeByCommunicationOrigin collectives;  // of all its communication, each alone
   bool operator==(const RankResult&) const = default;
 };
 

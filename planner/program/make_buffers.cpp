@@ -295,6 +295,7 @@ void make_buffers(Lowering& lowering) {
     const int number = add_buffer(lowering.program, fmt::format(fmt::runtime(words(buffer.role)), of, slot),
                                   buffer.category, buffer.bytes, is_persistent(buffer.role));
     lowering.program.buffers[number].home = buffer.home;
+    lowering.program.buffers[number].counted = buffer.counted;
     keep(lowering, buffer, slot, number);
   };
   for (std::size_t i = 0; i < buffers.size();) {

@@ -51,7 +51,7 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
   std::array<Last, count_of<Home>> last;  // by home
   for_each_buffer(sizes, training, [&](const RankBuffer& buffer) {
     const std::size_t part = part_of(buffer.category, buffer.home);
-    bytes[part] += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
+    if (buffer.counted) bytes[part] += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
     if (buffer.home == Home::device)
       reserve += reserve_of(buffer.bytes, buffer.category, training) * (buffer.times * buffer.slots);
     last[index_of(buffer.home)] = {.part = part, .bytes = Bytes(buffer.bytes)};
@@ -76,10 +76,10 @@ void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead)
   for (Buffer& buffer : program.buffers) {
     std::int64_t& end = program.arena_bytes[buffer.home];
     buffer.offset = align_up(Bytes(end), buffer_alignment).count;
-    if (const Buffer* before = last[buffer.home])
+    if (const Buffer* before = last[buffer.home]; before != nullptr && before->counted)
       program.memory.part(before->category, before->home) += Bytes(buffer.offset - end);
     end = buffer.offset + buffer.bytes;
-    program.memory.part(buffer.category, buffer.home) += Bytes(buffer.bytes);
+    if (buffer.counted) program.memory.part(buffer.category, buffer.home) += Bytes(buffer.bytes);
     last[buffer.home] = &buffer;
     if (buffer.home == Home::device) program.memory.reserve += reserve_of(buffer.bytes, buffer.category, training);
   }

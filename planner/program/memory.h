@@ -112,7 +112,14 @@ struct RankBuffer {
   // The number of buffers that take turns; several buffers in a row are listed slot by slot.
   int slots = 1;
   std::size_t of = 0;  // the bucket or the saved block that it belongs to
+  bool counted = true;  // else another buffer is in its place (Engine::casts_shards)
 };
+
+// Whether the master copy is all that a rank keeps of its shard of the parameters.
+inline bool holds_master_alone(const BucketSizes& bucket, const TrainingSpec& training) {
+  return training.engine.casts_shards && bucket.shards.parameters && !bucket.frozen && bucket.homes == StateHomes{} &&
+         optimizer_state(training).master;
+}
 
 // Calls visit(RankBuffer) for every buffer of a rank, in the order of the arena in its home.
 // Lowering allocates this list, and `rank_memory` sums it.
@@ -139,11 +146,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     take(bucket.shards.parameters, largest.gathered);
     if (!bucket.tied && !bucket.frozen) take(bucket.shards.gradients, largest.unreduced);
     visit(RankBuffer{.role = BufferRole::parameters,
-                      .category = MemoryCategory::parameters,
-                      .home = bucket.homes.parameters,
-                      .bytes = local(bucket, bucket.shards.parameters) * element,
-                      .times = bucket.times,
-                      .of = i});
+                     .category = MemoryCategory::parameters,
+                     .home = bucket.homes.parameters,
+                     .bytes = local(bucket, bucket.shards.parameters) * element,
+                     .times = bucket.times,
+                     .of = i,
+                     .counted = !holds_master_alone(bucket, training)});
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.frozen) return;

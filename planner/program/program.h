@@ -218,6 +218,7 @@ struct Buffer {
   std::int64_t offset = 0;
   bool persistent = false;  // keeps its value between steps
   Home home{};
+  bool counted = true;  // in the Program's memory (RankBuffer::counted)
   bool operator==(const Buffer&) const = default;
 };
 

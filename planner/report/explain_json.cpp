@@ -157,6 +157,12 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
     const auto origin = static_cast<Origin>(i);
     json["kernels"][fmt::format("{}_s", name(origin))] = json_number(kernels_by_origin(reasons)[origin].value);
   }
+  json["communication"] = Json::object();
+  for (std::size_t i = 0; i < count_of<CommunicationOrigin>; ++i) {
+    const auto origin = static_cast<CommunicationOrigin>(i);
+    json["communication"][fmt::format("{}_s", name(origin))] =
+        json_number(collectives_by_origin(reasons)[origin].value);
+  }
   json["binding_constraint"] = name(reasons.binding);
   const Variation* const of_what_binds = relaxed(reasons);
   json["relaxed"] = of_what_binds != nullptr ? variation_json(plan, *of_what_binds) : Json(nullptr);

@@ -211,26 +211,48 @@ std::string critical_path_table(const Reasons& reasons) {
          indent(align_columns(cells, 1));
 }
 
+namespace {
+
+// One line: the share of each origin, in its words, where there is any work at all.
+template <class Of>
+std::string by_origin(std::string_view what, const TimeBy<Of>& times,
+                      const std::array<const char*, count_of<Of>>& words, const Reasons& reasons) {
+  const Seconds total = times.total();
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    if (times.of[i].value > 0.0)
+      parts.push_back(fmt::format("{} {}", format_share(times.of[i].value, total.value), words[i]));
+  if (parts.empty()) return "";
+  return fmt::format("\n{}, {} of work{}: {}\n", what, format_duration(total),
+                     reasons.details.ranks.size() > 1 ? " on all stages together" : "", join(parts));
+}
+
+}  // namespace
+
 TimeByOrigin kernels_by_origin(const Reasons& reasons) {
   TimeByOrigin sum;
   for (const RankResult& rank : reasons.details.ranks) sum += rank.kernels;
   return sum;
 }
 
+TimeByCommunicationOrigin collectives_by_origin(const Reasons& reasons) {
+  TimeByCommunicationOrigin sum;
+  for (const RankResult& rank : reasons.details.ranks) sum += rank.collectives;
+  return sum;
+}
+
 std::string where_kernel_times_come_from(const Reasons& reasons) {
-  // By Origin.
-  constexpr std::array words = {"at rates measured on such devices",
-                                "interpolated between kernels measured on such devices",
-                                "from datasheets, or assumed for a class of devices"};
-  const TimeByOrigin kernels = kernels_by_origin(reasons);
-  const Seconds total = kernels.total();
-  std::vector<std::string> parts;
-  for (std::size_t i = 0; i < words.size(); ++i)
-    if (kernels.of[i].value > 0.0)
-      parts.push_back(fmt::format("{} {}", format_share(kernels.of[i].value, total.value), words[i]));
-  if (parts.empty()) return "";
-  return fmt::format("\nkernels, {} of work{}: {}\n", format_duration(total),
-                     reasons.details.ranks.size() > 1 ? " on all stages together" : "", join(parts));
+  return by_origin("kernels", kernels_by_origin(reasons),
+                   {"at rates measured on such devices", "interpolated between kernels measured on such devices",
+                    "from datasheets, or assumed for a class of devices"},
+                   reasons);
+}
+
+std::string where_communication_times_come_from(const Reasons& reasons) {
+  return by_origin("communication", collectives_by_origin(reasons),
+                   {"interpolated between collectives measured on such GPUs", "by NCCL's own model of its algorithms",
+                    "from the rates and latencies of links"},
+                   reasons);
 }
 
 }  // namespace parplan

@@ -19,5 +19,8 @@ std::string critical_path_table(const Reasons& reasons);
 TimeByOrigin kernels_by_origin(const Reasons& reasons);
 // The same in words; empty where nothing is known of them.
 std::string where_kernel_times_come_from(const Reasons& reasons);
+// Likewise communication.
+TimeByCommunicationOrigin collectives_by_origin(const Reasons& reasons);
+std::string where_communication_times_come_from(const Reasons& reasons);
 
 }  // namespace parplan

@@ -36,7 +36,9 @@ DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster,
       precision_(training.precision),
       flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
   const std::int64_t trained = trained_parameter_count(graph);
-  const BucketSizes all[] = {{.elements = trained, .homes = homes},
+  // Sharded parameters may take less.
+  const DataShards shards{.parameters = training.engine.casts_shards};
+  const BucketSizes all[] = {{.elements = trained, .shards = shards, .homes = homes},
                              {.elements = parameter_count(graph) - trained, .frozen = true, .homes = homes}};
   const MemoryUse use = rank_memory({.buckets = all, .saved = {}}, training);
   // Shards of one bucket may be rounded up less often than this bucket was.

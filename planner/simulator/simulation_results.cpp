@@ -213,9 +213,15 @@ StepResult result_of(const Simulation& simulation) {
 std::vector<RankResult> rank_results(const Simulation& simulation) {
   std::vector<RankResult> results;
   for (const PlayedRank& rank : simulation.ranks) {
-    RankResult& result = results.emplace_back(RankResult{
-        .time = time_of(rank), .memory = rank.program->memory, .communication = rank.list.sent, .kernels = {}});
-    for (std::size_t call = 0; call < rank.list.calls.size(); ++call) result.kernels += rank.segment_of(call).by_origin;
+    RankResult& result = results.emplace_back(RankResult{.time = time_of(rank),
+                                                         .memory = rank.program->memory,
+                                                         .communication = rank.list.sent,
+                                                         .kernels = {},
+                                                         .collectives = {}});
+    for (std::size_t call = 0; call < rank.list.calls.size(); ++call) {
+      result.kernels += rank.segment_of(call).by_origin;
+      result.collectives += rank.segment_of(call).collectives;
+    }
   }
   return results;
 }

@@ -39,8 +39,10 @@ std::vector<Playable> playables(const Simulation& simulation, std::span<const Pr
     playable.splits = {playable.costed.split};
     playable.kernels = {playable.costed.kernels};
     if (simulation.notes_crossings)
-      for (const Instruction& instruction : segment.instructions)
+      for (const Instruction& instruction : segment.instructions) {
         playable.by_origin += kernel_time_by_origin(instruction, model);
+        playable.collectives += communication_time_by_origin(instruction, model);
+      }
     for (const Instruction& instruction : segment.instructions) {
       const std::optional<SeatAt> seat = seat_of(simulation.meetings, programs, number, instruction);
       playable.seats.push_back(seat);
@@ -75,6 +77,7 @@ Playable joined(const std::vector<Playable>& segments, const std::vector<int>& i
                .splits = {},
                .kernels = {},
                .by_origin = {},
+               .collectives = {},
                .seats = {},
                .alone = true,
                .queues = segments[in_a_row.front()].queues,

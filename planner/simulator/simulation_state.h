@@ -23,6 +23,7 @@ struct Playable {
   std::vector<SplitTime> splits;             // of the one, or of each in the row
   std::vector<BoundTimes> kernels;           // the same
   TimeByOrigin by_origin;                    // of its kernels alone, where details are wanted
+  TimeByCommunicationOrigin collectives;     // likewise of its communication
   std::vector<std::optional<SeatAt>> seats;  // per instruction
   // Computes without meeting anyone: played as one piece where its side streams are idle.
   bool alone = false;

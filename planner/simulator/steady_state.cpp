@@ -181,6 +181,14 @@ void extend(StepTime& time, StepTime of_period, int times) {
 void extend(CommunicationVolume& volume, const CommunicationVolume& of_period, int times) {
   for (const Axis axis : all_axes) volume[axis] += of_period[axis] * times;
 }
+template <class Of>
+void extend(TimeBy<Of>& time, const TimeBy<Of>& less, int times) {
+  TimeBy<Of> of_period = less;
+  of_period *= -1.0;
+  of_period += time;
+  of_period *= static_cast<double>(times);
+  time += of_period;
+}
 // False where the critical path lacks work that the step without a period has.
 bool extend(StepDetails& details, const StepDetails& a_period_less, int times) {
   for (std::size_t r = 0; r < details.ranks.size(); ++r) {
@@ -188,11 +196,8 @@ bool extend(StepDetails& details, const StepDetails& a_period_less, int times) {
     const RankResult& less = a_period_less.ranks[r];
     extend(rank.time, difference(rank.time, less.time), times);
     extend(rank.communication, difference(rank.communication, less.communication), times);
-    TimeByOrigin of_period = less.kernels;
-    of_period *= -1.0;
-    of_period += rank.kernels;
-    of_period *= static_cast<double>(times);
-    rank.kernels += of_period;
+    extend(rank.kernels, less.kernels, times);
+    extend(rank.collectives, less.collectives, times);
   }
   std::size_t known = 0;
   for (CriticalWork& work : details.critical_path) {

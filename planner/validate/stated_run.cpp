@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -78,6 +79,26 @@ constexpr std::array selective_rows = {
     SelectiveRow{"torchtitan", "", Recompute::every_other_product},  // selective_ac_option "op", the default of 8B
 };
 
+// Facts of a run that have no column, or an empty one, but follow from what its notes or its source
+// say. All rows that match count.
+struct ImpliedRow {
+  std::string_view said;
+  std::optional<std::int64_t> zero_stage = {};
+  std::optional<bool> sequence_parallel = {};
+  bool tp_overlap = false;  // where there is sequence parallelism
+};
+constexpr std::array implied_rows = {
+    // NVIDIA/Megatron-LM@core_r0.8.0 megatron/training/arguments.py: "--overlap-param-gather only
+    // supported with distributed optimizer"; "Tensor parallel communication/GEMM overlap can happen
+    // only when sequence parallelism is enabled".
+    ImpliedRow{.said = "--overlap-param-gather", .zero_stage = 1},
+    ImpliedRow{.said = "--tp-comm-overlap", .sequence_parallel = true, .tp_overlap = true},
+    // NVIDIA/dgxc-benchmarking@1b9bb6b nemo_megatron/gpt3_175b_hydra.yaml:119,
+    // llama3.1/llama3.1_405b.yaml:135 and llama3.1_70b.yaml:129: ub_tp_comm_overlap: true. Its runs
+    // of 8B have no tensor parallelism.
+    ImpliedRow{.said = "dgxc-benchmarking", .tp_overlap = true},
+};
+
 // What the tool of a source calls peak memory; sources that are not listed count all of a device.
 struct ScopeRow {
   std::string_view source;
@@ -151,6 +172,19 @@ DataType precision_of(const PublishedRun& run) {
   throw Skip{fmt::format("precision {} is not modelled", run.precision)};
 }
 
+// The devices that a run on several racks takes of each: as many machines as divide all of them, as
+// NVIDIA's launcher asks of the queue (NVIDIA/dgxc-benchmarking@841f546
+// cli/llmb-run/src/llmb_run/job_launcher.py, _compute_segment_size): 32 are 16 of 18, twice.
+std::int64_t of_a_rack(std::int64_t devices, const NodeGroup& rack) {
+  const std::int64_t of_machine = rack.devices_per_node() / rack.machines();
+  const bool is_count = devices <= std::numeric_limits<int>::max();  // else no cluster has so many
+  if (rack.machines() == 1 || devices <= rack.devices_per_node() || devices % of_machine != 0 || !is_count)
+    return devices;
+  std::int64_t machines = rack.machines();
+  while (devices / of_machine % machines != 0) --machines;
+  return machines * of_machine;
+}
+
 Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::vector<std::string>& assumed) {
   const std::int64_t devices = required(run.devices, "the number of devices");
   const auto row = std::ranges::find_if(node_rows, [&](const NodeRow& one) {
@@ -162,9 +196,12 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
     throw Skip{fmt::format("nodes of {} {} with {} are in no file of configs/clusters",
                            run.devices_per_node ? std::to_string(*run.devices_per_node) : "", run.device,
                            run.intra_node)};
+  const std::string name(row->cluster);
   ClusterOptions options;
-  options.devices = static_cast<int>(devices);
-  Cluster cluster = find_cluster(std::string(row->cluster), catalog, options);
+  const std::int64_t together = of_a_rack(devices, find_cluster(name, catalog).groups.front());
+  options.devices = static_cast<int>(together);
+  Cluster cluster = find_cluster(name, catalog, options);
+  cluster.groups.front().nodes *= static_cast<int>(devices / together);
   if (!row->instead.empty())
     for (NodeGroup& group : cluster.groups) group.device = find_device(std::string(row->instead), catalog);
   if (cluster.nodes() == 1) return cluster;
@@ -185,7 +222,14 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
   return {};
 }
 
-LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assumed) {
+LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std::string>& assumed) {
+  bool tp_overlap = false;
+  for (const ImpliedRow& row : implied_rows) {
+    if (run.notes.find(row.said) == std::string::npos && run.source.find(row.said) == std::string::npos) continue;
+    if (!run.zero_stage) run.zero_stage = row.zero_stage;
+    if (!run.sequence_parallel) run.sequence_parallel = row.sequence_parallel;
+    tp_overlap = tp_overlap || row.tp_overlap;
+  }
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
   const std::int64_t cp = run.cp.value_or(1);
   if (dp * tp * pp * cp != run.devices)
@@ -199,8 +243,10 @@ LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assum
   if (run.data_parallel == "dp" && dp > 1) layout[Choice::dp_method] = DataMethod::master;
   if (dp * cp > 1) layout[Choice::zero_stage] = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
-  if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed))
+  if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed)) {
     layout[Choice::sequence_parallel] = true;
+    if (tp_overlap && engine.has_tensor_overlap) layout[Choice::tp_overlap] = TensorOverlap::ring;
+  }
   if (run.recompute == "full") {
     layout[Choice::recompute] = Recompute::full;
   } else if (run.recompute == "selective") {
@@ -209,8 +255,6 @@ LayoutRequest layout_of(const PublishedRun& run, std::vector<std::string>& assum
     });
     layout[Choice::recompute] = row == selective_rows.end() ? Recompute::core_attn : row->recompute;
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
-  } else if (run.recompute.empty()) {
-    assumed.emplace_back("no recompute");
   }
   if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {
     layout[Choice::schedule] = ScheduleKind::interleaved;
@@ -233,9 +277,10 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
   try {
     result.training.precision = precision_of(run);
     result.model = model_of(run, result.assumed);
-    result.layout = layout_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
+    result.layout = layout_of(run, result.training.engine, result.assumed);
+    result.recompute_unstated = run.recompute.empty();
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
       throw Skip{
           fmt::format("a T5 with attention in several kernels ({}) is not modelled", result.training.engine.name)};

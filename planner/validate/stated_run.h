@@ -40,6 +40,9 @@ struct StatedRun {
   Cluster cluster;
   TrainingSpec training;
   LayoutRequest layout;
+  // What is recomputed was not published, and is not in `layout`: it is the least with which a run
+  // that took place fits, of what a search would choose from.
+  bool recompute_unstated = false;
   MemoryScope memory_scope = MemoryScope::device;
 };
 

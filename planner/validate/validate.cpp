@@ -7,8 +7,12 @@
 #include <numeric>
 #include <tuple>
 
+#include <fmt/format.h>
+
 #include "planner/base/error.h"
 #include "planner/graph/engine_graph.h"
+#include "planner/plan/layout_choices.h"
+#include "planner/plan/recompute.h"
 #include "planner/report/error_band.h"
 #include "planner/search/parallel_for.h"
 #include "planner/suggest.h"
@@ -58,14 +62,31 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
     request.cluster = stated.cluster;
     request.training = stated.training;
     request.layout = stated.layout;
-    const Plan plan = simulate_layout(request);
-    result.step = plan.prediction.time.total();
-    const MemoryUse& use = plan.prediction.memory;
-    result.scope = stated.memory_scope;
-    result.memory = counted(use, stated.memory_scope);
-    result.device_memory = use.peak();
-    result.capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
-    result.verdict = memory_verdict(use, result.capacity, memory_headroom(plan.training.engine, plan.cluster));
+    const auto predict = [&] {
+      const Plan plan = simulate_layout(request);
+      result.step = plan.prediction.time.total();
+      const MemoryUse& use = plan.prediction.memory;
+      result.scope = stated.memory_scope;
+      result.memory = counted(use, stated.memory_scope);
+      result.device_memory = use.peak();
+      result.capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+      result.verdict = memory_verdict(use, result.capacity, memory_headroom(plan.training.engine, plan.cluster));
+    };
+    if (!stated.recompute_unstated) {
+      predict();
+      return result;
+    }
+    for (const Recompute recompute : searched_recomputes(stated.training.engine)) {
+      request.layout[Choice::recompute] = recompute;
+      predict();
+      if (result.verdict != MemoryVerdict::does_not_fit || run.outcome == "oom") break;
+    }
+    const Recompute least = *given<Recompute>(request.layout, Choice::recompute);
+    result.assumed.push_back(least == Recompute::none ? "no recompute"
+                                                      : fmt::format("recompute: {}, {}", name(least),
+                                                                    result.verdict == MemoryVerdict::does_not_fit
+                                                                        ? "with which it does not fit either"
+                                                                        : "the least that fits"));
   } catch (const ConfigError& error) {
     result.skipped = error.what();
   }

@@ -50,6 +50,7 @@ PARTS = {
     "sustained rates": drop_sustained_rates,
     "unfused attention, dropout": fuse_attention,
     "which GPUs attention has kernels for": lambda data: set_facts(data, "0", "attention_up_to"),
+    "Triton's attention": lambda data: set_facts(data, "false", "triton_attention"),
     "recompute of whole layers": lambda data: set_facts(data, "false", "repeats_layers"),
     "communication that waits, reductions at the end": lambda data: set_facts(
         data, "true", "overlaps_tensor", "overlaps_data", "overlaps_pipeline"),

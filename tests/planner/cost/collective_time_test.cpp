@@ -75,6 +75,25 @@ TEST_CASE("a group of one rank communicates nothing") {
     }
 }
 
+TEST_CASE("a communication's time comes from measured collectives, NCCL's model or links") {
+  GroupNetwork network = unit_network(4);
+  const auto origin = [&](InstructionKind kind, BackendKind backend = BackendKind::cuda) {
+    return std::string(name(communication_origin(kind, Bytes(1 << 20), network, backend)));
+  };
+  CHECK(origin(InstructionKind::all_gather) == "formula");
+  CHECK(origin(InstructionKind::all_to_all) == "links");
+  CHECK(origin(InstructionKind::send) == "links");
+  CHECK(origin(InstructionKind::all_gather, BackendKind::cpu) == "links");
+  // Eight A100 in NVLink.
+  network.ranks = 8;
+  network.nvlink = true;
+  network.compute_capability = 80;
+  REQUIRE(measured_rings(network) != nullptr);
+  CHECK(origin(InstructionKind::all_gather) == "measured");
+  CHECK(origin(InstructionKind::all_to_all) == "measured");
+  CHECK(origin(InstructionKind::send) == "links");
+}
+
 TEST_CASE("a ring all-reduce takes 2(n-1) steps and moves 2(n-1)/n of the buffer") {
   GroupNetwork network = unit_network(4);
   // 2 * 3 / 4 * 800 B at 1 B/s = 1200 s; 6 hops of 2.8 us more than LL's; base 8.4 us.

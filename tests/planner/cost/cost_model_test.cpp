@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "planner/cluster/find_cluster.h"
 #include "planner/cost/collective_time.h"
 #include "planner/cost/kernel_time.h"
 #include "tests/planner/cost/unit_model.h"
@@ -55,29 +56,59 @@ TEST_CASE("fused attention runs at the rate of the kernels that an engine has fo
     rates.attention_gradient = FlopsPerSecond(64.0);
     rates.ampere_attention = FlopsPerSecond(40.0);
     rates.ampere_attention_gradient = FlopsPerSecond(32.0);
+    rates.triton_attention = FlopsPerSecond(20.0);
+    rates.triton_attention_gradient = FlopsPerSecond(16.0);
   }
   device.peak_half = FlopsPerSecond(100.0);
   device.multiprocessors = 10;
   DeviceMesh mesh;
   mesh.degree.dp = 4;
-  const auto seconds = [&](const char* kind, int up_to, OpKind op) {
+  const auto seconds = [&](const char* kind, int up_to, OpKind op, bool triton = false) {
     device.name = kind;
-    const Engine engine{.name = "other", .attention_up_to = up_to};
+    const Engine engine{.name = "other", .attention_up_to = up_to, .triton_attention = triton};
     NetworkCache networks(cluster, engine);
     const CostModel model = cost_model(networks, mesh, 0);
-    const OpShape shape{.sequence = 128, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
+    // So long that what known kernels take before the first key is little of it.
+    const OpShape shape{.sequence = 1 << 20, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
     return kernel_time(op, shape, DataType::bf16, *model.device, model.rates).value;
   };
   const double whole = seconds("h100-sxm-80gb", 90, OpKind::attention);
   CHECK(seconds("h100-sxm-80gb", 100, OpKind::attention) == whole);
   CHECK(seconds("h100-sxm-80gb", 80, OpKind::attention) == doctest::Approx(whole * 2.0));
   CHECK(seconds("a100-sxm4-80gb", 80, OpKind::attention) == whole);
+  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention, true) == doctest::Approx(whole * 4.0));
+  CHECK(seconds("a100-sxm4-80gb", 80, OpKind::attention, true) == doctest::Approx(whole * 4.0));
   // A share of a product's where the engine or the device is not known.
-  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention) == doctest::Approx(whole * 80.0 / 60.0));
-  CHECK(seconds("other", 90, OpKind::attention) == doctest::Approx(whole * 80.0 / 60.0));
+  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention) == doctest::Approx(whole * 80.0 / 60.0).epsilon(1e-3));
+  CHECK(seconds("other", 90, OpKind::attention) == doctest::Approx(whole * 80.0 / 60.0).epsilon(1e-3));
   const double backward = seconds("h100-sxm-80gb", 90, OpKind::attention_gradient);
   CHECK(seconds("h100-sxm-80gb", 80, OpKind::attention_gradient) == doctest::Approx(backward * 2.0));
-  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention_gradient) == doctest::Approx(backward * 64.0 / 50.0));
+  CHECK(seconds("h100-sxm-80gb", 90, OpKind::attention_gradient, true) == doctest::Approx(backward * 4.0));
+  CHECK(seconds("h100-sxm-80gb", 0, OpKind::attention_gradient) ==
+        doctest::Approx(backward * 64.0 / 50.0).epsilon(1e-3));
+}
+
+TEST_CASE("causal attention on an H100 is as fast as was published, from short sequences to long ones") {
+  const std::string source = PARPLAN_SOURCE_DIR;
+  const Cluster cluster = find_cluster("dgx-h100", {source + "/configs/devices", source + "/configs/clusters"});
+  struct Row {
+    std::int64_t sequence;
+    double ampere, hopper;  // TFLOP/s of FlashAttention-2 and cuDNN
+  };
+  // Shah et al. 2024, figure 5, heads of 128.
+  for (const Row& row : {Row{512, 191, 315}, Row{1024, 260, 410}, Row{2048, 298, 484}, Row{4096, 319, 518},
+                         Row{8192, 333, 529}, Row{16384, 335, 539}})
+    for (const int up_to : {80, 90}) {
+      const Engine engine{.name = "other", .attention_up_to = up_to};
+      NetworkCache networks(cluster, engine);
+      const CostModel model = cost_model(networks, DeviceMesh{}, 0);
+      const OpShape shape{
+          .sequence = row.sequence, .batch = 16384 / row.sequence, .heads = 16, .kv_heads = 16, .head_dim = 128};
+      const double flops = 16384.0 * static_cast<double>(row.sequence) * 16 * 128 * 2;  // half of all pairs
+      const Seconds took = kernel_time(OpKind::attention, shape, DataType::bf16, *model.device, model.rates);
+      INFO(row.sequence, " tokens, kernels up to ", up_to);
+      CHECK(flops / took.value / 1e12 == doctest::Approx(up_to == 80 ? row.ampere : row.hopper).epsilon(0.06));
+    }
 }
 
 TEST_CASE("groups see the network of their axis, neighbours that of their two stages") {

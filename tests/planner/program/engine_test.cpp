@@ -308,6 +308,17 @@ TEST_CASE("sharded gradients are flattened, and gathered parameters copied, once
   CHECK(kernels(copies, DataType::fp32, 3, "gradients.flatten") == 0);  // what a backward leaves is reduced as it is
 }
 
+TEST_CASE("where the master copy is cast as it is gathered, no half-precision shard is kept beside it") {
+  const auto parameters = [&](bool casts, DataType precision, int zero) {
+    return small_step({.name = "other", .casts_shards = casts}, precision, zero, 0).memory.parameters;
+  };
+  CHECK(parameters(true, DataType::bf16, 3) == Bytes(0));
+  CHECK(parameters(false, DataType::bf16, 3) > Bytes(0));
+  // There is no master copy of fp32, and below ZeRO-3 parameters are whole.
+  CHECK(parameters(true, DataType::fp32, 3) == parameters(false, DataType::fp32, 3));
+  CHECK(parameters(true, DataType::bf16, 2) == parameters(false, DataType::bf16, 2));
+}
+
 TEST_CASE("gradients are summed and reduced in the types that the engine has for them") {
   const Engine own{.name = "other"}, half{.name = "other", .half_gradients = true},
       reduced{.name = "other", .half_gradients = true, .scatters_fp32 = false, .reduces_half = true};

@@ -33,9 +33,12 @@ Reasons small_reasons() {
   RankResult second{.time = plan.prediction.time,
                     .memory = plan.prediction.memory,
                     .communication = plan.prediction.communication,
-                    .kernels = {}};
+                    .kernels = {},
+                    .collectives = {}};
   second.kernels[Origin::interpolated] = Seconds(4.0);
   second.kernels[Origin::datasheet] = Seconds(1.0);
+  second.collectives[CommunicationOrigin::formula] = Seconds(1.5);
+  second.collectives[CommunicationOrigin::links] = Seconds(0.5);
   reasons.details.ranks.push_back(second);
   second.time.bubble = Seconds(0.0);
   second.memory.activations = Bytes(40);
@@ -167,6 +170,9 @@ the critical path: what the end of the step hangs on, 10.0 s in all:
 kernels, 10.0 s of work on all stages together: 80.0 % interpolated between kernels measured on such devices, 20.0 % from datasheets, or
   assumed for a class of devices
 
+communication, 4.00 s of work on all stages together: 75.0 % by NCCL's own model of its algorithms, 25.0 % from the rates and latencies of
+  links
+
 binding constraint: compute: 65.0 % of the step computes
   with twice  the plan        then
   compute     7.00 s (-30 %)  the plan stays the best
@@ -228,13 +234,14 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
                                          "columns",       "plans",
                                          "notes",         "stages",
                                          "critical_path", "kernels",
-                                         "binding_constraint", "relaxed",
-                                         "twice",         "model_error",
-                                         "model_error_elsewhere", "runner_up",
-                                         "one_choice_away", "families",
-                                         "guide",         "sensitivity",
-                                         "unrestricted"});
+                                         "communication", "binding_constraint",
+                                         "relaxed",       "twice",
+                                         "model_error",   "model_error_elsewhere",
+                                         "runner_up",     "one_choice_away",
+                                         "families",      "guide",
+                                         "sensitivity",   "unrestricted"});
   CHECK(json.at("kernels") == Json{{"measured_s", 0.0}, {"interpolated_s", 8.0}, {"datasheet_s", 2.0}});
+  CHECK(json.at("communication") == Json{{"measured_s", 0.0}, {"formula_s", 3.0}, {"links_s", 1.0}});
   REQUIRE(json.at("stages").size() == 2);
   for (const Json& stage : json.at("stages")) {
     double seconds = 0.0;

@@ -157,7 +157,13 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       // come; the last buffer of an arena is not padded.
       CHECK(estimate.memory.optimizer == Bytes(0));
       CHECK(estimate.memory.host > on_device.memory.optimizer);
-      CHECK(estimate.memory.peak() == on_device.memory.peak() - on_device.memory.optimizer);
+      const auto others = [](const MemoryUse& use) { return use.peak() - use.parameters; };
+      CHECK(others(estimate.memory) == others(on_device.memory) - on_device.memory.optimizer);
+      // Shards that were cast from the master copy stay behind without it.
+      if (training.engine.casts_shards)
+        CHECK(estimate.memory.parameters >= on_device.memory.parameters);
+      else
+        CHECK(estimate.memory.parameters == on_device.memory.parameters);
     }
   }
 }

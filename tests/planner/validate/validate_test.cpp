@@ -125,7 +125,8 @@ TEST_CASE("facts that were not published are filled in and named") {
   run.recompute = "";
   const StatedRun stated = state(run, as_stated);
   CHECK(stated.skipped == "");
-  CHECK(stated.assumed.size() == 7);
+  CHECK(stated.assumed.size() == 6);
+  CHECK(stated.recompute_unstated);
   CHECK(stated.model.vocabulary == 51200);
   // What one rank or one node has no use for is no assumption.
   run = stated_run();
@@ -135,6 +136,55 @@ TEST_CASE("facts that were not published are filled in and named") {
   run.gbit_s_per_node.reset();
   run.virtual_stages.reset();
   CHECK(state(run, as_stated).assumed.empty());
+}
+
+TEST_CASE("what a run's notes or its source imply is no assumption") {
+  PublishedRun run = stated_run();
+  run.zero_stage.reset();
+  run.sequence_parallel.reset();
+  CHECK(state(run, as_stated).assumed.size() == 2);
+  run.notes = "Published flags: --overlap-param-gather, --tp-comm-overlap.";
+  StatedRun stated = state(run, as_stated);
+  CHECK(stated.assumed.empty());
+  CHECK(given<std::int64_t>(stated.layout, Choice::zero_stage) == 1);
+  CHECK(given<bool>(stated.layout, Choice::sequence_parallel) == true);
+  CHECK(given<TensorOverlap>(stated.layout, Choice::tp_overlap) == TensorOverlap::ring);
+  // What is stated counts, and an engine without the overlap goes without.
+  run.zero_stage = 0;
+  run.sequence_parallel = false;
+  stated = state(run, as_stated);
+  CHECK(given<std::int64_t>(stated.layout, Choice::zero_stage) == 0);
+  CHECK(!stated.layout[Choice::sequence_parallel]);
+  CHECK(!stated.layout[Choice::tp_overlap]);
+  run.notes = "";
+  run.source = "dgxc-benchmarking@1b9bb6b nemo_megatron/README_175b.md";
+  run.sequence_parallel = true;
+  CHECK(state(run, as_stated).layout[Choice::tp_overlap]);
+  ValidationRequest without = as_stated;
+  without.engine = "megatron-2022";
+  CHECK(!state(run, without).layout[Choice::tp_overlap]);
+}
+
+TEST_CASE("a run that does not say what it recomputed did so as little as it fitted with") {
+  PublishedRun run = stated_run();
+  run.recompute = "";
+  const auto assumed = [&](const std::string& outcome) {
+    run.outcome = outcome;
+    const ValidatedRun validated = validate(run, as_stated, graph_of_published);
+    CHECK(validated.skipped == "");
+    REQUIRE(validated.assumed.size() == 1);
+    return std::pair(validated.assumed.front(), validated.verdict == MemoryVerdict::does_not_fit);
+  };
+  CHECK(assumed("ok") == std::pair(std::string("no recompute"), false));
+  run.micro_batch = 32;
+  run.sequence = 8192;
+  const auto [least, too_large] = assumed("ok");
+  CHECK(!too_large);
+  CHECK(least.ends_with(", the least that fits"));
+  // A run that ran out of memory proves nothing.
+  CHECK(assumed("oom") == std::pair(std::string("no recompute"), true));
+  run.sequence = 32768;
+  CHECK(assumed("ok") == std::pair(std::string("recompute: full, with which it does not fit either"), true));
 }
 
 TEST_CASE("runs of one engine are predicted as its version of that time, or as the engine that is asked for") {
@@ -182,6 +232,27 @@ TEST_CASE("half of the network is half of the bandwidth between nodes, and chang
                      faster = validate(stated_run(), as_stated, graph_of_published);
   CHECK(slower.step > faster.step);
   CHECK(slower.memory == faster.memory);
+}
+
+TEST_CASE("a run on several racks takes as many trays of each as divide all of its trays") {
+  PublishedRun run = stated_run();
+  run.device = "gb200";
+  run.intra_node = "nvlink5-nvl72";
+  run.devices_per_node = 4;
+  const auto nodes_of = [&](int devices) {
+    run.devices = devices;
+    run.dp = devices / 8;
+    const StatedRun stated = state(run, as_stated);
+    CHECK(stated.skipped == "");
+    const NodeGroup& rack = stated.cluster.groups.front();
+    return std::pair(rack.nodes, rack.devices_per_node());
+  };
+  CHECK(nodes_of(8) == std::pair(1, 8));
+  CHECK(nodes_of(72) == std::pair(1, 72));
+  CHECK(nodes_of(128) == std::pair(2, 64));
+  CHECK(nodes_of(144) == std::pair(2, 72));
+  CHECK(nodes_of(256) == std::pair(4, 64));
+  CHECK(nodes_of(512) == std::pair(8, 64));
 }
 
 TEST_CASE("what cannot be simulated is skipped, with the reason") {
