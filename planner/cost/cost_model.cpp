@@ -196,6 +196,8 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   set(tied_stages, networks.stages(mesh, 0, ranks - 1));
   set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));
   set(previous_stage, networks.stages(mesh, rank, (rank + ranks - 1) % ranks));
+  model.networks[previous_stage_on_return] = model.networks[next_stage];
+  model.networks[next_stage_on_return] = model.networks[previous_stage];
   return model;
 }
 

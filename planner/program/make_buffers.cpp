@@ -39,17 +39,16 @@ namespace {
 
 // Where a rank holds several stages, which share its slots, the largest blocks of all stages lie in
 // one place of a slot, the second largest in another, and so on: that takes least. Otherwise blocks
-// lie in their order.
-std::vector<int> positions_in_slot(const Lowering& lowering) {
+// lie in their order. `bytes`: of a block; `is_elsewhere`: whether it lies in other slots.
+template <class BytesOf, class IsElsewhere>
+std::vector<int> positions_in_slot(const Lowering& lowering, BytesOf bytes, IsElsewhere is_elsewhere) {
   std::vector<int> positions(lowering.graph.blocks.size());
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
     std::vector<int> blocks;
     for (int b = range.first; b < range.last; ++b)
-      if (!lowering.has_own_slots(b)) blocks.push_back(b);
-    if (lowering.stages.size() > 1)
-      std::ranges::stable_sort(blocks, std::ranges::greater(),
-                               [&](int block) { return lowering.segments_of(block).saved_bytes; });
+      if (!is_elsewhere(b)) blocks.push_back(b);
+    if (lowering.stages.size() > 1) std::ranges::stable_sort(blocks, std::ranges::greater(), bytes);
     for (std::size_t i = 0; i < blocks.size(); ++i) positions[blocks[i]] = static_cast<int>(i);
   }
   return positions;
@@ -85,7 +84,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
     for (std::vector<SavedSizes>* sizes : {&for_weights, &left}) sizes->resize(std::max(sizes->size(), blocks));
     for (int b = range.first; b < range.last; ++b) {
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
-      const auto at = static_cast<std::size_t>(b - range.first);
+      const auto at = static_cast<std::size_t>(lowering.position_for_weights[b]);
       std::int64_t& in_slot = lowering.has_own_slots(b) ? head : saved[lowering.position_in_slot[b]].bytes;
       in_slot = std::max(in_slot, segments.saved_bytes);
       for_weights[at].bytes = std::max(for_weights[at].bytes, segments.for_weights_bytes);
@@ -223,7 +222,11 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
   lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
-  lowering.position_in_slot = positions_in_slot(lowering);
+  lowering.position_in_slot = positions_in_slot(
+      lowering, [&](int block) { return lowering.segments_of(block).saved_bytes; },
+      [&](int block) { return lowering.has_own_slots(block); });
+  lowering.position_for_weights = positions_in_slot(
+      lowering, [&](int block) { return Lowering::bytes_for_weights(lowering.segments_of(block)); }, [](int) { return false; });
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
   const auto block_name = [&](BufferRole role, std::size_t position) {
@@ -231,7 +234,7 @@ void make_buffers(Lowering& lowering) {
     for (const int stage : lowering.stages) {
       const BlockRange range = lowering.blocks_of(stage);
       for (int b = range.first; b < range.last; ++b) {
-        const int at = role == BufferRole::saved ? lowering.position_in_slot[b] : b - range.first;
+        const int at = (role == BufferRole::saved ? lowering.position_in_slot : lowering.position_for_weights)[b];
         if (at == static_cast<int>(position) && !(role == BufferRole::saved && lowering.has_own_slots(b)))
           return lowering.graph.blocks[b].name;
       }

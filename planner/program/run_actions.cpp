@@ -231,14 +231,14 @@ int parts_of(const Lowering& lowering, const Crossing& crossing) {
 }
 
 Call& send(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
-  return communicate(lowering, crossing.what, InstructionKind::send, towards(stage, neighbour), Access::read, buffer,
-                     crossing.bytes / parts_of(lowering, crossing));
+  return communicate(lowering, crossing.what, InstructionKind::send, towards(lowering.job.schedule, stage, neighbour),
+                     Access::read, buffer, crossing.bytes / parts_of(lowering, crossing));
 }
 
 void receive(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
   const int parts = parts_of(lowering, crossing);
-  communicate(lowering, crossing.what, InstructionKind::receive, towards(stage, neighbour), Access::write, buffer,
-              crossing.bytes / parts);
+  communicate(lowering, crossing.what, InstructionKind::receive, towards(lowering.job.schedule, stage, neighbour),
+              Access::write, buffer, crossing.bytes / parts);
   if (parts > 1)
     communicate(lowering, crossing.what, InstructionKind::all_gather, all_along(Axis::tp), Access::update, buffer,
                 crossing.bytes);
@@ -251,9 +251,10 @@ std::optional<int> input_of_stage(const Lowering& lowering, BlockRange range, co
 }
 
 // The neighbouring stage from which an action receives its input, or to which it sends its result:
-// nothing where there is none.
-std::optional<int> stage_of(const std::optional<Action>& neighbour) {
-  return neighbour ? std::optional(neighbour->stage) : std::nullopt;
+// nothing where there is none, or where it is on this rank.
+std::optional<int> stage_elsewhere(const Lowering& lowering, const std::optional<Action>& neighbour) {
+  if (!neighbour || lowering.rank_of_stage(neighbour->stage) == lowering.program.pipeline_rank) return std::nullopt;
+  return neighbour->stage;
 }
 
 // Where a block saves what its backward reads.
@@ -262,18 +263,21 @@ int saved_of(const Lowering& lowering, int block, const ActionSlots& slots) {
                                        : lowering.saved[slots.saved][lowering.position_in_slot[block]];
 }
 
-// The buffer of a block for a micro-batch: nothing where the rank has no such slots.
-std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot, std::size_t block) {
-  return slots.empty() ? std::nullopt : std::optional(slots[slot][block]);
+// The buffer in one place of a slot: nothing where the rank has no such slots.
+std::optional<int> of_slot(const std::vector<std::vector<int>>& slots, int slot, int position) {
+  return slots.empty() ? std::nullopt : std::optional(slots[slot][position]);
 }
 
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   hand_out_parameters(lowering);
   const int stages = lowering.job.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
-  const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
-  std::optional<int> to_send;
-  if (to) to_send = lowering.output[slots.exchange];
+  const std::optional<int> from = stage_elsewhere(lowering, input_of(action, stages)),
+                           to = stage_elsewhere(lowering, output_of(action, stages));
+  // The result, to be sent, or handed over to the next stage of this rank.
+  std::optional<int> result;
+  if (to) result = lowering.output[slots.exchange];
+  if (hands_over(lowering.job.schedule, action)) result = lowering.input[slots.handed_over];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   if (from)
     receive(lowering, {"activation", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage,
@@ -281,15 +285,14 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
   visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
-    const std::size_t at = block - range.first;
     add_call(lowering, lowering.segments_of(block).forward,
              {{binding::parameters, parameters.own},
               {binding::frozen, parameters.frozen},
               {binding::tied_parameters, parameters.tied},
               {binding::saved, saved_of(lowering, block, slots)},
-              {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, at)},
+              {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, lowering.position_for_weights[block])},
               {binding::input, input},
-              {binding::output, block + 1 < range.last ? saved_of(lowering, block + 1, slots) : to_send},
+              {binding::output, block + 1 < range.last ? saved_of(lowering, block + 1, slots) : result},
               {binding::loss, lowering.program.loss_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, {});
@@ -297,8 +300,8 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   });
   if (to)
     send(lowering, {"activation", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage, *to,
-         *to_send)
-        .frees.push_back(*to_send);
+         *result)
+        .frees.push_back(*result);
 }
 
 void backward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
@@ -307,10 +310,12 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const BlockRange range = lowering.blocks_of(action.stage);
   const int gradient = lowering.gradient[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
-  std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
+  std::optional<int> from = stage_elsewhere(lowering, input_of(action, stages)),
+                     to = stage_elsewhere(lowering, output_of(action, stages));
+  bool passes_on = to || hands_over(lowering.job.schedule, action);
   // Where nothing before is trained, the backward ends: in this stage, or in one behind it.
   if (!passes_gradient_on(lowering.graph, range.last)) from = std::nullopt;
-  if (!passes_gradient_on(lowering.graph, range.first)) to = std::nullopt;
+  if (!passes_gradient_on(lowering.graph, range.first)) to = std::nullopt, passes_on = false;
   const int first = std::max(range.first, lowering.graph.first_trained);
   if (first >= range.last) return;
   const bool last_micro_batch = is_last(lowering, action);
@@ -349,14 +354,14 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
         unreduced.holds_gradients = !completes_tied;
       }
     }
-    const auto at = static_cast<std::size_t>(block - range.first);
+    const int at = lowering.position_for_weights[block];
     const Lowering::BlockSegments& segments = lowering.segments_of(block);
     const int saved = saved_of(lowering, block, slots);
     const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
     std::vector<int> frees{saved};
     if (has_parts && !in_parts) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
-    if (!to && block == first) frees.push_back(gradient);
+    if (!passes_on && block == first) frees.push_back(gradient);
     const int call = lowering.next_call();
     add_call(lowering, in_parts ? *segments.backward_inputs : *segments.backward,
              {{binding::parameters, parameters.own},
@@ -403,7 +408,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
   for (int block = range.last; block-- > range.first;) {
     const std::optional<int> segment = lowering.segments_of(block).backward_weights;
     if (!segment) continue;
-    const auto at = static_cast<std::size_t>(block - range.first);
+    const int at = lowering.position_for_weights[block];
     const int own = lowering.bucket_index(block), gradients = *lowering.program.buckets[own].gradients;
     const std::optional<int> for_weights = of_slot(lowering.for_weights, slots.for_weights, at);
     const std::optional<int> left = of_slot(lowering.left, slots.left, at);

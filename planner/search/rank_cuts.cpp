@@ -23,6 +23,7 @@ class RankCuts {
   RankCuts(Estimator& estimator, const OpGraph& graph, const ParallelSpec& spec, const Placements& placements,
            const PipelineShape& shape, std::span<const Recompute> recomputes)
       : blocks_(static_cast<int>(graph.blocks.size())), ranks_(shape.ranks), stages_(shape.stages / shape.ranks) {
+    for (int rank = 0; rank < ranks_; ++rank) stages_of_rank_.push_back(stages_of_rank(spec, rank));
     const ScheduleForms schedule = forms_of(row_of(spec.schedule));
     const auto first = static_cast<std::size_t>(graph.blocks.front().kind),
                last = static_cast<std::size_t>(graph.blocks.back().kind);
@@ -36,7 +37,7 @@ class RankCuts {
         for (int b = 1; b + 1 < blocks_; ++b)
           choice.of_block = std::max(choice.of_block, by_kind[static_cast<std::size_t>(graph.blocks[b].kind)]);
         if (rank == 0) choice.of_ends += by_kind[first], ++choice.ends;
-        if (rank + 1 == ranks_) choice.of_ends += by_kind[last], ++choice.ends;
+        if (has_last(rank)) choice.of_ends += by_kind[last], ++choice.ends;
         const auto fits = [&](int count) {
           for (int begin = 1; begin <= begins && begin + count < blocks_; ++begin)
             if (estimator.peak(spec, placements, schedule, rank, ranges(rank, count, begin), recompute) > capacity)
@@ -82,7 +83,7 @@ class RankCuts {
   std::vector<int> share(int rank, int count) const {
     std::vector<int> sizes(static_cast<std::size_t>(stages_), count / stages_);
     const int more = count % stages_;
-    if (rank + 1 == ranks_)
+    if (has_last(rank) && rank > 0)
       std::for_each(sizes.end() - more, sizes.end(), [](int& size) { ++size; });
     else
       std::for_each(sizes.begin(), sizes.begin() + more, [](int& size) { ++size; });
@@ -107,7 +108,7 @@ class RankCuts {
     std::vector<BlockRange> of_stages;
     for (const int size : sizes) of_stages.push_back({begin, begin + size});
     if (rank == 0) of_stages.front() = {0, sizes.front()};
-    if (rank + 1 == ranks_) of_stages.back() = {blocks_ - sizes.back(), blocks_};
+    if (has_last(rank)) of_stages.back() = {blocks_ - sizes.back(), blocks_};
     return of_stages;
   }
 
@@ -166,14 +167,19 @@ class RankCuts {
       const std::vector<int> sizes = share(rank, counts[rank]);
       const int choice = choice_of(static_cast<std::size_t>(rank), counts[rank]);
       for (int stage = 0; stage < stages_; ++stage) {
-        cut.blocks[stage * ranks_ + rank] = sizes[stage];
-        cut.options[stage * ranks_ + rank] = choice;
+        const auto number = static_cast<std::size_t>(stages_of_rank_[rank][stage]);
+        cut.blocks[number] = sizes[stage];
+        cut.options[number] = choice;
       }
     }
     return cut;
   }
 
+  // Whether the rank holds the last block of the model.
+  bool has_last(int rank) const { return stages_of_rank_[rank].back() + 1 == ranks_ * stages_; }
+
   int blocks_ = 0, ranks_ = 1, stages_ = 1;  // stages of a rank
+  std::vector<std::vector<int>> stages_of_rank_;
   std::vector<std::vector<RankChoice>> choices_;  // by rank
 };
 

@@ -228,6 +228,7 @@ class Estimator {
   struct HeldStage {
     BlockRange blocks;
     int shapes = 0;
+    bool is_handed_its_input = false;  // by the stage before, on the same rank
   };
   // A block on its stage, with its work on the data axis.
   struct Visit {
@@ -280,13 +281,19 @@ class Estimator {
                            int rank, std::span<const HeldStage> held);
   // Returns what the last block saves, where the rank holds it: it has slots of its own.
   std::int64_t share_slots(std::span<const HeldStage> held, bool inputs_lie_apart);
+  // The same of what is kept for weight gradients.
+  void share_slots_for_weights(std::span<const HeldStage> held);
+  bool is_handed_its_input(const ParallelSpec& spec, int stage) const {
+    return stage > 0 && rank_of_stage(spec, stage) == rank_of_stage(spec, stage - 1);
+  }
   // From the first block that uses the tied parameter to the last; empty where none does.
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
                             const Costs& costs, const BlockShapes& shapes, const DataCosts& data);
-  StepBound bound_of_ranks(const PipelineShape& shape);
+  // `goes_back`: in the shape of a V.
+  StepBound bound_of_ranks(const PipelineShape& shape, bool goes_back);
   Seconds norm_copy(int environment) const;
   Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
@@ -309,6 +316,7 @@ class Estimator {
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::unordered_map<ParallelSpec, int, SpecHash> shapes_index_;  // by block_key
   std::vector<std::shared_ptr<const BlockShapes>> shapes_;
+  std::vector<char> also_whole_;  // likewise: whether backwards in two parts also run whole
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::unordered_map<DeviceMesh, MeshView, MeshHash> views_;
@@ -320,11 +328,12 @@ class Estimator {
     Bytes bytes;
   };
   std::optional<KnownOverhead> last_overhead_;
-  // The buffers for arriving activations, by rank of a pipeline whose ranks hold several stages:
-  // the last ones kept.
-  const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape);
+  // The buffers for activations that enter stages, by rank of a pipeline whose ranks hold several
+  // stages: the last ones kept.
+  const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape, InputSlots inputs);
   struct Inputs {
     Schedule (*actions)(const PipelineShape& shape) = nullptr;
+    InputSlots inputs{};
     std::array<int, 4> shape{};  // ranks, stages, micro-batches and groups of these
     std::vector<int> of_rank;
   };
@@ -348,6 +357,7 @@ class Estimator {
   std::vector<BucketSizes> buckets_, frozen_;
   std::vector<SavedSizes> saved_, for_weights_, left_;
   std::vector<std::int64_t> sizes_;  // of what a stage's blocks save
+  std::vector<std::pair<std::int64_t, std::int64_t>> sizes_for_weights_;
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
   int first_back_ = 0;               // played_time

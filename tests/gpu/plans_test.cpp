@@ -319,6 +319,12 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     pipelined[Choice::schedule] = ScheduleKind::zero_bubble_h1;
     check_equal(run_on_gpu(gpu, graph, training, random_spec(graph, training, 2, pipelined, random), 3), accumulated);
     if (graph.blocks.size() >= 4) {
+      for (const ScheduleKind kind : {ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v}) {
+        pipelined[Choice::schedule] = kind;
+        const ParallelSpec back = random_spec(graph, training, 2, pipelined, random);
+        INFO(model << ": " << describe(back));
+        check_equal(run_on_gpu(gpu, graph, training, back, 3), accumulated);
+      }
       pipelined[Choice::schedule] = ScheduleKind::interleaved;
       pipelined[Choice::virtual_stages] = 2;
       const ParallelSpec interleaved = random_spec(graph, training, 2, pipelined, random);
