@@ -157,8 +157,8 @@ class DryRun {
   struct Rank {
     std::size_t next = 0;
     bool received = false;                          // the input of the next action
-    // Per flow, the actions whose results were put into exchange buffers.
-    PerFlow<std::vector<Action>> in_buffers;
+    // Per flow and way, the actions whose results were put into exchange buffers.
+    PerFlow<std::array<std::vector<Action>, 2>> in_buffers;
   };
 
   // An action that cannot run before another one has: one that takes what `sent` sent, if that is
@@ -209,7 +209,7 @@ class DryRun {
     if (is_forward && fills_buffer)
       if (auto wait = wait_for_buffer(rank, action)) return wait;
     // A gradient that was handed over is where the backward before left it.
-    std::vector<Action>& filled = rank.in_buffers[index_of_flow(action)];
+    std::vector<Action>& filled = rank.in_buffers[index_of_flow(action)][way_of(action)];
     if (takes_over(action))
       *std::find(filled.rbegin(), filled.rend(), as_kept(*input)) = action;
     else if (fills_buffer)
@@ -221,6 +221,10 @@ class DryRun {
     return std::nullopt;
   }
 
+  std::size_t way_of(const Action& action) const {
+    const bool is_forward = action.phase == Phase::forward;
+    return static_cast<std::size_t>((is_forward ? output_way : gradient_way)(schedule_, action.stage));
+  }
   // Whether it computes in the buffer in which a backward on the same rank left its gradient.
   bool takes_over(const Action& action) const {
     const std::optional<Action> input = input_of(action, schedule_.stages());
@@ -233,7 +237,7 @@ class DryRun {
   }
 
   std::optional<Wait> wait_for_buffer(const Rank& rank, const Action& action) const {
-    const std::vector<Action>& before = rank.in_buffers[index_of_flow(action)];
+    const std::vector<Action>& before = rank.in_buffers[index_of_flow(action)][way_of(action)];
     const auto buffers = static_cast<std::size_t>(schedule_.exchanges);
     if (before.size() < buffers) return std::nullopt;
     const Action& last = before[before.size() - buffers];
@@ -315,6 +319,20 @@ int most_exchange_buffers(const PipelineShape& shape) { return 2 + std::max(shap
 int exchange_buffers(const PipelineShape& shape) {
   return shape.ranks > 1 ? std::min(most_exchange_buffers(shape), shape.micro_batches) : 1;
 }
+
+namespace {
+
+// On a rank with buffers for `ways`: 1 for its stage on the way back of a V.
+int way_of(const Schedule& schedule, int stage, int ExchangeWays::*ways) {
+  const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
+  if (stages != 2 * ranks || 2 * stage < stages || !is_v(schedule)) return 0;
+  return exchange_ways(true, schedule.rank_of_stage[stage], ranks).*ways - 1;
+}
+
+}  // namespace
+
+int output_way(const Schedule& schedule, int stage) { return way_of(schedule, stage, &ExchangeWays::outputs); }
+int gradient_way(const Schedule& schedule, int stage) { return way_of(schedule, stage, &ExchangeWays::gradients); }
 
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
   if (schedule.rank_of_stage.empty()) return "the schedule has no stages";

@@ -77,13 +77,29 @@ bool hands_over(const Schedule& schedule, const Action& action);
 Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 
 // The number of buffers on which a rank's transfers and computation take turns: this number for
-// activations to send, and the same number for gradients of activations. Two, so that one can be
-// sent while the other is computed; and where groups have more micro-batches than there are ranks,
+// activations to send, and the same number for gradients of activations; in a V for each way
+// (exchange_ways). Two, so that one can be sent while the other is computed; and where groups have more micro-batches than there are ranks,
 // as many more: these wait in the sender's buffers until the first rank has run its group through
 // the stage before.
 int most_exchange_buffers(const PipelineShape& shape);
 // Those that are used.
 int exchange_buffers(const PipelineShape& shape);
+// How many ways have exchange buffers of their own on a rank. The stages of a rank share them, but
+// for a V, where what a stage sends on the way down would wait behind what waits to be taken on the
+// way back: each stage has its own, except that the last rank sends activations on the way back
+// alone, and keeps a gradient from there where it is; the last stage sends no activation.
+struct ExchangeWays {
+  int outputs = 1;
+  int gradients = 1;
+};
+constexpr ExchangeWays exchange_ways(bool is_v, int rank, int ranks) {
+  if (!is_v) return {};
+  return {.outputs = rank > 0 && rank + 1 < ranks ? 2 : 1, .gradients = rank + 1 < ranks ? 2 : 1};
+}
+// The number of the way on which a stage's actions send: 0, or 1 on the way back of a V, where the
+// rank has more than one.
+int output_way(const Schedule& schedule, int stage);
+int gradient_way(const Schedule& schedule, int stage);
 
 // Checks that stages go around the ring, or down the ranks and back; that each stage runs each micro-batch forward and then
 // backward exactly once, with backwards, and the weight gradients, in ascending order; that both

@@ -72,10 +72,14 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
     if (action.phase == Phase::backward_inputs) split.insert(action.stage);
   }
   const SlotsForWeights weights = slots_for_weights(actions);
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  const int exchanges = ranks > 1 ? std::min(schedule.exchanges, micro_batches) : 1;
+  const ExchangeWays ways = exchange_ways(is_v(schedule), rank, ranks);
   Slots slots{.saved = most_in_flight(actions),
               .head = has_head ? most_in_flight_of_last_stage(schedule) : 0,
               .inputs = input_buffers(schedule, rank, inputs),
-              .exchanges = schedule.ranks.size() > 1 ? std::min(schedule.exchanges, micro_batches) : 1,
+              .outputs = exchanges * ways.outputs,
+              .gradients = exchanges * ways.gradients,
               .for_weights = weights.saved,
               .left = weights.left,
               .actions = {}};
@@ -84,7 +88,7 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
   std::map<std::pair<int, int>, ActionSlots> held;  // by stage and micro-batch
   // Handed over to a stage for a micro-batch: where its input is, and its gradient.
   std::map<std::pair<int, int>, int> inputs_there, gradients_there;
-  std::array<int, 2> exchanged{};                   // per flow
+  std::array<std::array<int, 2>, 2> exchanged{};    // per flow and way
   for (const Action& action : actions) {
     const std::pair key{action.stage, action.micro_batch};
     const bool is_forward = action.phase == Phase::forward, has_parts = split.contains(action.stage);
@@ -109,8 +113,9 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
     if (action.phase == Phase::backward_inputs) slot->second.left = left.take(action);
     ActionSlots& of_action = slots.actions.emplace_back(slot->second);
     if (const std::optional<Flow> flow = flow_of(action.phase); flow) {
-      int& taken = exchanged[index_of(*flow)];
-      of_action.exchange = taken % slots.exchanges;
+      const int way = (is_forward ? output_way : gradient_way)(schedule, action.stage);
+      int& taken = exchanged[index_of(*flow)][static_cast<std::size_t>(way)];
+      of_action.exchange = way * exchanges + taken % exchanges;
       if (const auto there = gradients_there.find(key); !is_forward && there != gradients_there.end()) {
         of_action.exchange = there->second;
         gradients_there.erase(there);

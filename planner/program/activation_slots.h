@@ -30,7 +30,9 @@ struct Slots {
   int head = 0;
   // The number of buffers for arriving activations: 0 where these arrive in the slots.
   int inputs = 0;
-  int exchanges = 0;  // number of exchange buffers of either kind
+  // The numbers of exchange buffers.
+  int outputs = 0;
+  int gradients = 0;
   // The numbers of slots for backward_weights: of micro-batches between their forward and the end
   // of their backward, and between its two parts, on stages that run it so.
   int for_weights = 0;

@@ -109,7 +109,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .head_in_flight = lowering.slots.head,
                         .for_weights_in_flight = lowering.slots.for_weights,
                         .left_in_flight = lowering.slots.left,
-                        .exchanges = lowering.slots.exchanges,
+                        .outputs = lowering.slots.outputs,
+                        .gradients = lowering.slots.gradients,
                         .input_bytes = input,
                         .inputs = lowering.slots.inputs,
                         .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&

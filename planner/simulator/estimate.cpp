@@ -400,12 +400,14 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
   if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
+  const int exchanges = exchange_buffers(shape_of(spec, training_)) * (is_v_shaped(spec.schedule) ? 2 : 1);
   const MemoryUse all = rank_memory({.buckets = buckets_,
                                      .saved = {},
                                      .gradient_bytes = gradient,
                                      .sent_bytes = crossing,
                                      .scratch_bytes = scratch,
-                                     .exchanges = exchange_buffers(shape_of(spec, training_)),
+                                     .outputs = exchanges,
+                                     .gradients = exchanges,
                                      .computes_loss = false},
                                     training_);
   const std::int64_t overhead = overhead_of(spec).count;
@@ -568,6 +570,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   if (input > 0)
     inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
                               : inputs_of_ranks(schedule, shape, spec.input_slots)[static_cast<std::size_t>(rank)];
+  const ExchangeWays ways = exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks);
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .for_weights = for_weights_,
@@ -580,7 +583,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .head_in_flight = heads,
                                   .for_weights_in_flight = slots.saved,
                                   .left_in_flight = slots.left,
-                                  .exchanges = exchange_buffers(shape),
+                                  .outputs = exchange_buffers(shape) * ways.outputs,
+                                  .gradients = exchange_buffers(shape) * ways.gradients,
                                   .input_bytes = input,
                                   .inputs = inputs,
                                   .computes_loss = holds_last},

@@ -46,7 +46,9 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
           INFO(row.name << ", stage " << s << " of " << stages << ", " << micro_batches << " micro-batches");
           const Slots slots = play_slots(schedule, s, InputSlots::in_flight);
           CHECK(slots.saved == row.in_flight(s, {stages, micro_batches}));
-          CHECK(slots.exchanges == (stages == 1 || micro_batches == 1 ? 1 : 2));
+          const int exchanges = stages == 1 || micro_batches == 1 ? 1 : 2;
+          CHECK(slots.outputs == exchanges);
+          CHECK(slots.gradients == exchanges);
           const SlotsForWeights for_weights =
               row.for_weights ? row.for_weights(s, {stages, micro_batches}) : SlotsForWeights{};
           CHECK(slots.for_weights == for_weights.saved);
@@ -56,7 +58,7 @@ TEST_CASE("micro-batches take the slots of GPipe and 1F1B in turn, and exchange 
           for (std::size_t i = 0; i < actions.size(); ++i) {
             CHECK(slots.actions[i].saved == actions[i].micro_batch % slots.saved);
             if (actions[i].phase != Phase::backward_weights && (actions[i].phase != Phase::forward || s + 1 < stages))
-              CHECK(slots.actions[i].exchange == actions[i].micro_batch % slots.exchanges);
+              CHECK(slots.actions[i].exchange == actions[i].micro_batch % exchanges);
           }
         }
       }
@@ -137,7 +139,8 @@ TEST_CASE("a forward out of turn takes the slot that is free, and keeps it until
   // Two at once. Micro-batch 2 takes the second slot and keeps it to the end; 1 gets that of 0.
   CHECK(slots_of({"0F0", "0F2", "0B0", "0F1", "0B1", "0B2"}) ==
         Slots{.saved = 2,
-              .exchanges = 2,
+              .outputs = 2,
+              .gradients = 2,
               .actions = {{.saved = 0, .exchange = 0},
                           {.saved = 1, .exchange = 1},
                           {.saved = 0, .exchange = 0},
