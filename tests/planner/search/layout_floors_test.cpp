@@ -66,6 +66,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       const std::vector<SpacePart> groups = groups_of(space, part);
       const SpacePart& group = groups[random() % groups.size()];
       const std::vector<PlacedSpec> specs = space.specs(group);
+      if (specs.empty()) continue;  // too few micro-batches
       const std::vector<PlacedSpec> orders = space.orders(specs[random() % specs.size()]);
       const ParallelSpec layout = orders[random() % orders.size()].spec;
       ParallelSpec spec = layout;
