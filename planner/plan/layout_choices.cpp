@@ -136,6 +136,12 @@ std::int64_t stages_of_a_rank(const LayoutRequest& request) {
   return given<std::int64_t>(request, Choice::virtual_stages).value_or(1);
 }
 
+// Two stages on each rank, or nothing more.
+std::pair<Choice, ChoiceValue> both_ways(const ChoiceValue& value, const LayoutRequest& /*before*/) {
+  if (!is_v_shaped(std::get<ScheduleKind>(value))) return {Choice::schedule, value};
+  return {Choice::virtual_stages, std::int64_t{2}};
+}
+
 std::pair<Choice, ChoiceValue> interleaving(const ChoiceValue& /*value*/, const LayoutRequest& /*before*/) {
   return {Choice::schedule, ScheduleKind::interleaved};
 }
@@ -365,6 +371,7 @@ constexpr std::array rows = {
                              ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v>,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
               .presumes = Choice::virtual_stages,
+              .implies = both_ways,
               .word = [](const ParallelSpec& spec) { return std::string(spec.pp() > 1 ? name(spec.schedule) : ""); }},
     ChoiceRow{.choice = Choice::virtual_stages,
               .key = "virtual_stages",
