@@ -65,25 +65,27 @@ std::optional<std::string> illegal_v(const OpGraph& graph, const TrainingSpec& t
     return fmt::format("the schedule {} goes down 2 or more ranks and back, and pp is {}; take 1f1b", schedule,
                        spec.pp());
   if (spec.virtual_stages != 2)
-    return fmt::format("the schedule {} has 2 stages on each rank, one on the way down the ranks and one on the way "
-                       "back, and virtual_stages is {}",
-                       schedule, spec.virtual_stages);
+    return fmt::format(
+        "the schedule {} has 2 stages on each rank, one on the way down the ranks and one on the way "
+        "back, and virtual_stages is {}",
+        schedule, spec.virtual_stages);
   if (spec.micro_batch_group != 0)
     return fmt::format("micro_batch_group is for the schedule interleaved, and the schedule is {}", schedule);
   const int blocks = static_cast<int>(graph.blocks.size());
   if (spec.stages() > blocks)
-    return fmt::format("the schedule {} has 2 stages on each of {} ranks, which cannot all have a block: the model has "
-                       "{} ({} to {}); legal degrees: 2 to {}",
-                       schedule, spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name,
-                       std::max(blocks / 2, 2));
+    return fmt::format(
+        "the schedule {} has 2 stages on each of {} ranks, which cannot all have a block: the model has "
+        "{} ({} to {}); legal degrees: 2 to {}",
+        schedule, spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name, std::max(blocks / 2, 2));
   // As DeepSeek's dualpipev.py asserts.
   const std::int64_t of_round = spec.mesh.batch_ranks() * spec.micro_batch;
   if (spec.schedule == ScheduleKind::dualpipe_v && training.global_batch % of_round == 0 &&
       training.global_batch / of_round < 2 * spec.pp())
-    return fmt::format("the schedule {} of {} ranks runs at least {} micro-batches, two for each rank, and there {} "
-                       "{}: take smaller micro-batches, less data parallelism, a larger batch, or zero_bubble_v",
-                       schedule, spec.pp(), 2 * spec.pp(), training.global_batch / of_round == 1 ? "is" : "are",
-                       training.global_batch / of_round);
+    return fmt::format(
+        "the schedule {} of {} ranks runs at least {} micro-batches, two for each rank, and there {} "
+        "{}: take smaller micro-batches, less data parallelism, a larger batch, or zero_bubble_v",
+        schedule, spec.pp(), 2 * spec.pp(), training.global_batch / of_round == 1 ? "is" : "are",
+        training.global_batch / of_round);
   return std::nullopt;
 }
 
@@ -102,9 +104,10 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
                        name(spec.schedule));
   }
   if (runs_backward_in_parts(spec.schedule) && spec.zero_stage > 1)
-    return fmt::format("the schedule {} runs backwards in two parts, which needs whole gradients until the second, "
-                       "and zero_stage is {}; legal stages: 0, 1",
-                       name(spec.schedule), spec.zero_stage);
+    return fmt::format(
+        "the schedule {} runs backwards in two parts, which needs whole gradients until the second, "
+        "and zero_stage is {}; legal stages: 0, 1",
+        name(spec.schedule), spec.zero_stage);
   if (spec.stages() > blocks && spec.virtual_stages > 1)
     return fmt::format("{} virtual stages on each of {} ranks cannot all have a block: the model has {} ({} to {}); "
                        "legal numbers of virtual stages: 1 to {}",

@@ -331,8 +331,12 @@ int way_of(const Schedule& schedule, int stage, int ExchangeWays::*ways) {
 
 }  // namespace
 
-int output_way(const Schedule& schedule, int stage) { return way_of(schedule, stage, &ExchangeWays::outputs); }
-int gradient_way(const Schedule& schedule, int stage) { return way_of(schedule, stage, &ExchangeWays::gradients); }
+int output_way(const Schedule& schedule, int stage) {
+  return way_of(schedule, stage, &ExchangeWays::outputs);
+}
+int gradient_way(const Schedule& schedule, int stage) {
+  return way_of(schedule, stage, &ExchangeWays::gradients);
+}
 
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
   if (schedule.rank_of_stage.empty()) return "the schedule has no stages";

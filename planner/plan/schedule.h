@@ -78,9 +78,9 @@ Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 
 // The number of buffers on which a rank's transfers and computation take turns: this number for
 // activations to send, and the same number for gradients of activations; in a V for each way
-// (exchange_ways). Two, so that one can be sent while the other is computed; and where groups have more micro-batches than there are ranks,
-// as many more: these wait in the sender's buffers until the first rank has run its group through
-// the stage before.
+// (exchange_ways). Two, so that one can be sent while the other is computed; and where groups have
+// more micro-batches than there are ranks, as many more: these wait in the sender's buffers until
+// the first rank has run its group through the stage before.
 int most_exchange_buffers(const PipelineShape& shape);
 // Those that are used.
 int exchange_buffers(const PipelineShape& shape);
@@ -101,14 +101,14 @@ constexpr ExchangeWays exchange_ways(bool is_v, int rank, int ranks) {
 int output_way(const Schedule& schedule, int stage);
 int gradient_way(const Schedule& schedule, int stage);
 
-// Checks that stages go around the ring, or down the ranks and back; that each stage runs each micro-batch forward and then
-// backward exactly once, with backwards, and the weight gradients, in ascending order; that both
-// ends of every channel (from one rank to another, forwards or backwards) have the same order of
-// micro-batches; and that the whole runs to its end as CPU ranks run it: a forward waits for the
-// previous stage, a backward for the next stage, and both for an exchange buffer whose last content
-// was taken. A gradient that stays on its rank is kept in its buffer until the backward that takes
-// it. Concurrent streams wait for less. Returns what is wrong and where; nothing where the
-// schedule is correct.
+// Checks that stages go around the ring, or down the ranks and back; that each stage runs each
+// micro-batch forward and then backward exactly once, with backwards, and the weight gradients, in
+// ascending order; that both ends of every channel (from one rank to another, forwards or
+// backwards) have the same order of micro-batches; and that the whole runs to its end as CPU ranks
+// run it: a forward waits for the previous stage, a backward for the next stage, and both for an
+// exchange buffer whose last content was taken. A gradient that stays on its rank is kept in its
+// buffer until the backward that takes it. Concurrent streams wait for less. Returns what is wrong
+// and where; nothing where the schedule is correct.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
 // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at

@@ -88,7 +88,7 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
   std::map<std::pair<int, int>, ActionSlots> held;  // by stage and micro-batch
   // Handed over to a stage for a micro-batch: where its input is, and its gradient.
   std::map<std::pair<int, int>, int> inputs_there, gradients_there;
-  std::array<std::array<int, 2>, 2> exchanged{};    // per flow and way
+  std::array<std::array<int, 2>, 2> exchanged{};  // per flow and way
   for (const Action& action : actions) {
     const std::pair key{action.stage, action.micro_batch};
     const bool is_forward = action.phase == Phase::forward, has_parts = split.contains(action.stage);

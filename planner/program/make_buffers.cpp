@@ -227,7 +227,8 @@ void make_buffers(Lowering& lowering) {
       lowering, [&](int block) { return lowering.segments_of(block).saved_bytes; },
       [&](int block) { return lowering.has_own_slots(block); });
   lowering.position_for_weights = positions_in_slot(
-      lowering, [&](int block) { return Lowering::bytes_for_weights(lowering.segments_of(block)); }, [](int) { return false; });
+      lowering, [&](int block) { return Lowering::bytes_for_weights(lowering.segments_of(block)); },
+      [](int) { return false; });
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
   const auto block_name = [&](BufferRole role, std::size_t position) {

@@ -57,8 +57,8 @@ struct AxisStreams {
 // The collectives of the pipeline axis share the stream of its sends. A ring that sends and
 // receives at once needs a stream for each; those of the context and the tensor axis share theirs,
 // since a block does not turn both at once. On the way back of a V, activations go where gradients
-// of the way down go, in another order than these: they have streams of their own. The transfers of every other axis share the stream of
-// its collectives, on which one waits for the other.
+// of the way down go, in another order than these: they have streams of their own. The transfers of
+// every other axis share the stream of its collectives, on which one waits for the other.
 constexpr AxisStreams streams_of(Axis axis) {
   constexpr NeighbourStreams ring{.send_next = Stream::ring_send,
                                   .receive_next = Stream::ring_receive,

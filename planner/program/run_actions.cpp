@@ -285,17 +285,18 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
   visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
-    add_call(lowering, lowering.segments_of(block).forward,
-             {{binding::parameters, parameters.own},
-              {binding::frozen, parameters.frozen},
-              {binding::tied_parameters, parameters.tied},
-              {binding::saved, saved_of(lowering, block, slots)},
-              {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, lowering.position_for_weights[block])},
-              {binding::input, input},
-              {binding::output, block + 1 < range.last ? saved_of(lowering, block + 1, slots) : result},
-              {binding::loss, lowering.program.loss_buffer},
-              {binding::scratch, lowering.scratch}},
-             action.micro_batch, {});
+    add_call(
+        lowering, lowering.segments_of(block).forward,
+        {{binding::parameters, parameters.own},
+         {binding::frozen, parameters.frozen},
+         {binding::tied_parameters, parameters.tied},
+         {binding::saved, saved_of(lowering, block, slots)},
+         {binding::for_weights, of_slot(lowering.for_weights, slots.for_weights, lowering.position_for_weights[block])},
+         {binding::input, input},
+         {binding::output, block + 1 < range.last ? saved_of(lowering, block + 1, slots) : result},
+         {binding::loss, lowering.program.loss_buffer},
+         {binding::scratch, lowering.scratch}},
+        action.micro_batch, {});
     return lowering.next_call() - 1;
   });
   if (to)

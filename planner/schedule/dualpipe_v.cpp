@@ -75,17 +75,22 @@ std::vector<Action> steps_of(int rank, const PipelineShape& shape) {
 }  // namespace
 
 Schedule dualpipe_v_actions(const PipelineShape& shape) {
-  PARPLAN_ASSERT(shape.ranks >= 2 && shape.stages == 2 * shape.ranks && shape.micro_batches >= 2 * shape.ranks,
-                 fmt::format("{} stages on {} ranks, {} micro-batches", shape.stages, shape.ranks, shape.micro_batches));
+  PARPLAN_ASSERT(
+      shape.ranks >= 2 && shape.stages == 2 * shape.ranks && shape.micro_batches >= 2 * shape.ranks,
+      fmt::format("{} stages on {} ranks, {} micro-batches", shape.stages, shape.ranks, shape.micro_batches));
   std::vector<std::vector<Action>> ranks;
   for (int rank = 0; rank < shape.ranks; ++rank) ranks.push_back(steps_of(rank, shape));
   return v_shaped(std::move(ranks));
 }
 
-int dualpipe_v_in_flight(int /*rank*/, const PipelineShape& shape) { return 2 * shape.ranks + 1; }
+int dualpipe_v_in_flight(int /*rank*/, const PipelineShape& shape) {
+  return 2 * shape.ranks + 1;
+}
 
 // The rank of the last stage runs its gradients before its next forward.
-int dualpipe_v_last_stage_in_flight(const PipelineShape& /*shape*/) { return 1; }
+int dualpipe_v_last_stage_in_flight(const PipelineShape& /*shape*/) {
+  return 1;
+}
 
 // A rank's list for more micro-batches goes on as it began.
 SlotsForWeights dualpipe_v_for_weights(int rank, const PipelineShape& shape) {

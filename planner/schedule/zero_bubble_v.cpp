@@ -51,8 +51,9 @@ std::vector<Action> actions_of(int rank, const PipelineShape& shape) {
 }  // namespace
 
 Schedule zero_bubble_v_actions(const PipelineShape& shape) {
-  PARPLAN_ASSERT(shape.ranks >= 2 && shape.stages == 2 * shape.ranks && shape.micro_batches >= 1,
-                 fmt::format("{} stages on {} ranks, {} micro-batches", shape.stages, shape.ranks, shape.micro_batches));
+  PARPLAN_ASSERT(
+      shape.ranks >= 2 && shape.stages == 2 * shape.ranks && shape.micro_batches >= 1,
+      fmt::format("{} stages on {} ranks, {} micro-batches", shape.stages, shape.ranks, shape.micro_batches));
   std::vector<std::vector<Action>> ranks;
   for (int rank = 0; rank < shape.ranks; ++rank) ranks.push_back(actions_of(rank, shape));
   return v_shaped(std::move(ranks));
@@ -66,7 +67,9 @@ int zero_bubble_v_in_flight(int rank, const PipelineShape& shape) {
 }
 
 // Its gradients follow its forward at once.
-int zero_bubble_v_last_stage_in_flight(const PipelineShape& /*shape*/) { return 1; }
+int zero_bubble_v_last_stage_in_flight(const PipelineShape& /*shape*/) {
+  return 1;
+}
 
 // A rank's list for more micro-batches than fill the pipeline goes on as it began.
 SlotsForWeights zero_bubble_v_for_weights(int rank, const PipelineShape& shape) {

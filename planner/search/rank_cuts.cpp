@@ -183,9 +183,8 @@ class RankCuts {
     StageCut cut{std::vector<int>(stages), std::vector<int>(stages)};
     for (int rank = 0; rank < ranks_; ++rank) {
       const int choice = choice_of(static_cast<std::size_t>(rank), counts[rank]);
-      const std::vector<int> sizes =
-          share_that_fits(rank, counts[rank], recomputes_[static_cast<std::size_t>(choice)])
-              .value_or(shares(rank, counts[rank]).front());
+      const std::vector<int> sizes = share_that_fits(rank, counts[rank], recomputes_[static_cast<std::size_t>(choice)])
+                                         .value_or(shares(rank, counts[rank]).front());
       for (int stage = 0; stage < stages_; ++stage) {
         const auto number = static_cast<std::size_t>(stages_of_rank_[rank][stage]);
         cut.blocks[number] = sizes[stage];

@@ -133,7 +133,8 @@ bool accepts_virtual_stages(const SpaceContext& context, const ParallelSpec& spe
   const std::int64_t number = std::get<std::int64_t>(given);
   const bool goes_back = spec.pp() > 1 && is_v_shaped(spec.schedule);
   if (!interleaves(spec) && !goes_back) return number == 1;
-  return (goes_back ? number == 2 : number >= 2) && number * spec.pp() <= static_cast<std::int64_t>(context.graph.blocks.size());
+  return (goes_back ? number == 2 : number >= 2) &&
+         number * spec.pp() <= static_cast<std::int64_t>(context.graph.blocks.size());
 }
 
 void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, Values& values) {

@@ -462,8 +462,7 @@ std::int64_t Estimator::share_slots(std::span<const HeldStage> held, bool inputs
     sizes_.clear();
     for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
       const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[graph_.blocks[b].kind];
-      const bool input_apart =
-          (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
+      const bool input_apart = (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
       sizes_.push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
     if (stage.blocks.last == static_cast<int>(graph_.blocks.size())) {

@@ -118,7 +118,8 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       // fill, and one of the two buffers that blocks use in turn may never hold the largest bucket. Nor
       // may a slot that several stages share ever hold the largest stage.
       const bool shares_slots = static_cast<int>(description.layout.stages.size()) > description.layout.mesh.degree.pp;
-      if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) || buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
+      if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) ||
+          buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
           buffer.name.starts_with("unreduced"))
         continue;
       const std::int64_t touched = job.arena(program.rank).highest_touched(static_cast<int>(b));

@@ -86,8 +86,8 @@ TEST_CASE("what a stage hands over to the next one on its rank stays where it is
             CHECK(held.emplace(own.handed_over, Action{action.stage + 1, Phase::forward, action.micro_batch}).second);
             ++kept;
           }
-          const bool takes_input = flow == Flow::forward && action.stage > 0 &&
-                                   hands_over(schedule, {action.stage - 1, Phase::forward, 0});
+          const bool takes_input =
+              flow == Flow::forward && action.stage > 0 && hands_over(schedule, {action.stage - 1, Phase::forward, 0});
           if (takes_input) CHECK(held.at(own.input) == action);
           if (takes_input || (flow == Flow::forward && inputs == InputSlots::one_more && action.stage > 0))
             held[own.input] = action;
@@ -95,8 +95,8 @@ TEST_CASE("what a stage hands over to the next one on its rank stays where it is
           if (const auto at = held.find(own.input);
               at != held.end() && at->second == Action{action.stage, Phase::forward, action.micro_batch})
             held.erase(at);
-          const bool takes_over = action.stage + 1 < schedule.stages() &&
-                                  hands_over(schedule, {action.stage + 1, Phase::backward, 0});
+          const bool takes_over =
+              action.stage + 1 < schedule.stages() && hands_over(schedule, {action.stage + 1, Phase::backward, 0});
           const Action wanted{action.stage, Phase::backward, action.micro_batch};
           if (takes_over) {
             CHECK(gradients.at(own.exchange) == wanted);
@@ -137,16 +137,15 @@ TEST_CASE("with one more buffer an activation arrives in one that the backward j
 
 TEST_CASE("a forward out of turn takes the slot that is free, and keeps it until its backward") {
   // Two at once. Micro-batch 2 takes the second slot and keeps it to the end; 1 gets that of 0.
-  CHECK(slots_of({"0F0", "0F2", "0B0", "0F1", "0B1", "0B2"}) ==
-        Slots{.saved = 2,
-              .outputs = 2,
-              .gradients = 2,
-              .actions = {{.saved = 0, .exchange = 0},
-                          {.saved = 1, .exchange = 1},
-                          {.saved = 0, .exchange = 0},
-                          {.saved = 0, .exchange = 0},
-                          {.saved = 0, .exchange = 1},
-                          {.saved = 1, .exchange = 0}}});
+  CHECK(slots_of({"0F0", "0F2", "0B0", "0F1", "0B1", "0B2"}) == Slots{.saved = 2,
+                                                                      .outputs = 2,
+                                                                      .gradients = 2,
+                                                                      .actions = {{.saved = 0, .exchange = 0},
+                                                                                  {.saved = 1, .exchange = 1},
+                                                                                  {.saved = 0, .exchange = 0},
+                                                                                  {.saved = 0, .exchange = 0},
+                                                                                  {.saved = 0, .exchange = 1},
+                                                                                  {.saved = 1, .exchange = 0}}});
   // Three at once. Slots 0 and 1 are free for 3 and 4: the slot that was freed first is taken
   // first.
   const Slots slots = slots_of({"0F0", "0F1", "0F2", "0B0", "0B1", "0F4", "0F3", "0B2", "0B3", "0B4"});

@@ -342,8 +342,8 @@ TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks an
                       << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
       const Placements placements = place(graph, spec);
       const Estimate estimate = estimator.estimate(spec, placements, forms_of(row_of(spec.schedule)));
-      const StepResult simulated = simulate_spec(graph, estimator.networks(), training, spec, placements,
-                                                 schedule_of(spec, training), nullptr);
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule_of(spec, training), nullptr);
       INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value << " s");
       CHECK(estimate.memory == simulated.memory);
       CHECK(estimate.memory_stage == simulated.memory_stage);
