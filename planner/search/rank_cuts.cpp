@@ -84,7 +84,8 @@ class RankCuts {
   std::vector<std::vector<int>> shares(int rank, int count) const {
     std::vector<int> sizes(static_cast<std::size_t>(stages_), count / stages_);
     const int more = count % stages_;
-    if (has_last(rank) && rank > 0)
+    // At the turn of a V, the input of the second stage lies apart: its blocks save less.
+    if (rank > 0 && (has_last(rank) || (is_v_shaped(spec_.schedule) && rank + 1 == ranks_)))
       std::for_each(sizes.end() - more, sizes.end(), [](int& size) { ++size; });
     else
       std::for_each(sizes.begin(), sizes.begin() + more, [](int& size) { ++size; });
