@@ -245,9 +245,10 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
       for (const ChoiceValue& value : row.named())
         if (!space.has(row, value)) {
           const bool goes_back = row.choice == Choice::schedule && is_v_shaped(std::get<ScheduleKind>(value));
-          row.set(specs.emplace_back(goes_back ? *std::ranges::find(space.specs, 2, &ParallelSpec::pp)
-                                               : space.specs.front()),
-                  value);
+          const auto with_enough = std::ranges::find_if(space.specs, [&](const ParallelSpec& spec) {
+            return spec.pp() == 2 && spec.zero_stage == 0 && micro_batches(spec, space.training) >= 4;
+          });
+          row.set(specs.emplace_back(goes_back ? *with_enough : space.specs.front()), value);
         }
     if (is_interleaved(row, {})) {
       const auto plain = std::ranges::find_if(space.specs, [](const ParallelSpec& spec) {
