@@ -22,7 +22,7 @@ class VRankActions {
   // The first part of a backward, or the whole of one on the first stage, whose inputs' gradients
   // nobody waits for.
   void backward_inputs(Way way);
-  // The weight gradients of the stage's oldest backward that lacks them; nothing on the first stage.
+  // The weight gradients of the stage's oldest backward without them; nothing on the first stage.
   void backward_weights(Way way);
   // The number of those so far.
   int forwards(Way way) const { return counts_[at(way)].forwards; }

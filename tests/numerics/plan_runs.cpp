@@ -115,8 +115,8 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       const Buffer& buffer = program.buffers[b];
       INFO(buffer.name);
       // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not
-      // fill, and one of the two buffers that blocks use in turn may never hold the largest bucket. Nor
-      // may a slot that several stages share ever hold the largest stage.
+      // fill, and one of the two buffers that blocks use in turn may never hold the largest bucket,
+      // nor one of the slots that several stages share the largest stage.
       const bool shares_slots = static_cast<int>(description.layout.stages.size()) > description.layout.mesh.degree.pp;
       if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) ||
           buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||

@@ -31,8 +31,8 @@ const std::vector<Size> sizes = [] {
   return all;
 }();
 
-// Those of a schedule: with one stage a rank, interleaved ones with several, and two in the shape of
-// a V.
+// Those of a schedule: with one stage a rank, interleaved ones with several, and two in the shape
+// of a V.
 std::vector<PipelineShape> shapes_of(const ScheduleRow& row) {
   std::vector<PipelineShape> shapes;
   for (const Size& size : sizes) {
@@ -193,8 +193,8 @@ TEST_CASE("On equal stages ZB-V and DualPipeV wait for the first input alone whe
       } else {
         CHECK(bubble(1, 2, 1) >= 2 * (p - 1));
       }
-      // Of activations, a rank of ZB-V holds no more than the first of 1F1B, whose stages are twice
-      // as large; one of DualPipeV half of such a stage more.
+      // A rank of ZB-V holds no more activations than the first of 1F1B, whose stages are twice as
+      // large, and one of DualPipeV half of such a stage more.
       for (int rank = 0; rank < p; ++rank)
         CHECK(row.in_flight(rank, shape) == 2 * p + (kind == ScheduleKind::dualpipe_v ? 1 : 0));
     }
