@@ -319,8 +319,8 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     pipelined[Choice::schedule] = ScheduleKind::zero_bubble_h1;
     check_equal(run_on_gpu(gpu, graph, training, random_spec(graph, training, 2, pipelined, random), 3), accumulated);
     if (graph.blocks.size() >= 4) {
-      for (const ScheduleKind kind : {ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v}) {
-        pipelined[Choice::schedule] = kind;
+      {
+        pipelined[Choice::schedule] = model == models.front() ? ScheduleKind::dualpipe_v : ScheduleKind::zero_bubble_v;
         std::mt19937 apart = random;  // so that the draw changes no others
         ParallelSpec back = random_spec(graph, training, 2, pipelined, apart);
         back.recompute = stages.recompute;
