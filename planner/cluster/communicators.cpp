@@ -54,7 +54,7 @@ Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const 
     sum += connection(inside) * collective_channels(nodes.nvlink, members, inside);
   }
   const int stages = mesh.degree_of(Axis::pp), stride = mesh.size() / stages;
-  if (stages > 1) sum += neighbours(stages, stages * stride <= nodes.devices);
+  if (stages > 1) sum += (rings.pp ? 2 : 1) * neighbours(stages, stages * stride <= nodes.devices);
   return sum;
 }
 

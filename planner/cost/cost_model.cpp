@@ -23,13 +23,14 @@ Execution execution_of(const DeviceKind& device, const Engine& engine) {
     const AxisStreams streams = streams_of(axis);
     // Transfers around a ring that has streams of its own are made to overlap, where anything does.
     const bool overlaps_some = engine.overlaps_tensor || engine.overlaps_data || engine.overlaps_pipeline;
-    if (overlaps_some && axis != Axis::pp && streams.send_next != streams.collectives) {
+    if (overlaps_some && axis != Axis::pp && streams.transfers.send_next != streams.collectives) {
       execution.in_line |= 1u << index_of(streams.collectives);
       continue;
     }
-    for (const Stream stream : {streams.collectives, streams.send_next, streams.receive_next, streams.send_previous,
-                                streams.receive_previous})
-      execution.in_line |= 1u << index_of(stream);
+    execution.in_line |= 1u << index_of(streams.collectives);
+    for (const NeighbourStreams& way : {streams.transfers, streams.on_return})
+      for (const Stream stream : {way.send_next, way.receive_next, way.send_previous, way.receive_previous})
+        execution.in_line |= 1u << index_of(stream);
   }
   // What goes to the host and back goes with gradients.
   if (!engine.overlaps_data)
@@ -205,6 +206,8 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   set(tied_stages, networks.stages(mesh, 0, ranks - 1));
   set(next_stage, networks.stages(mesh, rank, (rank + 1) % ranks));
   set(previous_stage, networks.stages(mesh, rank, (rank + ranks - 1) % ranks));
+  model.networks[previous_stage_on_return] = model.networks[next_stage];
+  model.networks[next_stage_on_return] = model.networks[previous_stage];
   return model;
 }
 

@@ -46,7 +46,9 @@ constexpr std::array layout_rows = {
     EngineLayoutRow{
         Choice::virtual_stages, &Engine::has_interleaved, "interleaved pipelines",
         "virtual_stages must be 1 and schedule another, such as 1f1b",
-        [](const ParallelSpec& spec) { return spec.virtual_stages > 1 || spec.schedule == ScheduleKind::interleaved; }},
+        [](const ParallelSpec& spec) {
+          return (spec.virtual_stages > 1 && !is_v_shaped(spec.schedule)) || spec.schedule == ScheduleKind::interleaved;
+        }},
     EngineLayoutRow{Choice::schedule, &Engine::has_zero_bubble, "zero-bubble pipelines",
                     "schedule must be another, such as 1f1b",
                     [](const ParallelSpec& spec) { return runs_backward_in_parts(spec.schedule); }},

@@ -59,6 +59,36 @@ std::optional<std::string> illegal_interleaving(const TrainingSpec& training, co
   return std::nullopt;
 }
 
+std::optional<std::string> illegal_v(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  const char* const schedule = name(spec.schedule);
+  if (spec.pp() < 2)
+    return fmt::format("the schedule {} goes down 2 or more ranks and back, and pp is {}; take 1f1b", schedule,
+                       spec.pp());
+  if (spec.virtual_stages != 2)
+    return fmt::format(
+        "the schedule {} has 2 stages on each rank, one on the way down the ranks and one on the way "
+        "back, and virtual_stages is {}",
+        schedule, spec.virtual_stages);
+  if (spec.micro_batch_group != 0)
+    return fmt::format("micro_batch_group is for the schedule interleaved, and the schedule is {}", schedule);
+  const int blocks = static_cast<int>(graph.blocks.size());
+  if (spec.stages() > blocks)
+    return fmt::format(
+        "the schedule {} has 2 stages on each of {} ranks, which cannot all have a block: the model has "
+        "{} ({} to {}); legal degrees: 2 to {}",
+        schedule, spec.pp(), blocks, graph.blocks.front().name, graph.blocks.back().name, std::max(blocks / 2, 2));
+  // As DeepSeek's dualpipev.py asserts.
+  const std::int64_t of_round = spec.mesh.batch_ranks() * spec.micro_batch;
+  if (spec.schedule == ScheduleKind::dualpipe_v && training.global_batch % of_round == 0 &&
+      training.global_batch / of_round < 2 * spec.pp())
+    return fmt::format(
+        "the schedule {} of {} ranks runs at least {} micro-batches, two for each rank, and there {} "
+        "{}: take smaller micro-batches, less data parallelism, a larger batch, or zero_bubble_v",
+        schedule, spec.pp(), 2 * spec.pp(), training.global_batch / of_round == 1 ? "is" : "are",
+        training.global_batch / of_round);
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<std::string> illegal_pipeline(const OpGraph& graph, const TrainingSpec& training,
@@ -67,14 +97,17 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
   if (spec.pp() < 1) return fmt::format("the pipeline-parallel degree is {}; it must be at least 1", spec.pp());
   if (spec.schedule == ScheduleKind::interleaved) {
     if (auto reason = illegal_interleaving(training, spec)) return reason;
-  } else if (runs_backward_in_parts(spec.schedule) && spec.zero_stage > 1) {
-    return fmt::format("the schedule {} runs backwards in two parts, which needs whole gradients until the second, "
-                       "and zero_stage is {}; legal stages: 0, 1",
-                       name(spec.schedule), spec.zero_stage);
+  } else if (is_v_shaped(spec.schedule)) {
+    if (auto reason = illegal_v(graph, training, spec)) return reason;
   } else if (spec.virtual_stages != 1 || spec.micro_batch_group != 0) {
     return fmt::format("virtual_stages and micro_batch_group are for the schedule interleaved, and the schedule is {}",
                        name(spec.schedule));
   }
+  if (runs_backward_in_parts(spec.schedule) && spec.zero_stage > 1)
+    return fmt::format(
+        "the schedule {} runs backwards in two parts, which needs whole gradients until the second, "
+        "and zero_stage is {}; legal stages: 0, 1",
+        name(spec.schedule), spec.zero_stage);
   if (spec.stages() > blocks && spec.virtual_stages > 1)
     return fmt::format("{} virtual stages on each of {} ranks cannot all have a block: the model has {} ({} to {}); "
                        "legal numbers of virtual stages: 1 to {}",

@@ -135,8 +135,28 @@ std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const 
   return fmt::format("stage_blocks has {} stages, and {}", spec.stage_blocks.size(), stages_text(spec));
 }
 
+// That a request's schedule asks for, or --virtual-stages.
+std::int64_t stages_of_a_rank(const LayoutRequest& request) {
+  const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
+  if (schedule && is_v_shaped(*schedule)) return 2;
+  return given<std::int64_t>(request, Choice::virtual_stages).value_or(1);
+}
+
+// Two stages on each rank, or nothing more.
+std::pair<Choice, ChoiceValue> both_ways(const ChoiceValue& value, const LayoutRequest& /*before*/) {
+  if (!is_v_shaped(std::get<ScheduleKind>(value))) return {Choice::schedule, value};
+  return {Choice::virtual_stages, std::int64_t{2}};
+}
+
 std::pair<Choice, ChoiceValue> interleaving(const ChoiceValue& /*value*/, const LayoutRequest& /*before*/) {
   return {Choice::schedule, ScheduleKind::interleaved};
+}
+
+std::optional<std::string> without_several_stages(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (spec.pp() > 1 && (spec.schedule == ScheduleKind::interleaved || is_v_shaped(spec.schedule))) return std::nullopt;
+  return fmt::format("the key goes with schedule interleaved, zero_bubble_v or dualpipe_v on 2 or more pipeline ranks, "
+                     "and the schedule is {} on {}",
+                     name(spec.schedule), spec.pp());
 }
 
 std::optional<std::string> without_interleaving(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
@@ -163,8 +183,10 @@ std::string word_of_recompute(const ParallelSpec& spec) {
   if (spec.recompute == Recompute::none) return "";
   if (spec.recompute != Recompute::per_stage) return fmt::format("recompute={}", name(spec.recompute));
   const std::vector<Recompute>& stages = spec.stage_recompute;
-  if (spec.virtual_stages == 1 || !std::equal(stages.begin() + spec.pp(), stages.end(), stages.begin()))
-    return "recompute=" + runs_of(stages);
+  bool alike = spec.virtual_stages > 1;
+  for (int stage = 0; stage < spec.stages(); ++stage)
+    alike = alike && stages[stage] == stages[rank_of_stage(spec, stage)];
+  if (!alike) return "recompute=" + runs_of(stages);
   return "rank-recompute=" + runs_of({stages.begin(), stages.begin() + spec.pp()});
 }
 
@@ -347,12 +369,15 @@ constexpr std::array rows = {
               .set =
                   [](ParallelSpec& spec, const ChoiceValue& value) {
                     spec.schedule = std::get<ScheduleKind>(value);
-                    if (spec.schedule != ScheduleKind::interleaved) spec.virtual_stages = 1, spec.micro_batch_group = 0;
+                    if (spec.schedule == ScheduleKind::interleaved) return;
+                    spec.virtual_stages = is_v_shaped(spec.schedule) ? 2 : 1;
+                    spec.micro_batch_group = 0;
                   },
               .named = named<ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
-                             ScheduleKind::zero_bubble_h1>,
+                             ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v>,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
               .presumes = Choice::virtual_stages,
+              .implies = both_ways,
               .word = [](const ParallelSpec& spec) { return std::string(spec.pp() > 1 ? name(spec.schedule) : ""); }},
     ChoiceRow{.choice = Choice::virtual_stages,
               .key = "virtual_stages",
@@ -367,10 +392,12 @@ constexpr std::array rows = {
               .may_be_absent = true,
               .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
               .implies = interleaving,
-              .fault = without_interleaving,
+              .fault = without_several_stages,
               .word =
                   [](const ParallelSpec& spec) {
-                    return spec.virtual_stages > 1 ? fmt::format("v{}", spec.virtual_stages) : "";
+                    return spec.virtual_stages > 1 && !is_v_shaped(spec.schedule)
+                               ? fmt::format("v{}", spec.virtual_stages)
+                               : "";
                   },
               .phrase =
                   [](const ChoiceValue& value) { return fmt::format("{} virtual stages a rank", number(value)); }},
@@ -431,7 +458,7 @@ constexpr std::array rows = {
               .presumes = Choice::pp,
               .implies = [](const ChoiceValue& value, const LayoutRequest& before) -> std::pair<Choice, ChoiceValue> {
                 const auto stages = static_cast<std::int64_t>(std::get<std::vector<int>>(value).size());
-                return {Choice::pp, stages / given<std::int64_t>(before, Choice::virtual_stages).value_or(1)};
+                return {Choice::pp, stages / stages_of_a_rank(before)};
               },
               .fault = other_stages_than_pp,
               .instead =

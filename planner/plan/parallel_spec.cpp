@@ -9,7 +9,8 @@
 namespace parplan {
 
 const char* name(ScheduleKind kind) {
-  constexpr std::array<const char*, 4> names = {"gpipe", "1f1b", "interleaved", "zero_bubble_h1"};
+  constexpr std::array<const char*, 6> names = {"gpipe",          "1f1b",          "interleaved",
+                                                "zero_bubble_h1", "zero_bubble_v", "dualpipe_v"};
   const auto i = static_cast<std::size_t>(kind);
   PARPLAN_ASSERT(i < names.size(), fmt::format("schedule {}", i));
   return names[i];
@@ -31,6 +32,17 @@ const char* name(ContextMethod method) {
 const char* name(TensorOverlap overlap) { return overlap == TensorOverlap::none ? "none" : "ring"; }
 
 const char* name(DataMethod method) { return method == DataMethod::all_reduce ? "all_reduce" : "master"; }
+
+int rank_of_stage(const ParallelSpec& spec, int stage) {
+  return is_v_shaped(spec.schedule) ? v_rank(stage, spec.pp()) : stage % spec.pp();
+}
+
+std::vector<int> stages_of_rank(const ParallelSpec& spec, int rank) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < spec.stages(); ++stage)
+    if (rank_of_stage(spec, stage) == rank) stages.push_back(stage);
+  return stages;
+}
 
 std::string stages_text(const ParallelSpec& spec) {
   if (spec.virtual_stages == 1) return fmt::format("pp is {}", spec.pp());
@@ -78,7 +90,8 @@ ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
   key.offload = one.offload;
   key.recompute = recompute;
   // What a block saves where, and what it does in its backward.
-  if (runs_backward_in_parts(spec.schedule)) key.schedule = ScheduleKind::zero_bubble_h1;
+  if (runs_backward_in_parts(spec.schedule))
+    key.schedule = also_runs_whole_backwards(spec.schedule) ? ScheduleKind::dualpipe_v : ScheduleKind::zero_bubble_h1;
   return key;
 }
 

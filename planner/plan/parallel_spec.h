@@ -12,14 +12,23 @@
 
 namespace parplan {
 
-enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zero_bubble_h1 };
-const char* name(ScheduleKind kind);  // "gpipe", "1f1b", "interleaved", "zero_bubble_h1"
+enum class ScheduleKind { gpipe, one_f_one_b, interleaved, zero_bubble_h1, zero_bubble_v, dualpipe_v };
+// "gpipe", "1f1b", "interleaved", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v"
+const char* name(ScheduleKind kind);
+// Whether a schedule's stages go down the ranks and back (v_rank), two on each.
+constexpr bool is_v_shaped(ScheduleKind kind) {
+  return kind == ScheduleKind::zero_bubble_v || kind == ScheduleKind::dualpipe_v;
+}
 // Whether a schedule runs backwards in two parts (Phase), and whether a stage does so under it:
 // nobody waits for the gradients of the first stage's inputs.
-constexpr bool runs_backward_in_parts(ScheduleKind kind) { return kind == ScheduleKind::zero_bubble_h1; }
+constexpr bool runs_backward_in_parts(ScheduleKind kind) {
+  return kind == ScheduleKind::zero_bubble_h1 || is_v_shaped(kind);
+}
 constexpr bool runs_backward_in_parts(ScheduleKind kind, int stage) {
   return stage > 0 && runs_backward_in_parts(kind);
 }
+// Whether such a stage runs others of its backwards whole.
+constexpr bool also_runs_whole_backwards(ScheduleKind kind) { return kind == ScheduleKind::dualpipe_v; }
 
 // Where the gradients of the uses of a tied parameter add up. `together`: on each rank in one
 // accumulator, which is reduced over the data axis once. `apart`: in one accumulator per use, each
@@ -91,6 +100,10 @@ struct ParallelSpec {
   }
   auto operator<=>(const ParallelSpec&) const = default;
 };
+
+// Who holds a stage, and the stages of a rank of the pipeline, ascending.
+int rank_of_stage(const ParallelSpec& spec, int stage);
+std::vector<int> stages_of_rank(const ParallelSpec& spec, int rank);
 
 // What messages about the number of stages say that it should be: "pp is 4", "pp 4 x virtual_stages
 // 2 is 8".

@@ -484,7 +484,7 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
   PipelineShape shape(spec.pp(), spec.stages(), static_cast<int>(count));
   if (spec.micro_batch_group > 0) shape.group = spec.micro_batch_group;
   Schedule schedule{.rank_of_stage = {}, .ranks = std::move(ranks), .exchanges = most_exchange_buffers(shape)};
-  for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(ring_rank(stage, shape));
+  for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(rank_of_stage(spec, stage));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
   for (int stage = 0; stage < shape.stages && spec.zero_stage > 1; ++stage)
     if (splits_backward(schedule, stage))

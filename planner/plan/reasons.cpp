@@ -62,7 +62,7 @@ double closed_form_bubble(const Plan& plan) {
 }
 
 int bubble_divisor(const ParallelSpec& spec) {
-  return runs_backward_in_parts(spec.schedule) ? 3 : spec.virtual_stages;
+  return (runs_backward_in_parts(spec.schedule) ? 3 : 1) * spec.virtual_stages;
 }
 
 Waiting waiting(const Plan& plan) {

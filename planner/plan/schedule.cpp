@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <numeric>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -156,8 +157,8 @@ class DryRun {
   struct Rank {
     std::size_t next = 0;
     bool received = false;                          // the input of the next action
-    // Per flow, the actions whose results were put into exchange buffers.
-    PerFlow<std::vector<Action>> in_buffers;
+    // Per flow and way, the actions whose results were put into exchange buffers.
+    PerFlow<std::array<std::vector<Action>, 2>> in_buffers;
   };
 
   // An action that cannot run before another one has: one that takes what `sent` sent, if that is
@@ -175,10 +176,8 @@ class DryRun {
     marks[index_of_flow(action)][action.stage][action.micro_batch] = true;
   }
   // As the list of its stage has it: a backward, or the first part of one.
-  std::string as_listed(Action action) const {
-    if (flow_of(action.phase) == Flow::backward)
-      action.phase = in_parts_[action.stage][action.micro_batch] ? Phase::backward_inputs : Phase::backward;
-    return write_action(action);
+  std::string as_listed(const Action& action) const {
+    return write_action(flow_of(action.phase) == Flow::backward ? as_kept(action) : action);
   }
   std::string write(const Wait& wait) const {
     if (!wait.sent) return fmt::format("{} waits for {}", write_action(wait.action), as_listed(wait.other));
@@ -199,7 +198,7 @@ class DryRun {
     const bool is_forward = action.phase == Phase::forward;
     // A forward receives into a slot of its own and computes into an exchange buffer; a backward
     // receives into the exchange buffer that it computes in.
-    if (!is_forward)
+    if (!is_forward && !takes_over(action))
       if (auto wait = wait_for_buffer(rank, action)) return wait;
     if (!rank.received && input) {
       if (!is(done_, *input)) return Wait{.action = action, .other = *input, .sent = std::nullopt};
@@ -209,7 +208,12 @@ class DryRun {
     const bool fills_buffer = !is_forward || sends(schedule_, action);
     if (is_forward && fills_buffer)
       if (auto wait = wait_for_buffer(rank, action)) return wait;
-    if (fills_buffer) rank.in_buffers[index_of_flow(action)].push_back(action);
+    // A gradient that was handed over is where the backward before left it.
+    std::vector<Action>& filled = rank.in_buffers[index_of_flow(action)][way_of(action)];
+    if (takes_over(action))
+      *std::find(filled.rbegin(), filled.rend(), as_kept(*input)) = action;
+    else if (fills_buffer)
+      filled.push_back(action);
     mark(done_, action);
     rank.received = false;
     ++rank.next;
@@ -217,12 +221,27 @@ class DryRun {
     return std::nullopt;
   }
 
+  std::size_t way_of(const Action& action) const {
+    const bool is_forward = action.phase == Phase::forward;
+    return static_cast<std::size_t>((is_forward ? output_way : gradient_way)(schedule_, action.stage));
+  }
+  // Whether it computes in the buffer in which a backward on the same rank left its gradient.
+  bool takes_over(const Action& action) const {
+    const std::optional<Action> input = input_of(action, schedule_.stages());
+    return input && flow_of(action.phase) == Flow::backward && hands_over(schedule_, *input);
+  }
+  // The backward that left it, as it is in the list of its stage.
+  Action as_kept(Action action) const {
+    action.phase = in_parts_[action.stage][action.micro_batch] ? Phase::backward_inputs : Phase::backward;
+    return action;
+  }
+
   std::optional<Wait> wait_for_buffer(const Rank& rank, const Action& action) const {
-    const std::vector<Action>& before = rank.in_buffers[index_of_flow(action)];
+    const std::vector<Action>& before = rank.in_buffers[index_of_flow(action)][way_of(action)];
     const auto buffers = static_cast<std::size_t>(schedule_.exchanges);
     if (before.size() < buffers) return std::nullopt;
     const Action& last = before[before.size() - buffers];
-    if (!sends(schedule_, last) || is(taken_, last)) return std::nullopt;
+    if (!output_of(last, schedule_.stages()) || is(taken_, last)) return std::nullopt;
     return Wait{.action = action, .other = *output_of(last, schedule_.stages()), .sent = last};
   }
 
@@ -269,9 +288,22 @@ std::optional<Action> output_of(const Action& action, int stages) {
   return Action{stage, action.phase, action.micro_batch};
 }
 
+bool is_v(const Schedule& schedule) {
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  if (ranks < 2 || schedule.stages() != 2 * ranks) return false;
+  for (int stage = 0; stage < 2 * ranks; ++stage)
+    if (schedule.rank_of_stage[stage] != v_rank(stage, ranks)) return false;
+  return true;
+}
+
 bool sends(const Schedule& schedule, const Action& action) {
   const std::optional<Action> output = output_of(action, schedule.stages());
   return output && schedule.rank_of_stage[output->stage] != schedule.rank_of_stage[action.stage];
+}
+
+bool hands_over(const Schedule& schedule, const Action& action) {
+  const std::optional<Action> output = output_of(action, schedule.stages());
+  return output && schedule.rank_of_stage[output->stage] == schedule.rank_of_stage[action.stage];
 }
 
 Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks) {
@@ -288,6 +320,24 @@ int exchange_buffers(const PipelineShape& shape) {
   return shape.ranks > 1 ? std::min(most_exchange_buffers(shape), shape.micro_batches) : 1;
 }
 
+namespace {
+
+// On a rank with buffers for `ways`: 1 for its stage on the way back of a V.
+int way_of(const Schedule& schedule, int stage, int ExchangeWays::*ways) {
+  const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
+  if (stages != 2 * ranks || 2 * stage < stages || !is_v(schedule)) return 0;
+  return exchange_ways(true, schedule.rank_of_stage[stage], ranks).*ways - 1;
+}
+
+}  // namespace
+
+int output_way(const Schedule& schedule, int stage) {
+  return way_of(schedule, stage, &ExchangeWays::outputs);
+}
+int gradient_way(const Schedule& schedule, int stage) {
+  return way_of(schedule, stage, &ExchangeWays::gradients);
+}
+
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
   if (schedule.rank_of_stage.empty()) return "the schedule has no stages";
   if (micro_batches < 1)
@@ -300,7 +350,8 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
     return fmt::format("{} stages cannot be shared out among {} ranks", schedule.stages(), ranks);
   if (ranks == 1 && schedule.stages() > 1)
     return fmt::format("one rank holds {} stages; make them one", schedule.stages());
-  for (int s = 0; s < schedule.stages(); ++s)
+  const bool goes_back = is_v(schedule);
+  for (int s = 0; s < schedule.stages() && !goes_back; ++s)
     if (const int ring = ring_rank(s, {ranks, schedule.stages(), micro_batches}); schedule.rank_of_stage[s] != ring)
       return fmt::format("stage {} is on rank {} of the pipeline; stages go around the ring of ranks, so it must be on "
                          "rank {}",
@@ -308,7 +359,7 @@ std::optional<std::string> find_fault(const Schedule& schedule, int micro_batche
   for (int r = 0; r < ranks; ++r)
     if (auto fault = find_fault_of_rank(schedule, r, micro_batches)) return fault;
   // Behind the first stages of all ranks, channels are those between the same ranks again.
-  for (int s = 0; s + 1 < schedule.stages() && s < ranks; ++s) {
+  for (int s = 0; s + 1 < schedule.stages() && (goes_back || s < ranks); ++s) {
     const int one = schedule.rank_of_stage[s], other = schedule.rank_of_stage[s + 1];
     if (one == other) continue;
     if (auto fault = find_crossed_channel(schedule, one, other, Flow::forward)) return fault;
@@ -326,6 +377,24 @@ int most_in_flight(const std::vector<Action>& rank) {
     most = std::max(most, held);
   }
   return most;
+}
+
+SlotsForWeights slots_for_weights(const std::vector<Action>& rank) {
+  std::set<int> split;  // stages
+  for (const Action& action : rank)
+    if (action.phase == Phase::backward_inputs) split.insert(action.stage);
+  SlotsForWeights slots;
+  int saved = 0, left = 0;
+  for (const Action& action : rank) {
+    if (!split.contains(action.stage)) continue;
+    saved += action.phase == Phase::forward;
+    left += action.phase == Phase::backward_inputs;
+    slots.saved = std::max(slots.saved, saved);
+    slots.left = std::max(slots.left, left);
+    saved -= action.phase == Phase::backward || action.phase == Phase::backward_weights;
+    left -= action.phase == Phase::backward_weights;
+  }
+  return slots;
 }
 
 int most_in_flight_of_last_stage(const Schedule& schedule) {

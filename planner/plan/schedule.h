@@ -66,27 +66,49 @@ struct PipelineShape {
 // The rank of a stage: stages go around the ring of ranks, as in Megatron-LM's interleaved
 // schedule; with one stage a rank it is the stage.
 inline int ring_rank(int stage, const PipelineShape& shape) { return stage % shape.ranks; }
-// Whether an action's result goes to another rank.
+// The same in the shape of a V: stages go down the ranks and back, so that each holds two, and the
+// first rank the first and the last stage.
+inline int v_rank(int stage, int ranks) { return stage < ranks ? stage : 2 * ranks - 1 - stage; }
+bool is_v(const Schedule& schedule);
+// Whether an action's result goes to another rank, or to the next action of its flow on this one.
 bool sends(const Schedule& schedule, const Action& action);
+bool hands_over(const Schedule& schedule, const Action& action);
 // ranks[s] runs stage s.
 Schedule one_stage_a_rank(std::vector<std::vector<Action>> ranks);
 
 // The number of buffers on which a rank's transfers and computation take turns: this number for
-// activations to send, and the same number for gradients of activations. Two, so that one can be
-// sent while the other is computed; and where groups have more micro-batches than there are ranks,
-// as many more: these wait in the sender's buffers until the first rank has run its group through
-// the stage before.
+// activations to send, and the same number for gradients of activations; in a V for each way
+// (exchange_ways). Two, so that one can be sent while the other is computed; and where groups have
+// more micro-batches than there are ranks, as many more: these wait in the sender's buffers until
+// the first rank has run its group through the stage before.
 int most_exchange_buffers(const PipelineShape& shape);
 // Those that are used.
 int exchange_buffers(const PipelineShape& shape);
+// How many ways have exchange buffers of their own on a rank. The stages of a rank share them, but
+// for a V, where what a stage sends on the way down would wait behind what waits to be taken on the
+// way back: each stage has its own, except that the last rank sends activations on the way back
+// alone, and keeps a gradient from there where it is; the last stage sends no activation.
+struct ExchangeWays {
+  int outputs = 1;
+  int gradients = 1;
+};
+constexpr ExchangeWays exchange_ways(bool is_v, int rank, int ranks) {
+  if (!is_v) return {};
+  return {.outputs = rank > 0 && rank + 1 < ranks ? 2 : 1, .gradients = rank + 1 < ranks ? 2 : 1};
+}
+// The number of the way on which a stage's actions send: 0, or 1 on the way back of a V, where the
+// rank has more than one.
+int output_way(const Schedule& schedule, int stage);
+int gradient_way(const Schedule& schedule, int stage);
 
-// Checks that stages go around the ring; that each stage runs each micro-batch forward and then
-// backward exactly once, with backwards, and the weight gradients, in ascending order; that both
-// ends of every channel (from one rank to another, forwards or backwards) have the same order of
-// micro-batches; and that the whole runs to its end as CPU ranks run it: a forward waits for the
-// previous stage, a backward for the next stage, and both for an exchange buffer whose last content
-// was taken. Concurrent streams wait for less. Returns what is wrong and where; nothing where the
-// schedule is correct.
+// Checks that stages go around the ring, or down the ranks and back; that each stage runs each
+// micro-batch forward and then backward exactly once, with backwards, and the weight gradients, in
+// ascending order; that both ends of every channel (from one rank to another, forwards or
+// backwards) have the same order of micro-batches; and that the whole runs to its end as CPU ranks
+// run it: a forward waits for the previous stage, a backward for the next stage, and both for an
+// exchange buffer whose last content was taken. A gradient that stays on its rank is kept in its
+// buffer until the backward that takes it. Concurrent streams wait for less. Returns what is wrong
+// and where; nothing where the schedule is correct.
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches);
 
 // The largest number of micro-batches (of each stage on the rank) whose activations a rank holds at
@@ -102,6 +124,8 @@ struct SlotsForWeights {
   int left = 0;
   bool operator==(const SlotsForWeights&) const = default;
 };
+// Those that a rank's list needs: of the stages that run some backward in two parts.
+SlotsForWeights slots_for_weights(const std::vector<Action>& rank);
 
 // Whether the stage runs some backward in two parts.
 bool splits_backward(const Schedule& schedule, int stage);

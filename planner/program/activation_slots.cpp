@@ -35,28 +35,29 @@ class FreeSlots {
   std::deque<int> free_;
 };
 
-// The largest number of micro-batches of the stages `split` that are between their forward and the
-// end of their backward, or between the two parts of it.
-enum class Part { both, second };
-int most_between(const std::vector<Action>& actions, const std::set<int>& split, Part part) {
-  const Phase begins = part == Part::both ? Phase::forward : Phase::backward_inputs;
-  int held = 0, most = 0;
-  for (const Action& action : actions) {
-    if (!split.contains(action.stage)) continue;
-    held += action.phase == begins;
-    most = std::max(most, held);
-    held -= action.phase == Phase::backward_weights || (part == Part::both && action.phase == Phase::backward);
-  }
-  return most;
+// Whether a stage's input lies in a buffer of its own.
+bool has_input_apart(const Schedule& schedule, int stage, InputSlots inputs) {
+  return stage > 0 && (inputs == InputSlots::one_more || hands_over(schedule, {stage - 1, Phase::forward, 0}));
 }
 
 }  // namespace
 
-int input_buffers(const std::vector<Action>& actions) {
-  std::vector<Action> with_input;
-  std::ranges::copy_if(actions, std::back_inserter(with_input), [](const Action& action) { return action.stage > 0; });
-  const auto arriving = std::ranges::count(with_input, Phase::forward, &Action::phase);
-  return std::min(most_in_flight(with_input) + 1, static_cast<int>(arriving));
+int input_buffers(const Schedule& schedule, int rank, InputSlots inputs) {
+  int held = 0, most = 0, all = 0;
+  for (const Action& action : schedule.ranks[rank]) {
+    const std::optional<Flow> flow = flow_of(action.phase);
+    if (!flow) continue;
+    const bool is_forward = *flow == Flow::forward, is_apart = has_input_apart(schedule, action.stage, inputs);
+    // What the stage before handed over is held since its forward.
+    if (is_forward) {
+      held += is_apart && sends(schedule, {action.stage - 1, Phase::forward, 0});
+      held += hands_over(schedule, action);
+      all += is_apart;
+    }
+    most = std::max(most, held);
+    if (!is_forward && is_apart) --held;
+  }
+  return inputs == InputSlots::one_more ? std::min(most + 1, all) : most;
 }
 
 Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
@@ -70,26 +71,41 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
     micro_batches = std::max(micro_batches, action.micro_batch + 1);
     if (action.phase == Phase::backward_inputs) split.insert(action.stage);
   }
+  const SlotsForWeights weights = slots_for_weights(actions);
+  const int ranks = static_cast<int>(schedule.ranks.size());
+  const int exchanges = ranks > 1 ? std::min(schedule.exchanges, micro_batches) : 1;
+  const ExchangeWays ways = exchange_ways(is_v(schedule), rank, ranks);
   Slots slots{.saved = most_in_flight(actions),
               .head = has_head ? most_in_flight_of_last_stage(schedule) : 0,
-              .inputs = inputs == InputSlots::one_more ? input_buffers(actions) : 0,
-              .exchanges = schedule.ranks.size() > 1 ? std::min(schedule.exchanges, micro_batches) : 1,
-              .for_weights = most_between(actions, split, Part::both),
-              .left = most_between(actions, split, Part::second),
+              .inputs = input_buffers(schedule, rank, inputs),
+              .outputs = exchanges * ways.outputs,
+              .gradients = exchanges * ways.gradients,
+              .for_weights = weights.saved,
+              .left = weights.left,
               .actions = {}};
   FreeSlots saved(slots.saved), heads(slots.head), arriving(slots.inputs), for_weights(slots.for_weights),
       left(slots.left);
   std::map<std::pair<int, int>, ActionSlots> held;  // by stage and micro-batch
-  std::array<int, 2> exchanged{};                   // per flow
+  // Handed over to a stage for a micro-batch: where its input is, and its gradient.
+  std::map<std::pair<int, int>, int> inputs_there, gradients_there;
+  std::array<std::array<int, 2>, 2> exchanged{};  // per flow and way
   for (const Action& action : actions) {
     const std::pair key{action.stage, action.micro_batch};
     const bool is_forward = action.phase == Phase::forward, has_parts = split.contains(action.stage);
-    const bool arrives = action.stage > 0 && slots.inputs > 0, takes_head = has_head && action.stage == last_stage;
+    const bool is_apart = has_input_apart(schedule, action.stage, inputs),
+               takes_head = has_head && action.stage == last_stage;
     if (is_forward) {
       ActionSlots& taken = held[key];
       taken.saved = saved.take(action);
       if (takes_head) taken.head = heads.take(action);
-      if (arrives) taken.input = arriving.take(action);
+      if (const auto there = inputs_there.find(key); there != inputs_there.end()) {
+        taken.input = there->second;
+        inputs_there.erase(there);
+      } else if (is_apart) {
+        taken.input = arriving.take(action);
+      }
+      if (hands_over(schedule, action))
+        taken.handed_over = inputs_there[{action.stage + 1, action.micro_batch}] = arriving.take(action);
       if (has_parts) taken.for_weights = for_weights.take(action);
     }
     const auto slot = held.find(key);
@@ -97,12 +113,20 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
     if (action.phase == Phase::backward_inputs) slot->second.left = left.take(action);
     ActionSlots& of_action = slots.actions.emplace_back(slot->second);
     if (const std::optional<Flow> flow = flow_of(action.phase); flow) {
-      int& taken = exchanged[index_of(*flow)];
-      of_action.exchange = taken % slots.exchanges;
-      if (!is_forward || sends(schedule, action)) ++taken;
+      const int way = (is_forward ? output_way : gradient_way)(schedule, action.stage);
+      int& taken = exchanged[index_of(*flow)][static_cast<std::size_t>(way)];
+      of_action.exchange = way * exchanges + taken % exchanges;
+      if (const auto there = gradients_there.find(key); !is_forward && there != gradients_there.end()) {
+        of_action.exchange = there->second;
+        gradients_there.erase(there);
+      } else if (!is_forward || sends(schedule, action)) {
+        ++taken;
+      }
+      if (!is_forward && hands_over(schedule, action))
+        gradients_there[{action.stage - 1, action.micro_batch}] = of_action.exchange;
       if (!is_forward) saved.free(slot->second.saved);
       if (!is_forward && takes_head) heads.free(slot->second.head);
-      if (!is_forward && arrives) arriving.free(slot->second.input);
+      if (!is_forward && is_apart) arriving.free(slot->second.input);
     }
     if (action.phase == Phase::backward_weights) left.free(slot->second.left);
     if (action.phase != Phase::backward && action.phase != Phase::backward_weights) continue;

@@ -12,6 +12,7 @@ struct ActionSlots {
   int saved = 0;     // slot of saved activations
   int head = 0;      // slot of those of the last block, where it has its own
   int input = 0;     // buffer for the activation that arrives, where it lies apart
+  int handed_over = 0;  // forward: buffer for a result that stays on the rank, an input of its next stage
   int exchange = 0;  // forward: activation to send; backward: activation gradient
   // Of stages that run backwards in two parts: the slot of what the forward saves for the second,
   // and that of what the first part leaves for it.
@@ -29,7 +30,9 @@ struct Slots {
   int head = 0;
   // The number of buffers for arriving activations: 0 where these arrive in the slots.
   int inputs = 0;
-  int exchanges = 0;  // number of exchange buffers of either kind
+  // The numbers of exchange buffers.
+  int outputs = 0;
+  int gradients = 0;
   // The numbers of slots for backward_weights: of micro-batches between their forward and the end
   // of their backward, and between its two parts, on stages that run it so.
   int for_weights = 0;
@@ -38,9 +41,10 @@ struct Slots {
   bool operator==(const Slots&) const = default;
 };
 
-// The buffers that a rank with these actions has for activations that other ranks send, where these
-// lie apart: one more than micro-batches in flight. The first stage has none.
-int input_buffers(const std::vector<Action>& actions);
+// The buffers that a rank has for activations that enter its stages, where these lie apart: those
+// that a stage hands over to the next one on its rank, as many as are held at once; with `one_more`
+// also those that other ranks send, and one more. The first stage has none.
+int input_buffers(const Schedule& schedule, int rank, InputSlots inputs);
 
 // Plays a rank's list. A forward takes the slot that has been free the longest, whose former
 // content is the most likely to be no longer in use, and the backward of its micro-batch, or the
@@ -48,8 +52,10 @@ int input_buffers(const std::vector<Action>& actions);
 // stages of a rank share its slots. But where it holds the last stage beside others, the last block
 // (the head, whose logits are far larger than what layers save) has slots of its own, as many as
 // that stage needs. Buffers for arriving activations are used likewise; with `one_more`, there is
-// one more of them than micro-batches that hold one, unless no micro-batch would use it. Exchange
-// buffers take turns: the result of an action is still being sent during the next.
+// one more of them than micro-batches that hold one, unless no micro-batch would use it. What a
+// stage hands over to the next one on its rank is in such a buffer from its forward on. Exchange
+// buffers take turns: the result of an action is still being sent during the next. A gradient that
+// is handed over stays in the buffer that it was computed in.
 Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs);
 
 }  // namespace parplan

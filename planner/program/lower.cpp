@@ -73,7 +73,7 @@ void set_neighbours(Lowering& lowering) {
   for (const GroupKey key : neighbours) {
     const std::vector<int>& ring = program.group(all_along(key.axis));
     const int ranks = static_cast<int>(ring.size());
-    const int step = key.members == Members::next ? 1 : ranks - 1;
+    const int step = is_after(key) ? 1 : ranks - 1;
     program.set_group(key, {ring[(lowering.at[key.axis] + step) % ranks]});
   }
 }

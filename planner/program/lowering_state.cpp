@@ -86,8 +86,9 @@ Lowering::Lowering(JobLowering& of_job, int rank)
   for (const int stage : stages)
     for (int block = blocks_of(stage).first; block < blocks_of(stage).last; ++block) bucket_at[block] = buckets++;
   input_apart.assign(graph.blocks.size(), false);
-  if (job.layout.input_slots == InputSlots::one_more)
-    for (int stage = 1; stage < job.schedule.stages(); ++stage) input_apart[blocks_of(stage).first] = true;
+  for (int stage = 1; stage < job.schedule.stages(); ++stage)
+    input_apart[blocks_of(stage).first] =
+        job.layout.input_slots == InputSlots::one_more || hands_over(job.schedule, {stage - 1, Phase::forward, 0});
 }
 
 Lowering::SegmentsKey Lowering::segments_key(int block) const {
@@ -190,7 +191,11 @@ Piece parameter_piece(const Lowering& lowering, std::size_t index, BucketRange r
   return {bucket.parameters, range.begin * element, (range.end - range.begin) * element, access};
 }
 
-GroupKey towards(int stage, int neighbour) { return neighbour > stage ? next_stage : previous_stage; }
+GroupKey towards(const Schedule& schedule, int stage, int neighbour) {
+  const bool returns = is_v(schedule) && 2 * std::min(stage, neighbour) >= schedule.stages();
+  if (returns) return neighbour > stage ? next_stage_on_return : previous_stage_on_return;
+  return neighbour > stage ? next_stage : previous_stage;
+}
 
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type) {
   Instruction instruction;

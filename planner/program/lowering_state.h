@@ -58,7 +58,8 @@ struct Lowering {
   Coordinates at;                // of the rank in the mesh
   const std::vector<int>& tied_blocks;
   std::vector<int> stages;       // that the rank holds, ascending
-  // By block of the graph: whether its input arrives in a buffer of its own.
+  // By block of the graph: whether its input arrives, or is handed over by the stage before, in a
+  // buffer of its own.
   std::vector<char> input_apart;
   const std::vector<char>& splits_backward;  // by stage
   Program program;
@@ -83,6 +84,9 @@ struct Lowering {
     Copies saved = {}, for_weights = {};
     std::optional<int> for_first_part = {};  // back: of what is kept for weights, what the first part reads
   };
+  static std::int64_t bytes_for_weights(const BlockSegments& block) {
+    return block.for_weights_bytes + block.left_bytes;
+  }
   using SegmentsKey = std::tuple<int, int, int, bool, bool>;
   std::map<SegmentsKey, BlockSegments> block_segments;
   std::vector<const BlockSegments*> segments_at;  // by block of the graph, for those that the rank holds
@@ -105,10 +109,10 @@ struct Lowering {
   std::map<int, UnreducedTied> unreduced_tied;
   // By slot, then position; blocks that keep what they save on the host come behind the others.
   std::vector<std::vector<int>> saved, for_weights;
+  std::vector<std::vector<int>> left;  // by slot, then `position_for_weights`
   // By block of the graph, for those that the rank holds: the positions.
   std::vector<int> position_in_slot, position_for_weights;
-  std::vector<int> head;               // what the last block saves, where it has slots of its own
-  std::vector<std::vector<int>> left;  // by slot, then position of the block in its stage
+  std::vector<int> head;  // what the last block saves, where it has slots of its own
   // On the device, for blocks that keep what they save on the host.
   std::vector<int> staged, staged_for_weights;
   std::vector<int> input;       // of a stage, from another rank, where it lies apart
@@ -234,8 +238,8 @@ Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces, DataType type = DataType::fp32);
 // The group by which a stage's rank exchanges with the rank of a neighbouring stage: stages go
-// around the ring of ranks.
-GroupKey towards(int stage, int neighbour);
+// around the ring of ranks, or down the ranks and back.
+GroupKey towards(const Schedule& schedule, int stage, int neighbour);
 Instruction communication(InstructionKind kind, GroupKey group, Stream stream, DataType type = DataType::fp32);
 
 }  // namespace parplan

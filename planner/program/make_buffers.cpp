@@ -39,8 +39,10 @@ namespace {
 
 // Where a rank holds several stages, which share its slots, the largest blocks of all stages lie in
 // one place of a slot, the second largest in another, and so on: that takes least. Otherwise blocks
-// lie in their order. Those with a buffer on the host come behind the others.
-std::vector<int> positions_in_slot(const Lowering& lowering) {
+// lie in their order. Those with a buffer on the host come behind the others. `bytes`: of a block;
+// `is_elsewhere`: whether it lies in other slots.
+template <class BytesOf, class IsElsewhere>
+std::vector<int> positions_in_slot(const Lowering& lowering, BytesOf bytes, IsElsewhere is_elsewhere) {
   std::vector<int> positions(lowering.graph.blocks.size());
   int end = 0;
   for (const Home home : all_homes) {
@@ -49,26 +51,11 @@ std::vector<int> positions_in_slot(const Lowering& lowering) {
       const BlockRange range = lowering.blocks_of(stage);
       std::vector<int> blocks;
       for (int b = range.first; b < range.last; ++b)
-        if (!lowering.has_own_slots(b) && lowering.home_of_saved(b) == home) blocks.push_back(b);
-      if (lowering.stages.size() > 1)
-        std::ranges::stable_sort(blocks, std::ranges::greater(),
-                                 [&](int block) { return lowering.segments_of(block).saved_bytes; });
+        if (!is_elsewhere(b) && lowering.home_of_saved(b) == home) blocks.push_back(b);
+      if (lowering.stages.size() > 1) std::ranges::stable_sort(blocks, std::ranges::greater(), bytes);
       for (std::size_t i = 0; i < blocks.size(); ++i) positions[blocks[i]] = begin + static_cast<int>(i);
       end = std::max(end, begin + static_cast<int>(blocks.size()));
     }
-  }
-  return positions;
-}
-
-// What is kept for weight gradients: blocks in their order, those on the host behind all others.
-std::vector<int> positions_for_weights(const Lowering& lowering) {
-  std::vector<int> positions(lowering.graph.blocks.size());
-  int largest = 0;
-  for (const int stage : lowering.stages) largest = std::max(largest, lowering.blocks_of(stage).size());
-  for (const int stage : lowering.stages) {
-    const BlockRange range = lowering.blocks_of(stage);
-    for (int b = range.first; b < range.last; ++b)
-      positions[b] = b - range.first + (lowering.home_of_saved(b) == Home::host ? largest : 0);
   }
   return positions;
 }
@@ -111,7 +98,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       else
         take_most(saved, lowering.position_in_slot[b], segments.saved_bytes, home);
       take_most(for_weights, lowering.position_for_weights[b], segments.for_weights_bytes, home);
-      take_most(left, b - range.first, segments.left_bytes, Home::device);
+      take_most(left, lowering.position_for_weights[b], segments.left_bytes, Home::device);
       if (home == Home::host) {
         staged = std::max(staged, segments.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, segments.for_weights_bytes);
@@ -138,7 +125,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .head_in_flight = lowering.slots.head,
                         .for_weights_in_flight = lowering.slots.for_weights,
                         .left_in_flight = lowering.slots.left,
-                        .exchanges = lowering.slots.exchanges,
+                        .outputs = lowering.slots.outputs,
+                        .gradients = lowering.slots.gradients,
                         .input_bytes = input,
                         .inputs = lowering.slots.inputs,
                         .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&
@@ -245,7 +233,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
       of_position(lowering.for_weights[slot]) = number;
       break;
     case BufferRole::left:
-      lowering.left[slot].push_back(number);
+      of_position(lowering.left[slot]) = number;
       break;
     case BufferRole::staged:
       lowering.staged.push_back(number);
@@ -267,8 +255,12 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
   lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
-  lowering.position_in_slot = positions_in_slot(lowering);
-  lowering.position_for_weights = positions_for_weights(lowering);
+  lowering.position_in_slot = positions_in_slot(
+      lowering, [&](int block) { return lowering.segments_of(block).saved_bytes; },
+      [&](int block) { return lowering.has_own_slots(block); });
+  lowering.position_for_weights = positions_in_slot(
+      lowering, [&](int block) { return Lowering::bytes_for_weights(lowering.segments_of(block)); },
+      [](int) { return false; });
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
   const auto block_name = [&](BufferRole role, std::size_t position) {
@@ -276,9 +268,7 @@ void make_buffers(Lowering& lowering) {
     for (const int stage : lowering.stages) {
       const BlockRange range = lowering.blocks_of(stage);
       for (int b = range.first; b < range.last; ++b) {
-        const int at = role == BufferRole::saved         ? lowering.position_in_slot[b]
-                       : role == BufferRole::for_weights ? lowering.position_for_weights[b]
-                                                         : b - range.first;
+        const int at = (role == BufferRole::saved ? lowering.position_in_slot : lowering.position_for_weights)[b];
         if (at == static_cast<int>(position) && !(role == BufferRole::saved && lowering.has_own_slots(b)))
           return lowering.graph.blocks[b].name;
       }

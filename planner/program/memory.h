@@ -51,7 +51,7 @@ struct RankSizes {
   int head_in_flight = 0;
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
-  int exchanges = 1;               // exchange_buffers of schedule.h
+  int outputs = 1, gradients = 1;  // exchange_buffers of schedule.h, on each of the rank's ways
   // The activation that arrives, where it lies apart from what its block saves, and its buffers.
   std::int64_t input_bytes = 0;
   int inputs = 0;
@@ -254,9 +254,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   // An arena ends with a buffer that is filled to its last byte, which scratch need not be.
   const bool goes_back = sizes.gradient_bytes > 0;
   if (!goes_back) one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
-  if (sizes.sent_bytes > 0) one(BufferRole::output, MemoryCategory::buffers, sizes.sent_bytes, sizes.exchanges);
+  if (sizes.sent_bytes > 0) one(BufferRole::output, MemoryCategory::buffers, sizes.sent_bytes, sizes.outputs);
   if (goes_back) one(BufferRole::scratch, MemoryCategory::activations, sizes.scratch_bytes);
-  one(BufferRole::gradient, MemoryCategory::activations, sizes.gradient_bytes, sizes.exchanges);
+  one(BufferRole::gradient, MemoryCategory::activations, sizes.gradient_bytes, sizes.gradients);
   constexpr std::int64_t number = 4;  // fp32
   if (computes_norm(training) && sizes.updates) one(BufferRole::norm, MemoryCategory::buffers, number);
   if (sizes.computes_loss) one(BufferRole::loss, MemoryCategory::buffers, number);

@@ -15,7 +15,9 @@ constexpr const char* in_table(const char* const (&names)[size], Enum value) {
 
 constexpr const char* stream_names[] = {"compute",       "tensor",       "data",    "send_next", "receive_previous",
                                         "send_previous", "receive_next", "context", "expert",    "to_host",
-                                        "from_host",     "host",         "ring_send", "ring_receive"};
+                                        "from_host",     "host",         "ring_send", "ring_receive",
+                                        "send_next_on_return",     "receive_previous_on_return",
+                                        "send_previous_on_return", "receive_next_on_return"};
 static_assert(std::size(stream_names) == stream_count);
 
 constexpr const char* instruction_names[] = {"kernel",         "all_reduce_sum", "all_reduce_max", "all_gather",
@@ -28,8 +30,9 @@ static_assert(std::size(instruction_names) == index_of(InstructionKind::copy) + 
 
 const char* name(Stream stream) { return in_table(stream_names, stream); }
 std::string name(GroupKey group) {
-  static_assert(index_of(Members::copies) == 6);
-  constexpr const char* part_names[] = {"", "tied", "next", "previous", "shard", "replicas", "copies"};
+  static_assert(index_of(Members::copies) == 8);
+  constexpr const char* part_names[] = {"",      "tied", "next", "previous", "next on return", "previous on return",
+                                        "shard", "replicas", "copies"};
   if (group.members == Members::all) return axis_word(group.axis);
   const char* part = in_table(part_names, group.members);
   return group.axis == Axis::pp ? part : std::string(axis_word(group.axis)) + " " + part;

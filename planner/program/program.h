@@ -18,9 +18,10 @@
 namespace parplan {
 
 // In-order queues of a device: one for computation, one for the collectives of each axis but the
-// pipeline's, one for each direction of transfers between stages and of copies between the homes,
-// one for what the host's processor computes, and one for each direction of transfers around
-// the rings of the context and the tensor axis. Only events order work on different streams.
+// pipeline's, one for each direction of transfers between stages (and as many for those on the way
+// back of a V), one for each direction of copies between the homes, one for what the host's
+// processor computes, and one for each direction of transfers around the rings of the context and
+// the tensor axis. Only events order work on different streams.
 enum class Stream {
   compute,
   tp,
@@ -36,48 +37,69 @@ enum class Stream {
   host,
   ring_send,
   ring_receive,
+  send_next_on_return,
+  receive_previous_on_return,
+  send_previous_on_return,
+  receive_next_on_return,
   count_
 };
 inline constexpr std::size_t stream_count = count_of<Stream>;
 const char* name(Stream stream);
-// The streams of an axis's communication: its collectives, and its transfers with the next rank and
-// the previous one.
+// The streams of transfers with the next rank and the previous one.
+struct NeighbourStreams {
+  Stream send_next{}, receive_next{};
+  Stream send_previous{}, receive_previous{};
+};
+// The streams of an axis's communication: its collectives, and its transfers.
 struct AxisStreams {
   Stream collectives{};
-  Stream send_next = collectives, receive_next = collectives;
-  Stream send_previous = collectives, receive_previous = collectives;
+  NeighbourStreams transfers = {collectives, collectives, collectives, collectives};
+  NeighbourStreams on_return = transfers;
 };
 // The collectives of the pipeline axis share the stream of its sends. A ring that sends and
 // receives at once needs a stream for each; those of the context and the tensor axis share theirs,
-// since a block does not turn both at once. The transfers of every other axis share the stream of
-// its collectives, on which one waits for the other.
+// since a block does not turn both at once. On the way back of a V, activations go where gradients
+// of the way down go, in another order than these: they have streams of their own. The transfers of
+// every other axis share the stream of its collectives, on which one waits for the other.
 constexpr AxisStreams streams_of(Axis axis) {
-  constexpr PerAxis<AxisStreams> streams{.pp = {.collectives = Stream::send_next,
-                                                .send_next = Stream::send_next,
-                                                .receive_next = Stream::receive_next,
-                                                .send_previous = Stream::send_previous,
-                                                .receive_previous = Stream::receive_previous},
-                                         .dp = {.collectives = Stream::dp},
-                                         .cp = {.collectives = Stream::cp,
-                                                .send_next = Stream::ring_send,
-                                                .receive_next = Stream::ring_receive,
-                                                .send_previous = Stream::ring_send,
-                                                .receive_previous = Stream::ring_receive},
-                                         .ep = {.collectives = Stream::ep},
-                                         .tp = {.collectives = Stream::tp,
-                                                .send_next = Stream::ring_send,
-                                                .receive_next = Stream::ring_receive,
-                                                .send_previous = Stream::ring_send,
-                                                .receive_previous = Stream::ring_receive}};
+  constexpr NeighbourStreams ring{.send_next = Stream::ring_send,
+                                  .receive_next = Stream::ring_receive,
+                                  .send_previous = Stream::ring_send,
+                                  .receive_previous = Stream::ring_receive};
+  constexpr PerAxis<AxisStreams> streams{
+      .pp = {.collectives = Stream::send_next,
+             .transfers = {.send_next = Stream::send_next,
+                           .receive_next = Stream::receive_next,
+                           .send_previous = Stream::send_previous,
+                           .receive_previous = Stream::receive_previous},
+             .on_return = {.send_next = Stream::send_next_on_return,
+                           .receive_next = Stream::receive_next_on_return,
+                           .send_previous = Stream::send_previous_on_return,
+                           .receive_previous = Stream::receive_previous_on_return}},
+      .dp = {.collectives = Stream::dp},
+      .cp = {.collectives = Stream::cp, .transfers = ring},
+      .ep = {.collectives = Stream::ep},
+      .tp = {.collectives = Stream::tp, .transfers = ring}};
   return streams[axis];
 }
 
 // The ranks along an axis that a group holds: all of them; the holders of a tied parameter (with
-// the first and the last stage); the one rank after this one, or before it, around the ring; of the
-// data axis with hybrid sharding, the ranks that share out a bucket, or those that hold the same
-// shard of it; of the tensor axis with more ranks than key/value heads, the consecutive ranks that
-// hold copies of the same ones.
-enum class Members : std::uint8_t { all, tied, next, previous, shard, replicas, copies };
+// the first and the last stage); the one rank after this one, or before it, around the ring; those
+// of the next and the previous stage on the way back of a V, the one before this one and the one
+// after it; of the data axis with hybrid sharding, the ranks that share out a bucket, or those that
+// hold the same shard of it; of the tensor axis with more ranks than key/value heads, the
+// consecutive ranks that hold copies of the same ones.
+enum class Members : std::uint8_t {
+  all,
+  tied,
+  next,
+  previous,
+  next_on_return,
+  previous_on_return,
+  shard,
+  replicas,
+  copies
+};
 
 // The group that an instruction communicates with, named alike on every rank.
 struct GroupKey {
@@ -88,12 +110,24 @@ struct GroupKey {
 };
 constexpr GroupKey all_along(Axis axis) { return {axis, Members::all}; }
 // One rank: sends go to it, receives come from it.
+constexpr bool is_on_return(GroupKey group) {
+  return group.members == Members::next_on_return || group.members == Members::previous_on_return;
+}
 constexpr bool is_neighbour(GroupKey group) {
-  return group.members == Members::next || group.members == Members::previous;
+  return group.members == Members::next || group.members == Members::previous || is_on_return(group);
+}
+// Whether the neighbour is the rank after this one, around the ring.
+constexpr bool is_after(GroupKey neighbour) {
+  return neighbour.members == Members::next || neighbour.members == Members::previous_on_return;
 }
 // What a neighbour calls this rank: the next rank receives from its previous one.
 constexpr GroupKey seen_from(GroupKey neighbour) {
-  return {neighbour.axis, neighbour.members == Members::next ? Members::previous : Members::next};
+  switch (neighbour.members) {
+    case Members::next: return {neighbour.axis, Members::previous};
+    case Members::next_on_return: return {neighbour.axis, Members::previous_on_return};
+    case Members::previous_on_return: return {neighbour.axis, Members::next_on_return};
+    default: return {neighbour.axis, Members::next};
+  }
 }
 inline constexpr GroupKey tied_stages{Axis::pp, Members::tied};
 inline constexpr GroupKey shard_replicas{Axis::dp, Members::replicas};
@@ -106,7 +140,9 @@ constexpr GroupKey holders_of_copies(int ranks) {
 }
 inline constexpr GroupKey next_stage{Axis::pp, Members::next};
 inline constexpr GroupKey previous_stage{Axis::pp, Members::previous};
-std::string name(GroupKey group);  // "tensor", "data", "pipeline"; "tied", "next", "data shard"
+inline constexpr GroupKey next_stage_on_return{Axis::pp, Members::next_on_return};
+inline constexpr GroupKey previous_stage_on_return{Axis::pp, Members::previous_on_return};
+std::string name(GroupKey group);  // "tensor", "data", "pipeline"; "tied", "next", "next on return", "data shard"
 
 // A group that contains the rank, or the one rank that is its neighbour.
 struct Group {
@@ -138,9 +174,10 @@ constexpr bool communicates(InstructionKind kind) {
 // The stream of communication with a group.
 constexpr Stream stream_of(InstructionKind kind, GroupKey group) {
   const AxisStreams streams = streams_of(group.axis);
-  const bool with_next = group.members == Members::next;
-  if (kind == InstructionKind::send) return with_next ? streams.send_next : streams.send_previous;
-  if (kind == InstructionKind::receive) return with_next ? streams.receive_next : streams.receive_previous;
+  const NeighbourStreams& transfers = is_on_return(group) ? streams.on_return : streams.transfers;
+  const bool with_next = group.members == Members::next || group.members == Members::next_on_return;
+  if (kind == InstructionKind::send) return with_next ? transfers.send_next : transfers.send_previous;
+  if (kind == InstructionKind::receive) return with_next ? transfers.receive_next : transfers.receive_previous;
   return streams.collectives;
 }
 

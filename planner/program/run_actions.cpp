@@ -231,14 +231,14 @@ int parts_of(const Lowering& lowering, const Crossing& crossing) {
 }
 
 Call& send(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
-  return communicate(lowering, crossing.what, InstructionKind::send, towards(stage, neighbour), Access::read, buffer,
-                     crossing.bytes / parts_of(lowering, crossing));
+  return communicate(lowering, crossing.what, InstructionKind::send, towards(lowering.job.schedule, stage, neighbour),
+                     Access::read, buffer, crossing.bytes / parts_of(lowering, crossing));
 }
 
 void receive(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
   const int parts = parts_of(lowering, crossing);
-  communicate(lowering, crossing.what, InstructionKind::receive, towards(stage, neighbour), Access::write, buffer,
-              crossing.bytes / parts);
+  communicate(lowering, crossing.what, InstructionKind::receive, towards(lowering.job.schedule, stage, neighbour),
+              Access::write, buffer, crossing.bytes / parts);
   if (parts > 1)
     communicate(lowering, crossing.what, InstructionKind::all_gather, all_along(Axis::tp), Access::update, buffer,
                 crossing.bytes);
@@ -251,18 +251,22 @@ std::optional<int> input_of_stage(const Lowering& lowering, BlockRange range, co
 }
 
 // The neighbouring stage from which an action receives its input, or to which it sends its result:
-// nothing where there is none.
-std::optional<int> stage_of(const std::optional<Action>& neighbour) {
-  return neighbour ? std::optional(neighbour->stage) : std::nullopt;
+// nothing where there is none, or where it is on this rank.
+std::optional<int> stage_elsewhere(const Lowering& lowering, const std::optional<Action>& neighbour) {
+  if (!neighbour || lowering.rank_of_stage(neighbour->stage) == lowering.program.pipeline_rank) return std::nullopt;
+  return neighbour->stage;
 }
 
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   hand_out_parameters(lowering);
   const int stages = lowering.job.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
-  const std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
-  std::optional<int> to_send;
-  if (to) to_send = lowering.output[slots.exchange];
+  const std::optional<int> from = stage_elsewhere(lowering, input_of(action, stages)),
+                           to = stage_elsewhere(lowering, output_of(action, stages));
+  // The result, to be sent, or handed over to the next stage of this rank.
+  std::optional<int> result;
+  if (to) result = lowering.output[slots.exchange];
+  if (hands_over(lowering.job.schedule, action)) result = lowering.input[slots.handed_over];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   // That of the block that runs, which leaves its output where the next one saves it.
   SavedBuffers own = saved_for_forward(lowering, range.first, slots);
@@ -282,7 +286,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
               {binding::saved, own.saved},
               {binding::for_weights, own.for_weights},
               {binding::input, input},
-              {binding::output, next ? next->saved : to_send},
+              {binding::output, next ? next->saved : result},
               {binding::loss, lowering.program.loss_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, {});
@@ -292,8 +296,8 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
   });
   if (to)
     send(lowering, {"activation", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage, *to,
-         *to_send)
-        .frees.push_back(*to_send);
+         *result)
+        .frees.push_back(*result);
 }
 
 void backward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
@@ -302,10 +306,12 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   const BlockRange range = lowering.blocks_of(action.stage);
   const int gradient = lowering.gradient[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
-  std::optional<int> from = stage_of(input_of(action, stages)), to = stage_of(output_of(action, stages));
+  std::optional<int> from = stage_elsewhere(lowering, input_of(action, stages)),
+                     to = stage_elsewhere(lowering, output_of(action, stages));
+  bool passes_on = to || hands_over(lowering.job.schedule, action);
   // Where nothing before is trained, the backward ends: in this stage, or in one behind it.
   if (!passes_gradient_on(lowering.graph, range.last)) from = std::nullopt;
-  if (!passes_gradient_on(lowering.graph, range.first)) to = std::nullopt;
+  if (!passes_gradient_on(lowering.graph, range.first)) to = std::nullopt, passes_on = false;
   const int first = std::max(range.first, lowering.graph.first_trained);
   if (first >= range.last) return;
   const bool last_micro_batch = is_last(lowering, action);
@@ -345,13 +351,14 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
         unreduced.holds_gradients = !completes_tied;
       }
     }
+    const int at = lowering.position_for_weights[block];
     const Lowering::BlockSegments& segments = lowering.segments_of(block);
     const auto [saved, for_weights] = fetched ? *fetched : fetch_saved(lowering, block, slots, action.phase);
     if (block > first) fetched = fetch_saved(lowering, block - 1, slots, action.phase);
     BufferIds frees{saved};
     if (has_parts && (!in_parts || segments.for_first_part)) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
-    if (!to && block == first) frees.push_back(gradient);
+    if (!passes_on && block == first) frees.push_back(gradient);
     const int call = lowering.next_call();
     add_call(lowering, in_parts ? *segments.backward_inputs : *segments.backward,
              {{binding::parameters, parameters.own},
@@ -361,7 +368,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::tied_gradients, tied_gradients},
               {binding::saved, saved},
               {binding::for_weights, for_weights},
-              {binding::left, in_parts ? std::optional(lowering.left[slots.left][block - range.first]) : std::nullopt},
+              {binding::left, in_parts ? std::optional(lowering.left[slots.left][at]) : std::nullopt},
               {binding::input, input},
               {binding::gradient, gradient},
               {binding::loss, program.loss_buffer},
@@ -405,7 +412,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
     const std::optional<int> for_weights = fetched ? fetched : fetch(block);
     if (i + 1 < blocks.size()) fetched = fetch(blocks[i + 1]);
     const int own = lowering.bucket_index(block), gradients = *lowering.program.buckets[own].gradients;
-    const int left = lowering.left[slots.left][block - range.first];
+    const int left = lowering.left[slots.left][lowering.position_for_weights[block]];
     add_call(lowering, *lowering.segments_of(block).backward_weights,
              {{binding::gradients, gradients},
               {binding::for_weights, for_weights},

@@ -20,7 +20,11 @@ bool has_several_kinds(const Cluster& cluster) {
 std::string bubble_rule(const Guide::Bubble& bubble, const ParallelSpec& spec) {
   const int virtual_stages = spec.virtual_stages;
   const std::string pipeline =
-      runs_backward_in_parts(spec.schedule)
+      is_v_shaped(spec.schedule)
+          ? fmt::format("p = {} ranks with two stages each and m = {} micro-batches, in three equal parts each, is "
+                        "idle for (p - 1) / (6 m + p - 1)",
+                        bubble.stages, bubble.micro_batches)
+      : runs_backward_in_parts(spec.schedule)
           ? fmt::format(
                 "p = {} stages and m = {} micro-batches, in three equal parts each, is idle for (p - 1) / "
                 "(3 m + p - 1)",

@@ -5,10 +5,13 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/schedule/dualpipe_v.h"
 #include "planner/schedule/gpipe.h"
 #include "planner/schedule/interleaved.h"
 #include "planner/schedule/one_f_one_b.h"
+#include "planner/schedule/v_shaped.h"
 #include "planner/schedule/zero_bubble.h"
+#include "planner/schedule/zero_bubble_v.h"
 
 namespace parplan {
 namespace {
@@ -60,6 +63,28 @@ constexpr std::array rows = {
                 .in_flight = zero_bubble_h1_in_flight,
                 .last_stage_in_flight = nullptr,
                 .for_weights = zero_bubble_h1_for_weights,
+                .period = every_second},
+    ScheduleRow{.kind = ScheduleKind::zero_bubble_v,
+                .name = "zero_bubble_v",
+                .actions = zero_bubble_v_actions,
+                .closed_form = nullptr,
+                .through_stage = nullptr,
+                .least_time = v_shaped_least_time,
+                .least = least_v_shaped_time,
+                .in_flight = zero_bubble_v_in_flight,
+                .last_stage_in_flight = zero_bubble_v_last_stage_in_flight,
+                .for_weights = zero_bubble_v_for_weights,
+                .period = every_second},
+    ScheduleRow{.kind = ScheduleKind::dualpipe_v,
+                .name = "dualpipe_v",
+                .actions = dualpipe_v_actions,
+                .closed_form = nullptr,
+                .through_stage = nullptr,
+                .least_time = v_shaped_least_time,
+                .least = least_v_shaped_time,
+                .in_flight = dualpipe_v_in_flight,
+                .last_stage_in_flight = dualpipe_v_last_stage_in_flight,
+                .for_weights = dualpipe_v_for_weights,
                 .period = every_second},
 };
 

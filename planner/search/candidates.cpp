@@ -88,7 +88,7 @@ const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec
   }
   std::vector<std::vector<StageOption>> stages;
   for (int s = 0; s < spec.stages(); ++s) {
-    const int rank = ring_rank(s, shape_of(spec, training_));
+    const int rank = rank_of_stage(spec, s);
     stages.push_back({StageOption{.seconds = prefix[prefix.size() == 1 ? 0 : rank], .state = {}, .saved = {}}});
   }
   FastestCut cut{.blocks = cut_stages(stages)->blocks,
@@ -133,7 +133,7 @@ std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, 
   while (next()) {
     if (std::ranges::adjacent_find(numbers, std::ranges::not_equal_to()) == numbers.end()) continue;
     std::vector<Recompute>& choices = all.emplace_back();
-    for (int stage = 0; stage < spec.stages(); ++stage) choices.push_back(each[numbers[stage % numbers.size()]]);
+    for (int stage = 0; stage < spec.stages(); ++stage) choices.push_back(each[numbers[rank_of_stage(spec, stage)]]);
   }
   return all;
 }
@@ -153,7 +153,7 @@ std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const Paral
     std::vector<BlockRange> stages;
     for (int stage = 0, end = 0; stage < spec.stages(); ++stage) {
       const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
-      if (stage % spec.pp() == rank) stages.push_back({begin, end});
+      if (rank_of_stage(spec, stage) == rank) stages.push_back({begin, end});
     }
     std::optional<std::pair<Seconds, int>> fastest;
     for (int choice = 0; choice < static_cast<int>(recomputes.size()); ++choice) {
@@ -167,7 +167,7 @@ std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const Paral
       if (!fastest || time < fastest->first) fastest = {time, choice};
     }
     if (!fastest) return std::nullopt;
-    for (int stage = rank; stage < spec.stages(); stage += spec.pp()) cut.options[stage] = fastest->second;
+    for (const int stage : stages_of_rank(spec, rank)) cut.options[stage] = fastest->second;
   }
   return with_cut(spec, cut, recomputes);
 }

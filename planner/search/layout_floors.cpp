@@ -567,7 +567,8 @@ void LayoutFloors::forget_holdings() {
 }
 
 bool LayoutFloors::holds_anything(const ParallelSpec& spec) const {
-  return spec.virtual_stages > 1 && (!alike_inside_ || spec.input_slots == InputSlots::one_more);
+  return spec.virtual_stages > 1 &&
+         (!alike_inside_ || spec.input_slots == InputSlots::one_more || is_v_shaped(spec.schedule));
 }
 
 LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span<const Recompute> choices) {

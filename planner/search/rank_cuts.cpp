@@ -22,32 +22,32 @@ class RankCuts {
  public:
   RankCuts(Estimator& estimator, const OpGraph& graph, const ParallelSpec& spec, const Placements& placements,
            const PipelineShape& shape, std::span<const Recompute> recomputes)
-      : blocks_(static_cast<int>(graph.blocks.size())), ranks_(shape.ranks), stages_(shape.stages / shape.ranks) {
-    const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+      : estimator_(estimator),
+        spec_(spec),
+        placements_(placements),
+        schedule_(forms_of(row_of(spec.schedule))),
+        recomputes_(recomputes),
+        blocks_(static_cast<int>(graph.blocks.size())),
+        ranks_(shape.ranks),
+        stages_(shape.stages / shape.ranks),
+        begins_(begins_of_runs(graph)) {
+    for (int rank = 0; rank < ranks_; ++rank) stages_of_rank_.push_back(stages_of_rank(spec, rank));
     const auto first = static_cast<std::size_t>(graph.blocks.front().kind),
                last = static_cast<std::size_t>(graph.blocks.back().kind);
-    const int begins = begins_of_runs(graph);
     for (int rank = 0; rank < ranks_; ++rank) {
       std::vector<RankChoice>& choices = choices_.emplace_back();
-      const Bytes capacity = estimator.capacity(spec.mesh, rank);
       for (const Recompute recompute : recomputes) {
         const std::vector<Seconds> by_kind = estimator.kind_seconds(spec, placements, rank, recompute);
         RankChoice choice;
         for (int b = 1; b + 1 < blocks_; ++b)
           choice.of_block = std::max(choice.of_block, by_kind[static_cast<std::size_t>(graph.blocks[b].kind)]);
         if (rank == 0) choice.of_ends += by_kind[first], ++choice.ends;
-        if (rank + 1 == ranks_) choice.of_ends += by_kind[last], ++choice.ends;
-        const auto fits = [&](int count) {
-          for (int begin = 1; begin <= begins && begin + count < blocks_; ++begin)
-            if (estimator.peak(spec, placements, schedule, rank, ranges(rank, count, begin), recompute) > capacity)
-              return false;
-          return true;
-        };
+        if (has_last(rank)) choice.of_ends += by_kind[last], ++choice.ends;
         // More blocks take more.
         int fitting = stages_ - 1, too_many = blocks_ - stages_ * (ranks_ - 1) + 1;
         while (too_many - fitting > 1) {
           const int middle = fitting + (too_many - fitting) / 2;
-          (fits(middle) ? fitting : too_many) = middle;
+          (share_that_fits(rank, middle, recompute) ? fitting : too_many) = middle;
         }
         if (fitting >= stages_) choice.most = fitting;
         choices.push_back(choice);
@@ -77,16 +77,37 @@ class RankCuts {
   }
 
  private:
-  // How many blocks each stage of a rank has: those with the first and the last block of the model
-  // come first where there is one more.
-  std::vector<int> share(int rank, int count) const {
+  // How many blocks each stage of a rank may have, first what is most even: stages with the first
+  // and the last block of the model come first where there is one more. What is even takes the
+  // least memory, as stages share it, unless the rank holds the first stage of a V: that keeps
+  // nothing for weight gradients, and the last stage, beside it, does.
+  std::vector<std::vector<int>> shares(int rank, int count) const {
     std::vector<int> sizes(static_cast<std::size_t>(stages_), count / stages_);
     const int more = count % stages_;
-    if (rank + 1 == ranks_)
+    // At the turn of a V, the input of the second stage lies apart: its blocks save less.
+    if (rank > 0 && (has_last(rank) || (is_v_shaped(spec_.schedule) && rank + 1 == ranks_)))
       std::for_each(sizes.end() - more, sizes.end(), [](int& size) { ++size; });
     else
       std::for_each(sizes.begin(), sizes.begin() + more, [](int& size) { ++size; });
-    return sizes;
+    std::vector<std::vector<int>> all{sizes};
+    if (is_v_shaped(spec_.schedule) && rank == 0)
+      while (sizes.back() > 1) {
+        ++sizes.front();
+        --sizes.back();
+        all.push_back(sizes);
+      }
+    return all;
+  }
+  // The first of them with which the rank has room, wherever its inner blocks begin.
+  std::optional<std::vector<int>> share_that_fits(int rank, int count, Recompute recompute) const {
+    const Bytes capacity = estimator_.capacity(spec_.mesh, rank);
+    for (std::vector<int>& sizes : shares(rank, count)) {
+      bool fits = true;
+      for (int begin = 1; begin <= begins_ && begin + count < blocks_ && fits; ++begin)
+        fits = estimator_.peak(spec_, placements_, schedule_, rank, ranges(rank, sizes, begin), recompute) <= capacity;
+      if (fits) return std::move(sizes);
+    }
+    return std::nullopt;
   }
   // So many inner blocks follow one another before their kinds come round: 1 where all are alike.
   static int begins_of_runs(const OpGraph& graph) {
@@ -102,12 +123,11 @@ class RankCuts {
   }
 
   // Ranges that hold blocks of the kinds of its stages, where inner ones begin with this block.
-  std::vector<BlockRange> ranges(int rank, int count, int begin) const {
-    const std::vector<int> sizes = share(rank, count);
+  std::vector<BlockRange> ranges(int rank, const std::vector<int>& sizes, int begin) const {
     std::vector<BlockRange> of_stages;
     for (const int size : sizes) of_stages.push_back({begin, begin + size});
     if (rank == 0) of_stages.front() = {0, sizes.front()};
-    if (rank + 1 == ranks_) of_stages.back() = {blocks_ - sizes.back(), blocks_};
+    if (has_last(rank)) of_stages.back() = {blocks_ - sizes.back(), blocks_};
     return of_stages;
   }
 
@@ -163,17 +183,29 @@ class RankCuts {
     const auto stages = static_cast<std::size_t>(stages_ * ranks_);
     StageCut cut{std::vector<int>(stages), std::vector<int>(stages)};
     for (int rank = 0; rank < ranks_; ++rank) {
-      const std::vector<int> sizes = share(rank, counts[rank]);
       const int choice = choice_of(static_cast<std::size_t>(rank), counts[rank]);
+      const std::vector<int> sizes = share_that_fits(rank, counts[rank], recomputes_[static_cast<std::size_t>(choice)])
+                                         .value_or(shares(rank, counts[rank]).front());
       for (int stage = 0; stage < stages_; ++stage) {
-        cut.blocks[stage * ranks_ + rank] = sizes[stage];
-        cut.options[stage * ranks_ + rank] = choice;
+        const auto number = static_cast<std::size_t>(stages_of_rank_[rank][stage]);
+        cut.blocks[number] = sizes[stage];
+        cut.options[number] = choice;
       }
     }
     return cut;
   }
 
+  // Whether the rank holds the last block of the model.
+  bool has_last(int rank) const { return stages_of_rank_[rank].back() + 1 == ranks_ * stages_; }
+
+  Estimator& estimator_;
+  const ParallelSpec& spec_;
+  const Placements& placements_;
+  ScheduleForms schedule_;
+  std::span<const Recompute> recomputes_;
   int blocks_ = 0, ranks_ = 1, stages_ = 1;  // stages of a rank
+  int begins_ = 1;
+  std::vector<std::vector<int>> stages_of_rank_;
   std::vector<std::vector<RankChoice>> choices_;  // by rank
 };
 

@@ -87,10 +87,14 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
   if (!may_have_schedules(space) || !space.training.engine.has_zero_bubble || !may_be_whole) return std::nullopt;
   SpaceWidth wider = space.width;
   wider.interleaves_freely = true;
-  return Restriction{.what = "zero_bubble_h1",
-                     .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::zero_bubble_h1),
-                                .width = wider,
-                                .beyond = {.of_degrees = has_stages, .layout = {}}}}};
+  // What bounds zero_bubble_v bounds dualpipe_v, which has the same stages and degrees, and needs
+  // more micro-batches.
+  Restriction restriction{.what = "zero_bubble_h1, zero_bubble_v and dualpipe_v", .wider = {}};
+  for (const ScheduleKind kind : {ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v})
+    restriction.wider.push_back({.request = with(space.request, Choice::schedule, kind),
+                                 .width = wider,
+                                 .beyond = {.of_degrees = has_stages, .layout = {}}});
+  return restriction;
 }
 
 std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {

@@ -61,7 +61,9 @@ class LayoutStep {
   // periods, and some more for how the pipeline fills and drains. Where these do not suffice, more
   // are lowered.
   int least_micro_batches(int rank) const {
-    const auto in_flight = ceil_div(row_.in_flight(rank, shape(all_)), stages() / pipeline_ranks());
+    // In the shape of a V, as many of both stages make sure that the schedule is not cut short.
+    const int stages_of_rank = is_v_shaped(row_.kind) ? 1 : stages() / pipeline_ranks();
+    const auto in_flight = ceil_div(row_.in_flight(rank, shape(all_)), stages_of_rank);
     return static_cast<int>(in_flight) + std::max(16, 2 * period() + 4);
   }
   void set_micro_batches(int count) {

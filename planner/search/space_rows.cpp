@@ -117,6 +117,7 @@ bool interleaves(const ParallelSpec& spec) {
 
 // 0 stands for as many micro-batches as ranks.
 bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
+  if (spec.schedule == ScheduleKind::dualpipe_v && micro_batches(spec, context.training) < 2 * spec.pp()) return false;
   if (!interleaves(spec)) return std::get<std::int64_t>(given) == 0;
   const std::int64_t group = std::get<std::int64_t>(given);
   const std::int64_t size = group == 0 ? spec.pp() : group, count = micro_batches(spec, context.training);
@@ -130,13 +131,16 @@ void smallest_group(const SpaceContext& context, const ParallelSpec& spec, Value
 
 bool accepts_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
   const std::int64_t number = std::get<std::int64_t>(given);
-  if (!interleaves(spec)) return number == 1;
-  return number >= 2 && number * spec.pp() <= static_cast<std::int64_t>(context.graph.blocks.size());
+  const bool goes_back = spec.pp() > 1 && is_v_shaped(spec.schedule);
+  if (!interleaves(spec) && !goes_back) return number == 1;
+  return (goes_back ? number == 2 : number >= 2) &&
+         number * spec.pp() <= static_cast<std::int64_t>(context.graph.blocks.size());
 }
 
 void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   if (!interleaves(spec)) {
-    values.emplace_back(1);
+    for (const std::int64_t number : {1, 2})
+      if (accepts_virtual_stages(context, spec, number)) values.emplace_back(number);
     return;
   }
   // As Megatron-LM demands: layers, with or without the embedding and the head counted as one each.

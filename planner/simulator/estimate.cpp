@@ -120,6 +120,7 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
       shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
   shapes_.push_back(known_shapes_->of(graph_, training_, cluster_.backend(), spec, placements, recompute));
+  also_whole_.push_back(also_runs_whole_backwards(spec.schedule));
   return entry->second;
 }
 
@@ -145,6 +146,11 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
       costs.backward.back() += weights;
       costs.weights_seconds.back() = weights.total();
     }
+    // Where some backwards are whole, each takes at least the less of the two.
+    if (also_whole_[shapes] != 0)
+      if (const StepTime whole = cost_segment(block.backward, model).parts;
+          whole.total() < costs.backward.back().total())
+        costs.backward.back() = whole;
     costs.forward_seconds.push_back(costs.forward.back().total());
     costs.backward_seconds.push_back(costs.backward.back().total());
   }
@@ -429,6 +435,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
   if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
+  const int exchanges = exchange_buffers(shape_of(spec, training_)) * (is_v_shaped(spec.schedule) ? 2 : 1);
   const MemoryUse all = rank_memory({.buckets = buckets_,
                                      .saved = {},
                                      .staged_bytes = staged,
@@ -436,7 +443,8 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                                      .gradient_bytes = gradient,
                                      .sent_bytes = crossing,
                                      .scratch_bytes = scratch,
-                                     .exchanges = exchange_buffers(shape_of(spec, training_)),
+                                     .outputs = exchanges,
+                                     .gradients = exchanges,
                                      .computes_loss = false},
                                     training_);
   const std::int64_t overhead = overhead_of(spec).count;
@@ -474,11 +482,11 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
 namespace {
 
 // The scratch that the Segments of a block need, with backwards as they run.
-std::int64_t scratch_of(const LoweredBlock& block) {
+std::int64_t scratch_of(const LoweredBlock& block, bool also_whole) {
   const bool in_parts = !block.backward_inputs.instructions.empty();
-  return std::max({block.forward.scratch_bytes, in_parts ? block.backward_inputs.scratch_bytes
-                                                         : block.backward.scratch_bytes,
-                   block.backward_weights.scratch_bytes});
+  return std::max({block.forward.scratch_bytes, block.backward_inputs.scratch_bytes,
+                   block.backward_weights.scratch_bytes,
+                   in_parts && !also_whole ? std::int64_t{0} : block.backward.scratch_bytes});
 }
 
 }  // namespace
@@ -488,6 +496,7 @@ std::int64_t scratch_of(const LoweredBlock& block) {
 std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const HeldStage> held) {
   saved_.clear();
   host_saved_.clear();
+  const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
   std::int64_t head = 0;
   const auto share = [](std::vector<SavedSizes>& shared, std::vector<std::int64_t>& sizes, Home home) {
     std::ranges::sort(sizes, std::ranges::greater());
@@ -501,7 +510,7 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
     for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
       const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
       const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
-      const bool input_apart = spec.input_slots == InputSlots::one_more && b > 0 && b == stage.blocks.first;
+      const bool input_apart = (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
       (home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
           .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
@@ -516,13 +525,43 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
   return head;
 }
 
+// As make_buffers.cpp has it.
+void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held) {
+  for_weights_.clear();
+  left_.clear();
+  for (const Home home : all_homes) {
+    const std::size_t begin = for_weights_.size();
+    for (const HeldStage& stage : held) {
+      sizes_for_weights_.clear();
+      for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
+        const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+        const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
+        if (home_of_saved(spec, kind) == home)
+          sizes_for_weights_.emplace_back(lowered.for_weights_bytes, lowered.left_bytes);
+      }
+      std::ranges::stable_sort(sizes_for_weights_, std::ranges::greater(),
+                               [](const auto& block) { return block.first + block.second; });
+      for_weights_.resize(std::max(for_weights_.size(), begin + sizes_for_weights_.size()));
+      left_.resize(for_weights_.size());
+      for (std::size_t i = 0; i < sizes_for_weights_.size(); ++i) {
+        SavedSizes &kept = for_weights_[begin + i], &left = left_[begin + i];
+        kept = {.bytes = std::max(kept.bytes, sizes_for_weights_[i].first), .times = 1, .home = home};
+        left.bytes = std::max(left.bytes, sizes_for_weights_[i].second);
+      }
+    }
+  }
+}
+
 // Asked for one rank after the other.
-const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape) {
+const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape,
+                                                   InputSlots inputs) {
   const std::array wanted{shape.ranks, shape.stages, shape.micro_batches, shape.group};
-  if (!last_inputs_ || last_inputs_->actions != schedule.actions || last_inputs_->shape != wanted) {
-    last_inputs_ = Inputs{.actions = schedule.actions, .shape = wanted, .of_rank = {}};
-    for (const std::vector<Action>& actions : schedule.actions(shape).ranks)
-      last_inputs_->of_rank.push_back(input_buffers(actions));
+  if (!last_inputs_ || last_inputs_->actions != schedule.actions || last_inputs_->inputs != inputs ||
+      last_inputs_->shape != wanted) {
+    last_inputs_ = Inputs{.actions = schedule.actions, .inputs = inputs, .shape = wanted, .of_rank = {}};
+    const Schedule actions = schedule.actions(shape);
+    for (int rank = 0; rank < shape.ranks; ++rank)
+      last_inputs_->of_rank.push_back(input_buffers(actions, rank, inputs));
   }
   return last_inputs_->of_rank;
 }
@@ -548,7 +587,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
       const Home home = home_of_saved(spec, kind);
-      const bool first_apart = inputs_lie_apart && stage.blocks.first > 0 &&
+      const bool first_apart = (inputs_lie_apart || stage.is_handed_its_input) && stage.blocks.first > 0 &&
                                static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind;
       saved_.push_back({.bytes = block.saved_bytes, .times = times - (first_apart ? 1 : 0), .home = home});
       for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times, .home = home});
@@ -561,7 +600,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
-      scratch = std::max(scratch, scratch_of(block));
+      scratch = std::max(scratch, scratch_of(block, also_whole_[stage.shapes] != 0));
       crossing = std::max(crossing, crossing_bytes(block));
       gradient = std::max(gradient, block.gradient_bytes);
       buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
@@ -575,6 +614,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
   }
   const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
+  if (held.size() > 1) share_slots_for_weights(spec, held);
   if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, training_);
@@ -589,7 +629,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   int inputs = 0;
   if (input > 0)
     inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
-                              : inputs_of_ranks(schedule, shape)[static_cast<std::size_t>(rank)];
+                              : inputs_of_ranks(schedule, shape, spec.input_slots)[static_cast<std::size_t>(rank)];
+  const ExchangeWays ways = exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks);
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .for_weights = for_weights_,
@@ -604,7 +645,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .head_in_flight = heads,
                                   .for_weights_in_flight = slots.saved,
                                   .left_in_flight = slots.left,
-                                  .exchanges = exchange_buffers(shape),
+                                  .outputs = exchange_buffers(shape) * ways.outputs,
+                                  .gradients = exchange_buffers(shape) * ways.gradients,
                                   .input_bytes = input,
                                   .inputs = inputs,
                                   .computes_loss = holds_last},
@@ -616,8 +658,11 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
 Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
                       std::span<const BlockRange> stages, Recompute recompute) {
   held_.clear();
-  for (const BlockRange& stage : stages)
-    held_.push_back({.blocks = stage, .shapes = shapes_of(spec, placements, recompute, rank)});
+  const std::vector<int> numbers = stages.size() > 1 ? stages_of_rank(spec, rank) : std::vector<int>{rank};
+  for (std::size_t i = 0; i < stages.size(); ++i)
+    held_.push_back({.blocks = stages[i],
+                     .shapes = shapes_of(spec, placements, recompute, numbers[i]),
+                     .is_handed_its_input = is_handed_its_input(spec, numbers[i])});
   return memory_of_rank(spec, placements, schedule, rank, held_).peak();
 }
 
@@ -872,8 +917,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
 // axis, their norms, their updates and the gathers of these add up. Reductions follow the last
 // backward of one of them. Those of the rank's first k stages also follow the beginning of the last
 // micro-batch's backward on the k-th, after which the rank runs that backward, and the last group
-// of micro-batches backward through the stages before the k-th.
-Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
+// of micro-batches backward through the stages before the k-th. Schedules in the shape of a V have
+// no such order.
+Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool goes_back) {
   ranks_.assign(static_cast<std::size_t>(shape.ranks), {});
   const int remainder = shape.micro_batches % shape.group;
   const int last_group = shape.stages == shape.ranks ? 1 : remainder > 0 ? remainder : shape.group;
@@ -892,7 +938,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape) {
     rank.copied = std::min(rank.copied, bound.copied);
     rank.reduces += bound.reduces;
     const Seconds last = bound.weights > Seconds(0.0) ? bound.weights : both - bound.forward;
-    rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - last);
+    if (!goes_back) rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - last);
     rank.backwards += last_group * (both - bound.forward);
     rank.norms += bound.norms;
     rank.updates += bound.updates;
@@ -939,10 +985,16 @@ Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineSha
   const std::vector<Seconds> ends =
       played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_, first_back_);
   Seconds latest;
-  for (int s = 0; s < shape.stages; ++s) {
-    const StageBound& bound = bounds_[s];
-    const Seconds after = norm ? bound.behind + bound.norms : std::max(bound.behind, bound.finish_behind);
-    latest = std::max(latest, ends[rank_of_stage_[s]] + after);
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    // The last action is of one of the rank's stages.
+    Seconds behind(std::numeric_limits<double>::infinity()), norms;
+    for (int s = 0; s < shape.stages; ++s) {
+      if (rank_of_stage_[s] != rank) continue;
+      const StageBound& bound = bounds_[s];
+      behind = std::min(behind, norm ? bound.behind : std::max(bound.behind, bound.finish_behind));
+      norms += bound.norms;
+    }
+    latest = std::max(latest, ends[rank] + behind + (norm ? norms : Seconds(0.0)));
   }
   return latest;
 }
@@ -974,7 +1026,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   for (int s = 0; s < stages; ++s) {
     const int first = s == 0 ? 0 : ranges_.back().last;
     ranges_.push_back({first, first + spec.stage_blocks[s]});
-    rank_of_stage_.push_back(ring_rank(s, shape));
+    rank_of_stage_.push_back(rank_of_stage(spec, s));
   }
 
   // From the first block on the stage's rank that uses the tied parameter to the last.
@@ -995,7 +1047,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   for (int rank = 0; rank < shape.ranks; ++rank) {
     held_.clear();
     for (int s = stages == shape.ranks ? rank : 0; s < stages; ++s) {
-      if (rank_of_stage_[s] == rank) held_.push_back({ranges_[s], shapes_for(spec.recompute_of(s), s)});
+      if (rank_of_stage_[s] == rank)
+        held_.push_back({ranges_[s], shapes_for(spec.recompute_of(s), s), is_handed_its_input(spec, s)});
       if (stages == shape.ranks) break;
     }
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
@@ -1057,6 +1110,13 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     weights_.push_back(bound.weights);
     before_.push_back(before);
     if (s + 1 == stages) break;
+    if (!passes_gradient_on(graph_, range.last)) first_back_ = s + 1;
+    before += bound.plain_forward;
+    // Between stages of one rank nothing is transferred.
+    if (rank_of_stage_[s + 1] == rank) {
+      transfer_.emplace_back(0.0);
+      continue;
+    }
     const GroupNetwork* next = &next_network(spec.mesh, view, rank, rank_of_stage_[s + 1]);
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
@@ -1065,10 +1125,9 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
                                        *next, backend);
     }
     transfer_.push_back(known_transfer);
-    if (!passes_gradient_on(graph_, range.last)) first_back_ = s + 1;
-    before += bound.plain_forward + known_transfer;
+    before += known_transfer;
   }
-  const StepBound step = bound_of_ranks(shape);
+  const StepBound step = bound_of_ranks(shape, is_v_shaped(spec.schedule));
   const bool in_parts = runs_backward_in_parts(spec.schedule) && stages > 1;
   const StageBound& first = bounds_.front();
 

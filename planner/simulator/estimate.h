@@ -240,6 +240,7 @@ class Estimator {
   struct HeldStage {
     BlockRange blocks;
     int shapes = 0;
+    bool is_handed_its_input = false;  // by the stage before, on the same rank
   };
   // A block on its stage, with its work on the data axis.
   struct Visit {
@@ -297,6 +298,11 @@ class Estimator {
                            int rank, std::span<const HeldStage> held);
   // Returns what the last block saves, where the rank holds it: it has slots of its own.
   std::int64_t share_slots(const ParallelSpec& spec, std::span<const HeldStage> held);
+  // The same of what is kept for weight gradients.
+  void share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held);
+  bool is_handed_its_input(const ParallelSpec& spec, int stage) const {
+    return stage > 0 && rank_of_stage(spec, stage) == rank_of_stage(spec, stage - 1);
+  }
   // From the first block that uses the tied parameter to the last; empty where none does.
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.
@@ -305,7 +311,8 @@ class Estimator {
                             const BlockShapes& shapes, const DataCosts& data, const std::vector<SavedCopies>* copies);
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies() const;
-  StepBound bound_of_ranks(const PipelineShape& shape);
+  // `goes_back`: in the shape of a V.
+  StepBound bound_of_ranks(const PipelineShape& shape, bool goes_back);
   Seconds norm_copy(int environment) const;
   Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
@@ -328,6 +335,7 @@ class Estimator {
   std::vector<std::vector<int>> blocks_of_kind_;  // [kind][block]: blocks of the kind before it
   std::unordered_map<ParallelSpec, int, SpecHash> shapes_index_;  // by block_key
   std::vector<std::shared_ptr<const BlockShapes>> shapes_;
+  std::vector<char> also_whole_;  // likewise: whether backwards in two parts also run whole
   std::vector<Environment> environments_;
   std::map<std::pair<int, int>, Costs> costs_;  // shapes, environment
   std::map<std::pair<int, int>, std::vector<SavedCopies>> copies_;  // likewise
@@ -340,11 +348,12 @@ class Estimator {
     Bytes bytes;
   };
   std::optional<KnownOverhead> last_overhead_;
-  // The buffers for arriving activations, by rank of a pipeline whose ranks hold several stages:
-  // the last ones kept.
-  const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape);
+  // The buffers for activations that enter stages, by rank of a pipeline whose ranks hold several
+  // stages: the last ones kept.
+  const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape, InputSlots inputs);
   struct Inputs {
     Schedule (*actions)(const PipelineShape& shape) = nullptr;
+    InputSlots inputs{};
     std::array<int, 4> shape{};  // ranks, stages, micro-batches and groups of these
     std::vector<int> of_rank;
   };
@@ -369,6 +378,7 @@ class Estimator {
   std::vector<SavedSizes> saved_, for_weights_, left_;
   std::vector<std::int64_t> sizes_, host_sizes_;  // of what a stage's blocks save, by home
   std::vector<SavedSizes> host_saved_;
+  std::vector<std::pair<std::int64_t, std::int64_t>> sizes_for_weights_;
   std::vector<Visit> visits_;
   std::vector<int> rank_of_stage_;
   int first_back_ = 0;               // played_time

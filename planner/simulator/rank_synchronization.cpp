@@ -22,18 +22,19 @@ std::optional<int> place_of(std::span<const Program> programs, int rank) {
 std::vector<Meeting> make_meetings(std::span<const Program> programs) {
   std::vector<Meeting> meetings;
   for (int one = 0; one < static_cast<int>(programs.size()); ++one)
-    for (const int next : programs[one].group(next_stage)) {
-      const std::optional<int> other = place_of(programs, next);
-      if (!other) continue;
-      const auto add = [&](int source, int destination, GroupKey group) {
-        meetings.push_back({.name = fmt::format("{} to {}", source, destination),
-                            .group = group,
-                            .is_channel = true,
-                            .seats = {{.rank = source}, {.rank = destination}}});
-      };
-      add(one, *other, next_stage);
-      add(*other, one, previous_stage);
-    }
+    for (const GroupKey direction : {next_stage, next_stage_on_return})
+      for (const int next : programs[one].group(direction)) {
+        const std::optional<int> other = place_of(programs, next);
+        if (!other) continue;
+        const auto add = [&](int source, int destination, GroupKey group) {
+          meetings.push_back({.name = fmt::format("{} to {}", source, destination),
+                              .group = group,
+                              .is_channel = true,
+                              .seats = {{.rank = source}, {.rank = destination}}});
+        };
+        add(one, *other, direction);
+        add(*other, one, seen_from(direction));
+      }
   for (const GroupKey key : {tied_stages, all_along(Axis::pp)})
     for (const Program& program : programs) {
       const std::vector<int>& ranks = program.group(key);

@@ -104,7 +104,8 @@ TEST_CASE("values that cannot be read are refused") {
        {{"suggest", "gpt2", "--optimizer", "adamww"},
         "--optimizer: expected one of adamw, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},
-        "--schedule: expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, found 'gpip'; did you mean 'gpipe'?"},
+        "--schedule: expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, zero_bubble_v, dualpipe_v, found 'gpip'"
+        "; did you mean 'gpipe'?"},
        {{"simulate", "gpt2", "--recompute", "selective"},
         "--recompute: expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "
         "core_attn+activation, core_attn+norms+activation, mlp, norms+mlp, core_attn+mlp, core_attn+norms+mlp, "

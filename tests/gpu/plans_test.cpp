@@ -324,6 +324,15 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
     pipelined[Choice::schedule] = ScheduleKind::zero_bubble_h1;
     check_equal(run_on_gpu(gpu, graph, training, random_spec(graph, training, 2, pipelined, random), 3), accumulated);
     if (graph.blocks.size() >= 4) {
+      {
+        pipelined[Choice::schedule] = model == models.front() ? ScheduleKind::dualpipe_v : ScheduleKind::zero_bubble_v;
+        std::mt19937 apart = random;  // so that the draw changes no others
+        ParallelSpec back = random_spec(graph, training, 2, pipelined, apart);
+        back.recompute = stages.recompute;
+        back.stage_recompute.clear();
+        INFO(model << ": " << describe(back));
+        check_equal(run_on_gpu(gpu, graph, training, back, 3), accumulated);
+      }
       pipelined[Choice::schedule] = ScheduleKind::interleaved;
       pipelined[Choice::virtual_stages] = 2;
       const ParallelSpec interleaved = random_spec(graph, training, 2, pipelined, random);

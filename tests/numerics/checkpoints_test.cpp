@@ -64,6 +64,7 @@ const std::vector<Kind> kinds = {
      {{Choice::tp, 2}, {Choice::sequence_parallel, true}, {Choice::tp_overlap, TensorOverlap::ring}}},
     {"interleaved", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::interleaved}}},
     {"zero bubble", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::zero_bubble_h1}}},
+    {"down the ranks and back", {{Choice::pp, 2}, {Choice::schedule, ScheduleKind::zero_bubble_v}}},
     {"hybrid sharding", {{Choice::dp, 4}}, true},
     {"one process with a master",
      {{Choice::dp_method, DataMethod::master}, {Choice::tp, 1}, {Choice::pp, 1}, {Choice::cp, 1}}},

@@ -165,6 +165,40 @@ TEST_CASE("interleaved plans train as the reference does, and without a norm as 
   }
 }
 
+TEST_CASE("pipelines down the ranks and back train as the reference does, and without a norm as one stage to the bit") {
+  std::mt19937 random(20261125);
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    const int blocks = static_cast<int>(graph.blocks.size());
+    if (blocks < 4) continue;
+    for (int trial = 0; trial < 16; ++trial) {
+      TrainingSpec training = training_of();
+      if (trial % 4 == 3) training.clip_norm = 0.5;
+      const bool has_other_axes = trial % 3 == 0;
+      const int pp = !has_other_axes && blocks >= 6 && trial % 4 == 1 ? 3 : 2;
+      LayoutRequest request;
+      request[Choice::pp] = std::int64_t{pp};
+      request[Choice::schedule] = trial % 2 == 0 ? ScheduleKind::zero_bubble_v : ScheduleKind::dualpipe_v;
+      request[Choice::micro_batch] = 1;
+      if (!has_other_axes) request[Choice::dp] = request[Choice::tp] = 1;
+      if (trial % 8 < 4) request[Choice::tied_gradients] = TiedGradients::apart;
+      ParallelSpec spec = random_spec(graph, training, has_other_axes ? 4 : pp, request, random);
+      if (trial % 5 < 2) spec.input_slots = InputSlots::one_more;
+      spec.recompute = recompute_rows()[static_cast<std::size_t>(trial) % recompute_rows().size()].kind;
+      INFO(model << ": " << describe(spec));
+      const Outcome outcome = run_plan(graph, training, spec, 3);
+      check_close(outcome, run_reference(graph, training, spec.micro_batch, 3));
+      ParallelSpec alone = spec;
+      alone.mesh.degree.pp = 1;
+      row_of(Choice::schedule).set(alone, ScheduleKind::one_f_one_b);
+      alone.input_slots = InputSlots::in_flight;
+      alone.stage_blocks = {static_cast<int>(graph.blocks.size())};
+      if (training.clip_norm == 0.0 && (spec.tied_gradients == TiedGradients::apart || graph.tied.empty()))
+        check_equal(outcome, run_plan(graph, training, alone, 3));
+    }
+  }
+}
+
 TEST_CASE("one accumulator for both uses of a tied parameter trains as the reference does, and so do two") {
   const OpGraph graph = graph_of("tiny-gpt2");
   TrainingSpec training = training_of();

@@ -41,6 +41,7 @@ TEST_CASE("communicators take buffers for each channel of each group and each ne
   // A neighbour: 320 MiB to receive and 64 to send, over 32 channels.
   CHECK(mebibytes(node, mesh_of(1, 1, 2)) == 384);
   CHECK(mebibytes(node, mesh_of(1, 1, 8)) == 2 * 384);
+  CHECK(communicator_memory(node, mesh_of(1, 1, 8), {.pp = true}) == Bytes(4 * 384 << 20));  // both ways of a V
   // Between nodes: 2 channels of the rank's own NIC, with 10 MiB at both ends; 8 ranks of a node
   // share 16.
   CHECK(mebibytes(nodes, mesh_of(8, 8, 1)) == 288 + 2 * 20);

@@ -363,6 +363,11 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
       with([](ParallelSpec& spec) { spec.schedule = ScheduleKind::gpipe; }),
       with([](ParallelSpec& spec) { spec.schedule = ScheduleKind::zero_bubble_h1; }),
       with([](ParallelSpec& spec) {
+        spec.schedule = ScheduleKind::zero_bubble_v;
+        spec.virtual_stages = 2;
+        spec.stage_blocks = {2, 2, 1, 1};
+      }),
+      with([](ParallelSpec& spec) {
         spec.schedule = ScheduleKind::interleaved;
         spec.virtual_stages = 2;
         spec.stage_blocks = {2, 2, 1, 1};
@@ -465,6 +470,41 @@ TEST_CASE("Zero-bubble pipelines need whole gradients") {
   CHECK(reason(tiny_gpt2(), spec) ==
         "the schedule zero_bubble_h1 runs backwards in two parts, which needs whole gradients until the second, and "
         "zero_stage is 3; legal stages: 0, 1");
+}
+
+TEST_CASE("Pipelines down the ranks and back have two stages on each rank") {
+  ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 2);
+  spec.stage_blocks.clear();
+  spec.schedule = ScheduleKind::zero_bubble_v;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "the schedule zero_bubble_v has 2 stages on each rank, one on the way down the ranks and one on the way back, "
+        "and virtual_stages is 1");
+  spec.virtual_stages = 2;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.micro_batch_group = 4;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "micro_batch_group is for the schedule interleaved, and the schedule is zero_bubble_v");
+  spec.micro_batch_group = 0;
+  spec.zero_stage = 2;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "the schedule zero_bubble_v runs backwards in two parts, which needs whole gradients until the second, and "
+        "zero_stage is 2; legal stages: 0, 1");
+  spec.zero_stage = 0;
+  spec.mesh.degree.pp = 1;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "the schedule zero_bubble_v goes down 2 or more ranks and back, and pp is 1; take 1f1b");
+  spec.mesh.degree = {.pp = 4};
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "the schedule zero_bubble_v has 2 stages on each of 4 ranks, which cannot all have a block: the model has 6 "
+        "(embedding to head); legal degrees: 2 to 3");
+  spec.mesh.degree = {.pp = 2};
+  spec.schedule = ScheduleKind::dualpipe_v;
+  spec.micro_batch = 8;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "the schedule dualpipe_v of 2 ranks runs at least 4 micro-batches, two for each rank, and there are 2: take "
+        "smaller micro-batches, less data parallelism, a larger batch, or zero_bubble_v");
+  spec.micro_batch = 4;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
 }
 
 TEST_CASE("Interleaved pipelines obey Megatron-LM's rules") {

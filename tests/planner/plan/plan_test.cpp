@@ -301,8 +301,8 @@ TEST_CASE("A plan names its virtual stages only where the schedule interleaves t
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("virtual_stages") == std::string::npos);
   CHECK(error_with("schedule: 1f1b", "schedule: 1f1b\n  virtual_stages: 2")
-            .ends_with("the key goes with schedule interleaved on 2 or more pipeline ranks, and the schedule is 1f1b "
-                       "on 2"));
+            .ends_with("the key goes with schedule interleaved, zero_bubble_v or dualpipe_v on 2 or more pipeline "
+                       "ranks, and the schedule is 1f1b on 2"));
   plan.spec.schedule = ScheduleKind::interleaved;
   plan.spec.virtual_stages = 2;
   plan.spec.stage_blocks = {1, 2, 1, 1};
@@ -476,7 +476,8 @@ TEST_CASE("A layout that does not add up says how") {
         value_place("zero_stage: 2") + "expected a whole number from 0 to 3, found '4'");
   CHECK(error_with("mesh_order: dp-pp-tp", "mesh_order: dp-tp").find(value_place("mesh_order: dp-pp-tp")) == 0);
   CHECK(error_with("schedule: 1f1b", "schedule: 1b1f") ==
-        value_place("schedule: 1f1b") + "expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, found '1b1f'");
+        value_place("schedule: 1f1b") +
+            "expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, zero_bubble_v, dualpipe_v, found '1b1f'");
   CHECK(error_with("recompute: full", "recompute: fully") ==
         value_place("recompute: full") +
             "expected one of none, norms, activation, norms+activation, core_attn, core_attn+norms, "

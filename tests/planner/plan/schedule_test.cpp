@@ -118,15 +118,40 @@ TEST_CASE("A rank may hold several stages") {
   outside.rank_of_stage[3] = 2;
   CHECK(find_fault(outside, 2) == "stage 3 is on rank 2 of the pipeline, which has 2");
   Schedule beside = interleaved(first, second);
-  beside.rank_of_stage = {0, 1, 1, 0};
+  beside.rank_of_stage = {0, 0, 1, 1};
   CHECK(find_fault(beside, 2) ==
-        "stage 2 is on rank 1 of the pipeline; stages go around the ring of ranks, so it must be on rank 0");
+        "stage 1 is on rank 0 of the pipeline; stages go around the ring of ranks, so it must be on rank 1");
   Schedule uneven = interleaved(first, second);
   uneven.rank_of_stage = {0, 1, 0};
   CHECK(find_fault(uneven, 2) == "3 stages cannot be shared out among 2 ranks");
   Schedule alone = schedule_of({"0F0 1F0 1B0 0B0"});
   alone.rank_of_stage = {0, 0};
   CHECK(find_fault(alone, 1) == "one rank holds 2 stages; make them one");
+}
+
+TEST_CASE("Stages may go down the ranks and back") {
+  const auto v = [](const std::string& first, const std::string& second) {
+    Schedule schedule = schedule_of({first, second});
+    schedule.rank_of_stage = {0, 1, 1, 0};
+    return schedule;
+  };
+  const auto fault_of = [](const Schedule& schedule, int micro_batches) {
+    return find_fault(schedule, micro_batches).value_or("none");
+  };
+  const std::string first = "0F0 0F1 3F0 3F1 3B0 3B1 0B0 0B1", second = "1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1";
+  CHECK(fault_of(v(first, second), 2) == "none");
+  CHECK(is_v(v(first, second)));
+  CHECK(hands_over(v(first, second), {1, Phase::forward, 0}));
+  CHECK(hands_over(v(first, second), {2, Phase::backward, 0}));
+  CHECK_FALSE(sends(v(first, second), {1, Phase::forward, 0}));
+  CHECK_FALSE(hands_over(v(first, second), {3, Phase::forward, 0}));
+  CHECK(fault_of(v(first, "1F0 1F1 2F1 2F0 2B0 1B0 2B1 1B1"), 2) ==
+        "stage 2 sends 2F1 where stage 3 receives for 3F0; neighbours must run their forwards in one order");
+  // The gradient that stage 2 leaves on its rank takes one of two buffers until 1B0 has run.
+  const std::string three = "0F0 0F1 0F2 3F0 3F1 3F2 3B0 3B1 3B2 0B0 0B1 0B2";
+  CHECK(fault_of(v(three, "1F0 2F0 1F1 2F1 1F2 2F2 2B0 2B1 1B0 2B2 1B1 1B2"), 3) == "none");
+  CHECK(fault_of(v(three, "1F0 2F0 1F1 2F1 1F2 2F2 2B0 2B1 2B2 1B0 1B1 1B2"), 3) ==
+        "the schedule cannot run to its end: 0B0 waits for 1B0, 2B2 waits for 1B0 to take what 2B0 sent");
 }
 
 TEST_CASE("Activations in flight are counted at their worst") {

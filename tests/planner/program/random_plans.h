@@ -65,6 +65,18 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
       ++spec.stage_blocks[random() % spec.stage_blocks.size()];
     std::mt19937 apart = random;  // so that the draw changes no others
     if (spec.sequence_parallel && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
+    if (runs_backward_in_parts(spec.schedule) && pp > 1 && 2 * pp <= static_cast<int>(graph.blocks.size()) &&
+        apart() % 2 == 0) {
+      spec.schedule = apart() % 2 == 0 ? ScheduleKind::zero_bubble_v : ScheduleKind::dualpipe_v;
+      spec.virtual_stages = 2;
+      spec.stage_blocks.resize(static_cast<std::size_t>(2 * pp), 0);
+      // Each block more is taken from a stage that has two.
+      for (int stage = pp; stage < 2 * pp; ++stage) {
+        --*std::ranges::max_element(spec.stage_blocks);
+        ++spec.stage_blocks[static_cast<std::size_t>(stage)];
+      }
+      std::ranges::shuffle(spec.stage_blocks, apart);
+    }
     if (!illegal(graph, training, spec)) return spec;
   }
 }

@@ -109,6 +109,62 @@ TEST_CASE("in lowered Programs every communication that one rank drops is missed
   }
 }
 
+TEST_CASE("what changes its buffer at the turn of a pipeline down the ranks and back, or its channel, is missed") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  const TrainingSpec training = plain_training();
+  for (const ScheduleKind kind : {ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v}) {
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = 2};
+    spec.micro_batch = 2;
+    spec.schedule = kind;
+    spec.virtual_stages = 2;
+    spec.stage_blocks = {1, 2, 1, static_cast<int>(graph.blocks.size()) - 4};
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    CHECK(find_faults(programs).empty());
+    for (const Program& program : programs) {
+      // Both uses of the tied parameter are on rank 0.
+      CHECK(program.group(tied_stages).empty());
+      // A micro-batch crosses between the ranks twice each way.
+      CHECK(spots(program, [](const Instruction& i) { return i.kind == InstructionKind::send; }).size() == 2 * 8);
+    }
+    // Puts another buffer of the same kind into the calls of a task of rank 1.
+    const auto moves = [&](const Task& task, const std::string& name) {
+      std::vector<Program> planted = programs;
+      Program& program = planted[1];
+      int moved = 0;
+      for (int call = task.first_call; call < task.last_call; ++call)
+        for (int& buffer : program.calls[static_cast<std::size_t>(call)].buffers) {
+          const std::vector<Buffer>& all = program.buffers;
+          if (!all[static_cast<std::size_t>(buffer)].name.starts_with(name)) continue;
+          const auto is_other = [&](const Buffer& one) {
+            return one.name.starts_with(name) && one.name != all[static_cast<std::size_t>(buffer)].name;
+          };
+          buffer = static_cast<int>(std::ranges::find_if(all, is_other) - all.begin());
+          ++moved;
+        }
+      CHECK(moved > 0);
+      return planted;
+    };
+    int handed_over = 0;
+    for (const Task& task : programs[1].tasks) {
+      if (!task.action || task.action->stage != 1 || !flow_of(task.action->phase)) continue;
+      INFO(name(kind) << ", " << write_action(*task.action));
+      const bool is_forward = task.action->phase == Phase::forward;
+      CHECK(!find_faults(moves(task, is_forward ? "arriving activation" : "activation gradient")).empty());
+      ++handed_over;
+    }
+    CHECK(handed_over == 2 * 8);
+    for (const auto& [from, to] :
+         {std::pair(next_stage_on_return, previous_stage), std::pair(previous_stage, next_stage_on_return)}) {
+      std::vector<Program> planted = programs;
+      for (Segment& segment : planted[1].segments)
+        for (Instruction& instruction : segment.instructions)
+          if (instruction.kind == InstructionKind::send && instruction.group == from) instruction.group = to;
+      CHECK(!find_faults(planted).empty());
+    }
+  }
+}
+
 TEST_CASE("with hybrid sharding a sum over replicas that is dropped, and a sum over the wrong group, are missed") {
   const OpGraph graph = graph_of("tiny-gpt2");
   const TrainingSpec training = plain_training();

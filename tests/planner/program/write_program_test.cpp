@@ -15,7 +15,8 @@ TEST_CASE("streams, groups and instructions have names of their own") {
   std::vector<std::string> streams, groups, kinds;
   for (int i = 0; i < static_cast<int>(Stream::count_); ++i) streams.push_back(name(static_cast<Stream>(i)));
   for (const Axis axis : all_axes)
-    for (const Members members : {Members::all, Members::tied, Members::next, Members::previous})
+    for (const Members members : {Members::all, Members::tied, Members::next, Members::previous,
+                                  Members::next_on_return, Members::previous_on_return})
       groups.push_back(name(GroupKey{axis, members}));
   for (int i = 0; i <= static_cast<int>(InstructionKind::receive); ++i)
     kinds.push_back(name(static_cast<InstructionKind>(i)));

@@ -49,4 +49,42 @@ inline Schedule random_orders(int stages, int micro_batches, bool crossing, std:
   return one_stage_a_rank(std::move(ranks));
 }
 
+// An order of the same for two stages on each rank, down the ranks and back, in which every action
+// finds its input: what does not run lacks a buffer.
+inline Schedule random_v_orders(int ranks, int micro_batches, std::mt19937& random) {
+  const int stages = 2 * ranks;
+  Schedule schedule{.rank_of_stage = {}, .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
+  for (int stage = 0; stage < stages; ++stage) schedule.rank_of_stage.push_back(v_rank(stage, ranks));
+  struct Counts {
+    int forward = 0, backward = 0, weights = 0;
+  };
+  std::vector<Counts> done(static_cast<std::size_t>(stages));
+  const unsigned eagerness = 1 + random() % 4, haste = random() % 4;  // for backwards, for their second parts
+  for (int left = 2 * stages * micro_batches; left > 0;) {
+    const int stage = static_cast<int>(random() % static_cast<unsigned>(stages));
+    Counts& own = done[static_cast<std::size_t>(stage)];
+    std::vector<Action>& actions = schedule.ranks[static_cast<std::size_t>(schedule.rank_of_stage[stage])];
+    if (own.weights < own.backward && random() % 5 < haste) {
+      actions.push_back({stage, Phase::backward_weights, own.weights++});
+      continue;
+    }
+    const bool goes_back = random() % 5 < eagerness;
+    const auto at = static_cast<std::size_t>(stage);
+    if (goes_back && own.backward < own.forward && (stage + 1 == stages || done[at + 1].backward > own.backward)) {
+      const bool in_parts = own.weights < own.backward || random() % 2 == 0;
+      actions.push_back({stage, in_parts ? Phase::backward_inputs : Phase::backward, own.backward++});
+      if (!in_parts) ++own.weights;
+      --left;
+    } else if (!goes_back && own.forward < micro_batches && (stage == 0 || done[at - 1].forward > own.forward)) {
+      actions.push_back({stage, Phase::forward, own.forward++});
+      --left;
+    }
+  }
+  for (int stage = 0; stage < stages; ++stage)
+    for (Counts& own = done[static_cast<std::size_t>(stage)]; own.weights < own.backward;)
+      schedule.ranks[static_cast<std::size_t>(schedule.rank_of_stage[stage])].push_back(
+          {stage, Phase::backward_weights, own.weights++});
+  return schedule;
+}
+
 }  // namespace parplan

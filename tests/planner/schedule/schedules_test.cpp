@@ -31,11 +31,16 @@ const std::vector<Size> sizes = [] {
   return all;
 }();
 
-// Those of a schedule: with one stage a rank, and interleaved ones with several.
+// Those of a schedule: with one stage a rank, interleaved ones with several, and two in the shape
+// of a V.
 std::vector<PipelineShape> shapes_of(const ScheduleRow& row) {
   std::vector<PipelineShape> shapes;
   for (const Size& size : sizes) {
     const int p = size.stages, m = size.micro_batches;
+    if (is_v_shaped(row.kind)) {
+      if (p > 1 && (row.kind != ScheduleKind::dualpipe_v || m >= 2 * p)) shapes.emplace_back(p, 2 * p, m);
+      continue;
+    }
     if (row.kind != ScheduleKind::interleaved) {
       shapes.emplace_back(p, m);
       continue;
@@ -63,9 +68,9 @@ std::vector<Seconds> repeat(int stages, double value) {
 }  // namespace
 
 TEST_CASE("Every schedule has one row, under its name") {
-  CHECK(schedule_rows().size() == 4);
+  CHECK(schedule_rows().size() == 6);
   for (ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
-                            ScheduleKind::zero_bubble_h1}) {
+                            ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v}) {
     CHECK(row_of(kind).kind == kind);
     CHECK(row_of(kind).name == name(kind));
   }
@@ -86,6 +91,7 @@ TEST_CASE("Activations in flight are as the row says") {
       for (int rank = 0; rank < shape.ranks; ++rank) {
         INFO(describe(row, shape) << ", rank " << rank);
         CHECK(row.in_flight(rank, shape) == most_in_flight(schedule.ranks[rank]));
+        if (row.for_weights) CHECK(row.for_weights(rank, shape) == slots_for_weights(schedule.ranks[rank]));
       }
       if (row.last_stage_in_flight) {
         INFO(describe(row, shape));
@@ -150,6 +156,51 @@ TEST_CASE("ZB-H1 delays the weight gradients of stage s by s micro-batches, and 
   }
 }
 
+TEST_CASE("Schedules in the shape of a V take their stages down the ranks and back") {
+  const Schedule zero_bubble = row_of(ScheduleKind::zero_bubble_v).actions({2, 4, 4});
+  CHECK(zero_bubble.rank_of_stage == std::vector{0, 1, 1, 0});
+  CHECK(text_of(zero_bubble.ranks[0]) ==
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0B0 3F2 3I2 3W2 0B1 3F3 3I3 3W3 0B2 0B3");
+  CHECK(text_of(zero_bubble.ranks[1]) ==
+        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3");
+  // As many micro-batches as would not fill the pipeline are the first of those that do.
+  CHECK(text_of(row_of(ScheduleKind::zero_bubble_v).actions({2, 4, 1}).ranks[1]) == "1F0 2F0 2I0 2W0 1I0 1W0");
+  // DeepSeek's order: step 4 of the last rank, F0 B1 F1 B0, is that of rank 1 here.
+  const Schedule dual = row_of(ScheduleKind::dualpipe_v).actions({2, 4, 4});
+  CHECK(dual.rank_of_stage == std::vector{0, 1, 1, 0});
+  CHECK(text_of(dual.ranks[0]) == "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0B2 0B3");
+  CHECK(text_of(dual.ranks[1]) == "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3");
+}
+
+TEST_CASE("On equal stages ZB-V and DualPipeV wait for the first input alone where forwards and both parts are equal") {
+  for (const ScheduleKind kind : {ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v}) {
+    const ScheduleRow& row = row_of(kind);
+    for (const PipelineShape& shape : shapes_of(row)) {
+      if (shape.micro_batches < 2 * shape.ranks - 1) continue;
+      INFO(describe(row, shape));
+      const int p = shape.ranks;
+      const Schedule schedule = row.actions(shape);
+      const std::vector<Seconds> none = repeat(2 * p - 1, 0);
+      const auto bubble = [&](double f, double b, double w) {
+        return played_time(schedule, repeat(2 * p, f), repeat(2 * p, b + w), none, repeat(2 * p, w)).value -
+               2 * shape.micro_batches * (f + b + w);
+      };
+      CHECK(bubble(1, 1, 1) == p - 1);
+      // Gradients of inputs that take longer than the other two are waited for, once by each rank.
+      if (kind == ScheduleKind::zero_bubble_v) {
+        CHECK(bubble(1, 2, 1) == 2 * (p - 1));
+        CHECK(bubble(3, 4, 2) == 4 * (p - 1));
+      } else {
+        CHECK(bubble(1, 2, 1) >= 2 * (p - 1));
+      }
+      // A rank of ZB-V holds no more activations than the first of 1F1B, whose stages are twice as
+      // large, and one of DualPipeV half of such a stage more.
+      for (int rank = 0; rank < p; ++rank)
+        CHECK(row.in_flight(rank, shape) == 2 * p + (kind == ScheduleKind::dualpipe_v ? 1 : 0));
+    }
+  }
+}
+
 TEST_CASE("On equal stages ZB-H1 has a bubble of (p - 1)(f + max(b - w, 0)), a third of 1F1B's where these are equal") {
   const ScheduleRow& row = row_of(ScheduleKind::zero_bubble_h1);
   struct Times {
@@ -170,33 +221,34 @@ TEST_CASE("On equal stages ZB-H1 has a bubble of (p - 1)(f + max(b - w, 0)), a t
     }
 }
 
-TEST_CASE("ZB-H1's least times are below the play of any stages") {
-  const ScheduleRow& row = row_of(ScheduleKind::zero_bubble_h1);
-  std::mt19937 random(20261123);
-  std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 2.0);
-  for (int round = 0; round < 50; ++round)
-    for (const Size& size : sizes) {
-      const int p = size.stages, m = size.micro_batches;
-      INFO(p << " stages, " << m << " micro-batches, round " << round);
-      std::vector<Seconds> forward, backward, weights, transfer;
-      Seconds all, slowest, least_transfer(2.0);
-      for (int s = 0; s < p; ++s) {
-        forward.emplace_back(factor(random));
-        backward.emplace_back(2 * factor(random));
-        weights.push_back(backward.back() * (round % 4 / 4.0));
-        all += forward.back() + backward.back();
-        slowest = std::max(slowest, forward.back() + backward.back());
+TEST_CASE("The least times of schedules with backwards in two parts are below the play of any stages") {
+  for (const ScheduleRow& row : schedule_rows()) {
+    if (!runs_backward_in_parts(row.kind)) continue;
+    std::mt19937 random(20261123);
+    std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 2.0);
+    for (int round = 0; round < 50; ++round)
+      for (const PipelineShape& shape : shapes_of(row)) {
+        INFO(describe(row, shape) << ", round " << round);
+        std::vector<Seconds> forward, backward, weights, transfer;
+        Seconds all, slowest, least_transfer(2.0);
+        for (int s = 0; s < shape.stages; ++s) {
+          forward.emplace_back(factor(random));
+          backward.emplace_back(2 * factor(random));
+          weights.push_back(backward.back() * (round % 4 / 4.0));
+          all += forward.back() + backward.back();
+          slowest = std::max(slowest, forward.back() + backward.back());
+        }
+        Seconds total = all;
+        for (int s = 0; s + 1 < shape.stages; ++s) {
+          transfer.emplace_back(of_transfer(random));
+          least_transfer = std::min(least_transfer, transfer.back());
+          total += 2.0 * transfer.back();
+        }
+        const Seconds played = played_time(row.actions(shape), forward, backward, transfer, weights) * (1 + 1e-12);
+        CHECK(row.least(all, least_transfer, shape) <= played);
+        CHECK(row.least_time(total, all, slowest, shape) <= played);
       }
-      Seconds total = all;
-      for (int s = 0; s + 1 < p; ++s) {
-        transfer.emplace_back(of_transfer(random));
-        least_transfer = std::min(least_transfer, transfer.back());
-        total += 2.0 * transfer.back();
-      }
-      const Seconds played = played_time(row.actions({p, m}), forward, backward, transfer, weights) * (1 + 1e-12);
-      CHECK(row.least(all, least_transfer, {p, m}) <= played);
-      CHECK(row.least_time(total, all, slowest, {p, m}) <= played);
-    }
+  }
 }
 
 TEST_CASE(
@@ -259,7 +311,7 @@ TEST_CASE("What is known of a single stage, or of no stage, bounds the closed fo
   std::uniform_real_distribution<double> factor(0.2, 4.0), of_transfer(0.0, 1.0);
   for (const ScheduleRow& row : schedule_rows()) {
     // Their form for one stage is its work alone.
-    if (row.kind == ScheduleKind::interleaved || row.kind == ScheduleKind::zero_bubble_h1) continue;
+    if (row.kind == ScheduleKind::interleaved || runs_backward_in_parts(row.kind)) continue;
     const ScheduleForms forms = forms_of(row);
     for (int round = 0; round < 200; ++round)
       for (const Size& size : sizes) {
@@ -372,7 +424,7 @@ TEST_CASE("No cut of the same work takes less than a schedule's least time, and 
           }
           for (int s = 0; s + 1 < p; ++s) transfers.emplace_back(transfer * factor(random));
           for (const ScheduleRow& row : schedule_rows()) {
-            if (row.kind == ScheduleKind::interleaved || row.kind == ScheduleKind::zero_bubble_h1) continue;
+            if (row.kind == ScheduleKind::interleaved || runs_backward_in_parts(row.kind)) continue;
             INFO(row.name << ": " << p << " stages, " << m << " micro-batches, spread " << spread << ", transfers "
                           << transfer);
             const Seconds form = row.closed_form(forward, backward, transfers, {p, m}) * (1 + 1e-12);

@@ -331,7 +331,9 @@ TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits")
     Setting setting = random_setting(random, false);
     const bool interleaves = trial % 3 != 0;
     const std::int64_t pp = interleaves ? 2 + trial % 2 : 4, chunks = interleaves ? 2 : 1;
-    setting.request[Choice::schedule] = interleaves ? ScheduleKind::interleaved : ScheduleKind::zero_bubble_h1;
+    setting.request[Choice::schedule] = !interleaves     ? ScheduleKind::zero_bubble_h1
+                                        : trial % 3 == 2 ? ScheduleKind::zero_bubble_v
+                                                         : ScheduleKind::interleaved;
     setting.request[Choice::pp] = pp;
     if (interleaves) setting.request[Choice::virtual_stages] = chunks;
     if (pp * chunks > 4) setting.request[Choice::recompute] = searched_recomputes(setting.training.engine)[trial % 3];

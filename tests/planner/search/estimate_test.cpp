@@ -325,6 +325,56 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
   CHECK(gaps / tried < 0.35);
 }
 
+TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks and back, too") {
+  std::mt19937 random(17);
+  int tried = 0, whole = 0;
+  double gaps = 0.0;
+  for (int setting = 0; setting < 120; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    OpGraph graph = random_graph(random, 16);
+    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
+    training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
+    training.clip_norm = setting % 2;
+    Estimator estimator(graph, cluster, training);
+    const ScheduleKind kind = setting % 3 == 0 ? ScheduleKind::dualpipe_v : ScheduleKind::zero_bubble_v;
+    const std::vector<ParallelSpec> specs =
+        enumerate_specs(graph, training, setting % 4 == 1 ? cluster.devices() : std::min(8, cluster.devices()),
+                        {{Choice::schedule, kind}});
+    for (int trial = 0; trial < 40 && !specs.empty(); ++trial) {
+      ParallelSpec spec = or_overlapped(specs[random() % specs.size()], training.engine, random);
+      if (spec.pp() < 2) continue;
+      if (trial % 3 == 0) spec.tied_gradients = TiedGradients::apart;
+      if (trial % 5 < 2) spec.input_slots = InputSlots::one_more;
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+      if (trial % 4 == 0) {
+        spec.recompute = Recompute::per_stage;
+        for (int s = 0; s < spec.stages(); ++s)
+          spec.stage_recompute.push_back(recompute_rows()[random() % recompute_rows().size()].kind);
+      }
+      INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
+                      << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
+      const Placements placements = place(graph, spec);
+      const Estimate estimate = estimator.estimate(spec, placements, forms_of(row_of(spec.schedule)));
+      const StepResult simulated =
+          simulate_spec(graph, estimator.networks(), training, spec, placements, schedule_of(spec, training), nullptr);
+      INFO("bound " << estimate.lower_bound.value << " s, simulated " << simulated.time.total().value << " s");
+      CHECK(estimate.memory == simulated.memory);
+      CHECK(estimate.memory_stage == simulated.memory_stage);
+      CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
+      CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
+      gaps += simulated.time.total() / estimate.lower_bound - 1.0;
+      ++tried;
+      whole += kind == ScheduleKind::dualpipe_v;
+    }
+  }
+  MESSAGE(tried << " layouts; simulated over bound: " << 100.0 * gaps / tried << "% above on average");
+  CHECK(tried > 300);
+  CHECK(whole > 50);
+  CHECK(gaps / tried < 0.35);
+}
+
 namespace {
 
 // The lower bound over the simulated step, for one layout.

@@ -28,7 +28,7 @@ using testing::training_of;
 namespace {
 
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
-constexpr const char* zero_bubble = "zero_bubble_h1";
+constexpr const char* zero_bubble = "zero_bubble_h1, zero_bubble_v and dualpipe_v";
 constexpr const char* hybrid = "hybrid sharding";
 constexpr const char* data_parallel = "DataParallel";
 constexpr const char* overlap = "tensor parallelism overlapped by slices";
@@ -53,8 +53,10 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
     const auto is_usual = [&](const ParallelSpec& spec) { return std::ranges::find(usual, spec) != usual.end(); };
     for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::interleaved)))
       if (spec.pp() > 1 && !is_usual(spec)) all[interleaved].push_back(spec);
-    for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::zero_bubble_h1)))
-      if (spec.pp() > 1) all[zero_bubble].push_back(spec);
+    for (const ScheduleKind kind :
+         {ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v})
+      for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, kind)))
+        if (spec.pp() > 1) all[zero_bubble].push_back(spec);
     for (ParallelSpec spec : usual)
       for (const std::int64_t ranks : divisors(spec.replicas())) {
         spec.mesh.dp_shard = static_cast<int>(ranks);

@@ -243,7 +243,8 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
     LayoutRequest request;
     request[Choice::zero_stage] = std::int64_t{pick({0, 1, 2, 3})};
     if (setting % 3 == 0) request[Choice::schedule] = ScheduleKind::gpipe;
-    if (setting % 3 == 1) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+    if (setting % 3 == 1)
+      request[Choice::schedule] = setting % 2 == 0 ? ScheduleKind::zero_bubble_h1 : ScheduleKind::zero_bubble_v;
     if (setting % 4 < 2) request[Choice::tp] = std::int64_t{1};
     SearchOptions options;
     options.top = pick({1, 3});

@@ -57,7 +57,7 @@ std::vector<Program> programs_of(const OpGraph& graph, const Cluster& cluster, T
 
 TEST_CASE("a step extended from its steady state equals the step in full") {
   std::mt19937 random(11);
-  int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0, offloaded = 0;
+  int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0, offloaded = 0, back = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
     OpGraph graph = random_graph(random, 16);
@@ -84,6 +84,14 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
         if (illegal(graph, training, spec)) continue;
       }
       if (trial % 3 == 1 && spec.pp() > 1 && spec.zero_stage <= 1) spec.schedule = ScheduleKind::zero_bubble_h1;
+      if (trial == 4 && spec.pp() > 1 && 2 * spec.pp() <= static_cast<int>(graph.blocks.size()) &&
+          spec.zero_stage <= 1) {
+        spec.schedule = setting % 2 == 0 ? ScheduleKind::zero_bubble_v : ScheduleKind::dualpipe_v;
+        spec.virtual_stages = 2;
+        std::mt19937 apart = random;  // so that the draw changes no others
+        spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), apart);
+        if (illegal(graph, training, spec)) continue;
+      }
       if (trial % 2 != 0) spec.input_slots = InputSlots::one_more;
       if (may_offload) spec.offload = Offload::activations;
       if (spec.mesh.size() > cluster.devices()) continue;
@@ -101,7 +109,8 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
         ++steady;
         offloaded += may_offload;
       }
-      interleaved += spec.virtual_stages > 1;
+      interleaved += spec.schedule == ScheduleKind::interleaved;
+      back += is_v_shaped(spec.schedule);
       in_parts += runs_backward_in_parts(spec.schedule);
       const StepResult& extended = simulated->result;
       const Schedule schedule = schedule_of(spec, training);
@@ -149,6 +158,7 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
   CHECK(interleaved > 0);
   CHECK(in_parts > 10);
   CHECK(offloaded > 10);
+  CHECK(back > 5);
   CHECK(detailed > tried / 4);
 }
 

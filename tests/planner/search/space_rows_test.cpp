@@ -91,6 +91,7 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
         row.set(with, value);
         const bool applies = !row.applies || row.applies(spec);
         if (applies && runs_backward_in_parts(with.schedule) && with.zero_stage > 1) continue;  // not legal
+        if (applies && is_v_shaped(with.schedule) && illegal(space.graph, space.training, with)) continue;
         if (applies && with.dp_method == DataMethod::master && illegal(space.graph, space.training, with)) continue;
         // A value that no search tries by itself takes the place of the usual one.
         const bool replaces = !space.has(row, value) && row.get(spec) == row.get(ParallelSpec{});
@@ -242,7 +243,13 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
         }
     if (row.named)
       for (const ChoiceValue& value : row.named())
-        if (!space.has(row, value)) row.set(specs.emplace_back(space.specs.front()), value);
+        if (!space.has(row, value)) {
+          const bool goes_back = row.choice == Choice::schedule && is_v_shaped(std::get<ScheduleKind>(value));
+          const auto with_enough = std::ranges::find_if(space.specs, [&](const ParallelSpec& spec) {
+            return spec.pp() == 2 && spec.zero_stage == 0 && micro_batches(spec, space.training) >= 4;
+          });
+          row.set(specs.emplace_back(goes_back ? *with_enough : space.specs.front()), value);
+        }
     if (is_interleaved(row, {})) {
       const auto plain = std::ranges::find_if(space.specs, [](const ParallelSpec& spec) {
         return spec.pp() == 2 && spec.dp() == 1 && spec.micro_batch == 1;

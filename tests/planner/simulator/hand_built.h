@@ -24,7 +24,8 @@ inline CostModel unit_model(bool overlaps_communication, int data_ranks = 2) {
   model.device = std::make_shared<const DeviceKind>(device);
   model.execution = execution_of(device, {});
   const GroupNetwork two = unit_network(2);
-  for (const GroupKey group : {all_along(Axis::tp), all_along(Axis::pp), tied_stages, next_stage, previous_stage})
+  for (const GroupKey group : {all_along(Axis::tp), all_along(Axis::pp), tied_stages, next_stage, previous_stage,
+                               next_stage_on_return, previous_stage_on_return})
     model.networks[group] = two;
   model.networks[all_along(Axis::dp)] = unit_network(data_ranks);
   return model;

@@ -61,6 +61,12 @@ TEST_CASE("a schedule is drawn as a grid of ranks and time") {
         "stage 2  .  . F0 B0 F1 B1 F2 B2 W0 W1 W2\n"
         "a column is 1.00 s: F0 forward of micro-batch 0, B0 its backward without the weight gradients that follow as "
         "W0, U update, - goes on, . idle\n");
+  // The first input is all that rank 1 waits for.
+  CHECK(draw_schedule(played(ScheduleKind::zero_bubble_v, {2, 4, 3}), 90) ==
+        "rank 0 0F0 0F1 0F2 3F0 3B0 3W0 3F1 3B1 3W1 0B0 --- 3F2 3B2 3W2 0B1 --- 0B2 ---   .\n"
+        "rank 1   . 1F0 2F0 1F1 2F1 2B0 2W0 1F2 1B0 1W0 2F2 2B1 2W1 1B1 2B2 1B2 1W1 2W2 1W2\n"
+        "a column is 1.00 s: 2F0 forward of micro-batch 0 on stage 2, 2B0 its backward without the weight gradients "
+        "that follow as 2W0, U update, - goes on, . idle\n");
   // A step that is too long for the line: its beginning and its end.
   CHECK(draw_schedule(played(ScheduleKind::gpipe, {2, 9}), 40) ==
         "stage 0 F0 F1 F2 F3 F4  ... B7 -- B8 --\n"

@@ -37,7 +37,7 @@ CostModel model_of(const Program& program, bool overlaps_communication) {
   model.rates.vector = FlopsPerSecond(1e9);
   model.rates.memory = BytesPerSecond(1e9);
   for (auto& [group, network] : model.networks) {
-    const bool neighbour = group == next_stage || group == previous_stage;
+    const bool neighbour = is_neighbour(group);
     network = {.ranks = neighbour ? 2 : std::max(1, static_cast<int>(program.group(group).size())),
                .nodes = 1,
                .ring_bandwidth = BytesPerSecond(1e9),
@@ -254,6 +254,48 @@ TEST_CASE("an order passes find_fault where its Programs run to their end in lau
   MESSAGE(ran << " orders ran, " << refused << " were refused");
   CHECK(ran >= 30);
   CHECK(refused >= 30);
+}
+
+TEST_CASE("an order down the ranks and back that passes find_fault runs to its end, and its Programs verify") {
+  std::mt19937 random(12);
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data/models";
+  const OpGraph graph = build_graph(load_model(folder + "/tiny-gpt2.yaml", folder).spec, 16);
+  int ran = 0;
+  for (int trial = 0; trial < 150; ++trial) {
+    const int ranks = 2 + trial % 2, count = 1 + static_cast<int>(random() % 8);
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = ranks, .dp = 1 + static_cast<int>(random() % 2)};
+    spec.zero_stage = spec.dp() > 1 ? static_cast<int>(random() % 2) : 0;
+    spec.schedule = ScheduleKind::zero_bubble_v;
+    spec.virtual_stages = 2;
+    if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
+    spec.stage_blocks.assign(static_cast<std::size_t>(2 * ranks), 1);
+    for (int left = static_cast<int>(graph.blocks.size()) - 2 * ranks; left > 0; --left)
+      ++spec.stage_blocks[random() % spec.stage_blocks.size()];
+    TrainingSpec training;
+    training.global_batch = count * spec.dp();
+    training.sequence_length = 16;
+    REQUIRE(!illegal(graph, training, spec));
+    const Job job{.graph = &graph,
+                  .training = training,
+                  .layout = lay_out(spec, place(graph, spec)),
+                  .schedule = random_v_orders(ranks, count, random),
+                  .backend = BackendKind::cpu,
+                  .overhead = {}};
+    if (find_fault(job.schedule, count)) continue;
+    ++ran;
+    const std::vector<Program> programs = lower_representatives(job);
+    for (const bool overlaps : {true, false}) {
+      std::vector<CostModel> models;
+      for (const Program& program : programs) models.push_back(model_of(program, overlaps));
+      CHECK_NOTHROW(simulate(programs, models));
+    }
+    std::string found;
+    for (const Fault& fault : find_faults(lower_all(job))) found += write_fault(fault) + "\n";
+    CHECK(found == "");
+  }
+  MESSAGE(ran << " orders ran");
+  CHECK(ran >= 30);
 }
 
 }  // namespace

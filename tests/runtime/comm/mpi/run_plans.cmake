@@ -17,7 +17,8 @@ function(losses_of variable)
   set(${variable} "${losses}" PARENT_SCOPE)
 endfunction()
 
-foreach(layout "--pp;2;--dp;2" "--tp;2;--dp;2" "--dp;4;--zero;3" "--dp;4;--dp-method;master")
+foreach(layout "--pp;2;--dp;2" "--pp;2;--dp;2;--schedule;zero_bubble_v" "--tp;2;--dp;2" "--dp;4;--zero;3"
+               "--dp;4;--dp-method;master")
   execute_process(COMMAND ${PARPLAN} suggest ${FOLDER}/model.yaml
     --cluster ${SOURCE}/tests/data/clusters/cpu-8.yaml --devices 4 ${layout}
     -o ${FOLDER}/plan.yaml OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
