@@ -38,8 +38,9 @@ int next_of(const std::vector<int>& buffers, int& turns) {
 
 // The block's buffers of a slot, in whichever home.
 SavedBuffers of_slot(const Lowering& lowering, int block, const ActionSlots& slots) {
-  if (lowering.has_own_slots(block)) return {.saved = lowering.head[slots.head], .for_weights = std::nullopt};
-  SavedBuffers buffers{.saved = lowering.saved[slots.saved][lowering.position_in_slot[block]],
+  SavedBuffers buffers{.saved = lowering.has_own_slots(block)
+                                    ? lowering.head[slots.head]
+                                    : lowering.saved[slots.saved][lowering.position_in_slot[block]],
                        .for_weights = std::nullopt};
   if (!lowering.for_weights.empty())
     buffers.for_weights = lowering.for_weights[slots.for_weights][lowering.position_for_weights[block]];
