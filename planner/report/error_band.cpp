@@ -15,7 +15,7 @@ constexpr std::array bands = {
     ErrorBand{"megatron", "b200-sxm-180gb", 8, 0.99, 1.12},
     ErrorBand{"bloom", "", 50, 0.96, 1.15},
     ErrorBand{"megatron-2022", "", 14, 0.95, 1.16},
-    ErrorBand{"fsdp-torch1", "", 10, 1.01, 1.06},
+    ErrorBand{"fsdp-torch1", "", 10, 0.99, 1.05},
     ErrorBand{"megatron", "", 8, 0.99, 1.12},
     ErrorBand{"", "a100-sxm4-80gb", 77, 0.95, 1.15},
     ErrorBand{"", "b200-sxm-180gb", 8, 0.99, 1.12},
