@@ -49,7 +49,7 @@ packages=(
   "g++                 a C++20 compiler (g++ 12 or later, or clang 16 or later)"
   "cmake               the build (3.25 or later)"
   "ninja-build         the build"
-  "libboost-dev        Boost.Graph (1.74 or later): routes through a cluster, order of a model's operations, short lists"
+  "libboost-dev        Boost.Graph (1.74 or later): routes through a cluster, operations in order, short lists"
   "libeigen3-dev       Eigen (3.4): matrix products on the CPU"
   "libyaml-cpp-dev     yaml-cpp (0.7 or later): models, clusters and plans"
   "nlohmann-json3-dev  nlohmann/json: Hugging Face configurations, JSON output"

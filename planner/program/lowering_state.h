@@ -137,7 +137,7 @@ struct Lowering {
   BlockRange blocks_of(int stage) const { return job.layout.stages[stage]; }
   SegmentsKey segments_key(int block) const;
   const BlockSegments& segments_of(int block) const { return *segments_at[block]; }
-  // Of its own bucket, in program.buckets.
+  // The number of its own bucket in program.buckets.
   int bucket_index(int block) const { return bucket_at[block]; }
   const Bucket& bucket_of(int block) const { return program.buckets[bucket_index(block)]; }
   // Whether another rank of the data axis updates this one's parameters.
