@@ -19,8 +19,8 @@ Program program_of_two_homes() {
   Program program;
   program.rank = 3;
   for (const Home home : all_homes) {
-    program.buffers.push_back({.name = "first", .bytes = 256, .offset = 0, .home = home});
-    program.buffers.push_back({.name = "last", .bytes = 103, .offset = 256, .home = home});
+    program.buffers.push_back({.name = "first", .bytes = 256, .offset = 0, .persistent = true, .home = home});
+    program.buffers.push_back({.name = "last", .bytes = 103, .offset = 256, .persistent = true, .home = home});
     program.arena_bytes[home] = 359;
   }
   return program;
