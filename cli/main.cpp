@@ -1,9 +1,11 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <dlfcn.h>
@@ -24,6 +26,27 @@ void occupy_closed_descriptors() {
       const int opened = open("/dev/null", ways[descriptor]);
 }
 
+bool main_has_begun = false;
+std::terminate_handler others_end = nullptr;
+
+[[noreturn]] void end_without_memory() {
+  constexpr std::string_view text = "error: out of memory\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  std::_Exit(1);
+}
+
+// Where not even an exception has memory, none is thrown that could be caught.
+[[noreturn]] void end() {
+  constexpr std::size_t bytes_of_an_exception = 4096;
+  if (std::current_exception() == nullptr) {
+    void* const some = std::malloc(bytes_of_an_exception);
+    if (some == nullptr) end_without_memory();
+    std::free(some);
+  }
+  others_end();
+  std::abort();
+}
+
 }  // namespace
 
 #if defined(__has_feature)
@@ -42,8 +65,9 @@ void occupy_closed_descriptors() {
 void* operator new(std::size_t bytes) {
   using New = void* (*)(std::size_t);
   static const auto next = reinterpret_cast<New>(dlsym(RTLD_NEXT, "_Znwm"));
-  if (next == nullptr) {  // the library is a part of the program
+  if (next == nullptr || !main_has_begun) {  // the library is a part of the program, or sets itself up
     if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+    if (!main_has_begun) end_without_memory();
     throw parplan::RefusedAllocation(bytes);
   }
   try {
@@ -55,6 +79,8 @@ void* operator new(std::size_t bytes) {
 #endif
 
 int main(int count, char** words) {
+  main_has_begun = true;
+  others_end = std::set_terminate(end);
   occupy_closed_descriptors();
   return parplan::run_command_line(std::vector<std::string>(words + (count > 0 ? 1 : 0), words + count), std::cout,
                                    std::cerr);
