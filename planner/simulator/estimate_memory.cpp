@@ -1,0 +1,285 @@
+#include "planner/simulator/estimate.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "planner/program/activation_slots.h"
+#include "planner/program/workspace.h"
+#include "planner/simulator/estimate_sizes.h"
+
+// What the ranks of a layout hold, as lowering plans it.
+namespace parplan {
+
+Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Placements& placements,
+                                           Recompute recompute) {
+  const MeshView& view = view_of(spec.mesh);
+  const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, recompute, 0)];
+  KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
+                  .saved = {},
+                  .least_fixed = least_memory_.count + overhead_of(spec).count};
+  for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind)
+    bytes.saved.push_back(
+        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0);
+  return bytes;
+}
+
+BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
+                                  Recompute recompute, BlockTable room) {
+  const int shapes_number = shapes_of(spec, placements, recompute, stage);
+  const MeshView& view = view_of(spec.mesh);
+  const int environment = view.environments[stage];
+  const Costs& costs = costs_of(shapes_number, environment);
+  const BlockShapes& shapes = *shapes_[shapes_number];
+  const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
+  // The part that does not grow with blocks is largest with all blocks on the stage, and so with
+  // every use of the tied parameter.
+  buckets_.clear();
+  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t crossing = 0, gradient = 0, staged = 0, staged_for_weights = 0;
+  for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
+    if (home_of_saved(spec, k) == Home::host) {
+      staged = std::max(staged, shapes.kinds[k].saved_bytes);
+      staged_for_weights = std::max(staged_for_weights, shapes.kinds[k].for_weights_bytes);
+    }
+    buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
+    buckets_.back().of_layer = is_layer_kind_[k];
+    if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements));
+    scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
+    crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
+    gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
+  }
+  if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
+  const int exchanges = exchange_buffers(shape_of(spec, training_)) * (is_v_shaped(spec.schedule) ? 2 : 1);
+  const MemoryUse all = rank_memory({.buckets = buckets_,
+                                     .saved = {},
+                                     .staged_bytes = staged,
+                                     .staged_for_weights_bytes = staged_for_weights,
+                                     .gradient_bytes = gradient,
+                                     .sent_bytes = crossing,
+                                     .scratch_bytes = scratch,
+                                     .outputs = exchanges,
+                                     .gradients = exchanges,
+                                     .computes_loss = false},
+                                    training_);
+  const std::int64_t overhead = overhead_of(spec).count;
+  // An input that lies apart takes one more buffer, and its padding in each.
+  const std::int64_t inputs =
+      spec.input_slots == InputSlots::one_more
+          ? saved_with_reserve(crossing, training_) + 2 * buffer_alignment * micro_batches(spec, training_)
+          : 0;
+  BlockTable table{.seconds = std::move(room.seconds),
+                   .state = std::move(room.state),
+                   .saved = std::move(room.saved),
+                   .least_fixed = least_memory_.count + overhead,
+                   .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead + inputs};
+  const std::size_t blocks = graph_.blocks.size();
+  table.seconds.resize(blocks + 1);
+  table.state.resize(blocks + 1);
+  table.saved.resize(blocks + 1);
+  table.seconds.front() = Seconds(0.0);
+  table.state.front() = table.saved.front() = 0;
+  for (std::size_t run = 0; run < blocks; run = static_cast<std::size_t>(run_ends_[run])) {
+    const auto kind = static_cast<std::size_t>(graph_.blocks[run].kind);
+    const Seconds seconds = costs.forward_seconds[kind] + costs.backward_seconds[kind];
+    const std::int64_t saved =
+        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0;
+    const auto length = static_cast<std::size_t>(run_ends_[run]) - run;
+    for (std::size_t n = 1; n <= length; ++n) {
+      table.seconds[run + n] = table.seconds[run] + static_cast<double>(n) * seconds;
+      table.state[run + n] = table.state[run] + static_cast<std::int64_t>(n) * data.own_state[kind];
+      table.saved[run + n] = table.saved[run] + static_cast<std::int64_t>(n) * saved;
+    }
+  }
+  return table;
+}
+
+namespace {
+
+// The scratch that the Segments of a block need, with backwards as they run.
+std::int64_t scratch_of(const LoweredBlock& block, bool also_whole) {
+  const bool in_parts = !block.backward_inputs.instructions.empty();
+  return std::max({block.forward.scratch_bytes, block.backward_inputs.scratch_bytes,
+                   block.backward_weights.scratch_bytes,
+                   in_parts && !also_whole ? std::int64_t{0} : block.backward.scratch_bytes});
+}
+
+}  // namespace
+
+// A slot of saved activations holds any of the rank's stages: of each the largest block in one
+// place, the second largest in another, as positions_in_slot (make_buffers.cpp) has it.
+std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const HeldStage> held) {
+  saved_.clear();
+  host_saved_.clear();
+  const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
+  std::int64_t head = 0;
+  const auto share = [](std::vector<SavedSizes>& shared, std::vector<std::int64_t>& sizes, Home home) {
+    std::ranges::sort(sizes, std::ranges::greater());
+    shared.resize(std::max(shared.size(), sizes.size()));
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      shared[i] = {.bytes = std::max(shared[i].bytes, sizes[i]), .times = 1, .home = home};
+  };
+  for (const HeldStage& stage : held) {
+    sizes_.clear();
+    host_sizes_.clear();
+    for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
+      const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
+      const bool input_apart = (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
+      (home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
+          .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
+    }
+    if (stage.blocks.last == static_cast<int>(graph_.blocks.size())) {
+      head = sizes_.back();
+      sizes_.pop_back();
+    }
+    share(saved_, sizes_, Home::device);
+    share(host_saved_, host_sizes_, Home::host);
+  }
+  saved_.insert(saved_.end(), host_saved_.begin(), host_saved_.end());
+  return head;
+}
+
+// As make_buffers.cpp has it.
+void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held) {
+  for_weights_.clear();
+  left_.clear();
+  for (const Home home : all_homes) {
+    const std::size_t begin = for_weights_.size();
+    for (const HeldStage& stage : held) {
+      sizes_for_weights_.clear();
+      for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
+        const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+        const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
+        if (home_of_saved(spec, kind) == home)
+          sizes_for_weights_.emplace_back(lowered.for_weights_bytes, lowered.left_bytes);
+      }
+      std::ranges::stable_sort(sizes_for_weights_, std::ranges::greater(),
+                               [](const auto& block) { return block.first + block.second; });
+      for_weights_.resize(std::max(for_weights_.size(), begin + sizes_for_weights_.size()));
+      left_.resize(for_weights_.size());
+      for (std::size_t i = 0; i < sizes_for_weights_.size(); ++i) {
+        SavedSizes &kept = for_weights_[begin + i], &left = left_[begin + i];
+        kept = {.bytes = std::max(kept.bytes, sizes_for_weights_[i].first), .times = 1, .home = home};
+        left.bytes = std::max(left.bytes, sizes_for_weights_[i].second);
+      }
+    }
+  }
+}
+
+// Asked for one rank after the other.
+const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape,
+                                                   InputSlots inputs) {
+  const std::array wanted{shape.ranks, shape.stages, shape.micro_batches, shape.group};
+  if (!last_inputs_ || last_inputs_->actions != schedule.actions || last_inputs_->inputs != inputs ||
+      last_inputs_->shape != wanted) {
+    last_inputs_ = Inputs{.actions = schedule.actions, .inputs = inputs, .shape = wanted, .of_rank = {}};
+    const Schedule actions = schedule.actions(shape);
+    for (int rank = 0; rank < shape.ranks; ++rank)
+      last_inputs_->of_rank.push_back(input_buffers(actions, rank, inputs));
+  }
+  return last_inputs_->of_rank;
+}
+
+MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
+                                    const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
+  buckets_.clear();
+  frozen_.clear();
+  saved_.clear();
+  for_weights_.clear();
+  left_.clear();
+  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t crossing = 0, gradient = 0;
+  std::int64_t input = 0;
+  std::int64_t staged = 0, staged_for_weights = 0;
+  int tied_uses = 0;
+  const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
+  for (const HeldStage& stage : held) {
+    const BlockShapes& shapes = *shapes_[stage.shapes];
+    for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
+      const std::vector<int>& before = blocks_of_kind_[kind];
+      const int times = before[stage.blocks.last] - before[stage.blocks.first];
+      if (times == 0) continue;
+      const LoweredBlock& block = shapes.kinds[kind];
+      const Home home = home_of_saved(spec, kind);
+      const bool first_apart = (inputs_lie_apart || stage.is_handed_its_input) && stage.blocks.first > 0 &&
+                               static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind;
+      saved_.push_back({.bytes = block.saved_bytes, .times = times - (first_apart ? 1 : 0), .home = home});
+      for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times, .home = home});
+      left_.push_back({.bytes = block.left_bytes, .times = times});
+      if (first_apart) {
+        saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1, .home = home});
+        input = std::max(input, block.input_bytes);
+      }
+      if (home == Home::host) {
+        staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
+        staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
+      }
+      scratch = std::max(scratch, scratch_of(block, also_whole_[stage.shapes] != 0));
+      crossing = std::max(crossing, crossing_bytes(block));
+      gradient = std::max(gradient, block.gradient_bytes);
+      buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
+      buckets_.back().times = times;
+      buckets_.back().of_layer = is_layer_kind_[kind];
+      if (shapes.frozen_elements[kind] > 0) {
+        frozen_.push_back(frozen_bucket(shapes, kind, spec, placements));
+        frozen_.back().times = times;
+      }
+    }
+    for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
+  }
+  const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
+  if (held.size() > 1) share_slots_for_weights(spec, held);
+  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
+  buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
+  const PipelineShape shape = shape_of(spec, training_);
+  const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
+  const int in_flight = schedule.in_flight(rank, shape);
+  const SlotsForWeights slots =
+      schedule.for_weights != nullptr ? schedule.for_weights(rank, shape) : SlotsForWeights{};
+  int heads = 0;
+  if (held.size() > 1 && holds_last)
+    heads = schedule.last_stage_in_flight != nullptr ? schedule.last_stage_in_flight(shape)
+                                                     : most_in_flight_of_last_stage(schedule.actions(shape));
+  int inputs = 0;
+  if (input > 0)
+    inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
+                              : inputs_of_ranks(schedule, shape, spec.input_slots)[static_cast<std::size_t>(rank)];
+  const ExchangeWays ways = exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks);
+  MemoryUse memory = rank_memory({.buckets = buckets_,
+                                  .saved = saved_,
+                                  .for_weights = for_weights_,
+                                  .left = left_,
+                                  .staged_bytes = staged,
+                                  .staged_for_weights_bytes = staged_for_weights,
+                                  .gradient_bytes = gradient,
+                                  .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
+                                  .scratch_bytes = scratch,
+                                  .in_flight = in_flight,
+                                  .head_bytes = head,
+                                  .head_in_flight = heads,
+                                  .for_weights_in_flight = slots.saved,
+                                  .left_in_flight = slots.left,
+                                  .outputs = exchange_buffers(shape) * ways.outputs,
+                                  .gradients = exchange_buffers(shape) * ways.gradients,
+                                  .input_bytes = input,
+                                  .inputs = inputs,
+                                  .computes_loss = holds_last},
+                                 training_);
+  memory.overhead = overhead_of(spec);
+  return memory;
+}
+
+Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
+                      std::span<const BlockRange> stages, Recompute recompute) {
+  held_.clear();
+  const std::vector<int> numbers = stages.size() > 1 ? stages_of_rank(spec, rank) : std::vector<int>{rank};
+  for (std::size_t i = 0; i < stages.size(); ++i)
+    held_.push_back({.blocks = stages[i],
+                     .shapes = shapes_of(spec, placements, recompute, numbers[i]),
+                     .is_handed_its_input = is_handed_its_input(spec, numbers[i])});
+  return memory_of_rank(spec, placements, schedule, rank, held_).peak();
+}
+
+}  // namespace parplan

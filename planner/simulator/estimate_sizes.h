@@ -1,0 +1,69 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "planner/program/bucket_layout.h"
+#include "planner/program/lower_block.h"
+#include "planner/program/memory.h"
+#include "planner/program/rank_buckets.h"
+#include "planner/simulator/block_shapes.h"
+
+// Sizes that the parts of the estimate (estimate.h) share.
+namespace parplan {
+
+// Elements of a bucket.
+inline std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) {
+  return padded_elements(elements, spec.shard_ranks());
+}
+
+inline BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements) {
+  return {.elements = padded(elements, spec),
+          .shards = data_shards(placements, spec.replicas()),
+          .shard_ranks = spec.shard_ranks(),
+          .homes = placements.state.homes};
+}
+
+// The bucket of the tied parameter on a rank with so many uses.
+inline BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& spec, const Placements& placements,
+                               int uses) {
+  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
+  tied.tied = true;
+  tied.frozen = shapes.tied_is_frozen;
+  tied.accumulates_twice = uses > 1 && spec.tied_gradients == TiedGradients::apart;
+  return tied;
+}
+
+// The bucket of what is frozen of blocks of a kind.
+inline BucketSizes frozen_bucket(const BlockShapes& shapes, std::size_t kind, const ParallelSpec& spec,
+                                 const Placements& placements) {
+  BucketSizes bucket = bucket_of(shapes.frozen_elements[kind], spec, placements);
+  bucket.frozen = true;
+  return bucket;
+}
+
+inline Bytes persistent(const MemoryUse& use) { return use.parameters + use.gradients + use.optimizer; }
+
+// What a block's saved activations take in one slot.
+inline std::int64_t saved_with_reserve(std::int64_t bytes, const TrainingSpec& training) {
+  return (align_up(Bytes(bytes), buffer_alignment) + reserve_of(bytes, MemoryCategory::activations, training)).count;
+}
+
+// State with what the allocator keeps beside it, where there are no activations.
+inline Bytes held_by_state(const MemoryUse& use) {
+  return persistent(use) + use.reserve;
+}
+
+// Of an activation, on either side of a block.
+inline std::int64_t crossing_bytes(const LoweredBlock& block) {
+  return std::max(block.input_bytes, block.output_bytes);
+}
+
+// What one rank sends of it.
+inline Bytes sent_bytes(std::int64_t crossing, const ParallelSpec& spec, const Placements& placements,
+                        const TrainingSpec& training) {
+  return Bytes(crossing / transfer_parts(placements.residual, spec.mesh, training.engine));
+}
+
+}  // namespace parplan
