@@ -55,7 +55,7 @@ inline Bytes held_by_state(const MemoryUse& use) {
   return persistent(use) + use.reserve;
 }
 
-// Of an activation, on either side of a block.
+// The larger of the activations on either side of a block.
 inline std::int64_t crossing_bytes(const LoweredBlock& block) {
   return std::max(block.input_bytes, block.output_bytes);
 }
