@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,12 +19,15 @@ namespace {
 // micro-batches, from which the others follow: its middle repeats itself.
 class LayoutStep {
  public:
-  LayoutStep(Job job, const ScheduleRow& row, int group, std::span<const CostModel> models, bool with_details)
+  LayoutStep(Job job, const ParallelSpec& spec, const ScheduleRow& row, std::span<const CostModel> models,
+             bool with_details, LoweredSteps* known = nullptr)
       : job_(std::move(job)),
+        spec_(spec),
         row_(row),
-        group_(group),
+        group_(shape_of(spec, job_.training).group),
         models_(models),
         with_details_(with_details),
+        known_(known),
         all_(static_cast<int>(micro_batches(job_.layout, job_.training))) {}
 
   int micro_batches_in_all() const { return all_; }
@@ -71,31 +75,42 @@ class LayoutStep {
     now_ = count;
     job_.schedule = row_.actions(shape(count));
   }
-  Simulation prepared() const {
-    return prepare(programs_, models_, with_details_ ? CallsInARow::apart : CallsInARow::joined, with_details_);
+  Simulation prepared(std::vector<PlayList> lists) const {
+    return prepare(step_->programs, std::move(lists), models_,
+                   with_details_ ? CallsInARow::apart : CallsInARow::joined, with_details_);
+  }
+  Simulation prepared(LoweredStep step) {
+    std::vector<PlayList> lists = std::move(step.lists);
+    step_ = std::make_shared<const LoweredStep>(std::move(step));
+    return prepared(std::move(lists));
   }
   // Ready to be played; until the next one is lowered.
   Simulation lowered(int micro_batches) {
     set_micro_batches(micro_batches);
-    programs_ = lower_representatives(job_);
-    return prepared();
+    return prepared(lowered_step(lower_representatives(job_)));
   }
   // The same. The last ranks of a pipeline have fewer micro-batches in flight than the first, and
   // are lowered with fewer.
   Simulation lowered_by_rank(int micro_batches) {
     std::map<int, std::vector<int>> ranks;  // by micro-batches to lower
+    std::vector<int> counts;                // of these, by rank
     for (int rank = 0; rank < pipeline_ranks(); ++rank) {
       // Whole repetitions, whichever multiple of the period these are.
       const int whole = 12 * period(), fewer = (micro_batches - least_micro_batches(rank)) / whole * whole;
-      ranks[micro_batches - fewer].push_back(rank);
+      counts.push_back(micro_batches - fewer);
+      ranks[counts.back()].push_back(rank);
     }
-    programs_.assign(static_cast<std::size_t>(pipeline_ranks()), {});
-    for (const auto& [count, alike] : ranks) {
-      set_micro_batches(count);
-      std::vector<Program> programs = lower_representatives(job_, alike);
-      for (std::size_t i = 0; i < alike.size(); ++i) programs_[alike[i]] = std::move(programs[i]);
-    }
-    Simulation step = prepared();
+    const auto lower = [&] {
+      std::vector<Program> all(static_cast<std::size_t>(pipeline_ranks()));
+      for (const auto& [count, alike] : ranks) {
+        set_micro_batches(count);
+        std::vector<Program> programs = lower_representatives(job_, alike);
+        for (std::size_t i = 0; i < alike.size(); ++i) all[alike[i]] = std::move(programs[i]);
+      }
+      return lowered_step(std::move(all));
+    };
+    if (known_ != nullptr) step_ = known_->of(spec_, job_, counts, group_, lower);
+    Simulation step = known_ != nullptr ? prepared(step_->lists) : prepared(lower());
     for (const auto& [count, alike] : ranks)
       for (const int rank : alike)
         if (!extend(step.ranks[rank], micro_batches - count)) return lowered(micro_batches);
@@ -114,13 +129,15 @@ class LayoutStep {
   }
 
   Job job_;
+  const ParallelSpec& spec_;
   const ScheduleRow& row_;
   int group_ = 1;  // micro-batches
   std::span<const CostModel> models_;
   bool with_details_ = false;
+  LoweredSteps* known_;
   int all_ = 0;
   int now_ = all_;  // micro-batches of `job_`
-  std::vector<Program> programs_;
+  std::shared_ptr<const LoweredStep> step_;  // the one lowered last
 };
 
 std::optional<SimulatedSpec> play_steady(LayoutStep& layout, StepDetails* details) {
@@ -143,16 +160,15 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
                                              const ParallelSpec& spec, const Placements& placements,
                                              const ScheduleRow& row, std::span<const CostModel> models,
                                              StepDetails* details) {
-  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), row, shape_of(spec, training).group, models,
-                    details != nullptr);
+  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, row, models, details != nullptr);
   return play_steady(layout, details);
 }
 
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
-                            StepDetails* details) {
-  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), row_of(spec.schedule),
-                    shape_of(spec, training).group, models, details != nullptr);
+                            StepDetails* details, LoweredSteps* known) {
+  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, row_of(spec.schedule), models,
+                    details != nullptr, known);
   if (const std::optional<SimulatedSpec> steady = play_steady(layout, details)) return *steady;
   Simulation step = layout.in_full();
   return {.result = play_step(step, details), .micro_batches = layout.micro_batches_in_all()};

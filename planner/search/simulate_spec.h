@@ -14,6 +14,7 @@
 #include "planner/plan/step_details.h"
 #include "planner/plan/step_result.h"
 #include "planner/schedule/schedules.h"
+#include "planner/search/lowered_steps.h"
 #include "planner/simulator/timeline.h"
 
 namespace parplan {
@@ -36,9 +37,10 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
                                              const ScheduleRow& row, std::span<const CostModel> models,
                                              StepDetails* details = nullptr);
 // The shorter one if possible, otherwise the full one, under the schedule's own order of calls.
+// `known` keeps what is lowered for a shorter one; may be null.
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
-                            StepDetails* details = nullptr);
+                            StepDetails* details = nullptr, LoweredSteps* known = nullptr);
 // The same for a plan, whose order of calls may be its own.
 StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan,
                          StepDetails* details = nullptr);

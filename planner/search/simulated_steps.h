@@ -9,6 +9,7 @@
 #include "planner/graph/training_spec.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/search/lowered_steps.h"
 #include "planner/search/simulate_spec.h"
 
 namespace parplan {
@@ -35,6 +36,7 @@ class SimulatedSteps {
   };
   std::mutex mutex_;
   std::vector<Known> known_;
+  LoweredSteps lowered_;
 };
 
 }  // namespace parplan

@@ -31,12 +31,15 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
                                                         const Placements& placements, Recompute recompute,
                                                         LoweredFor purpose) {
   const ParallelSpec key = block_key(spec, recompute);
+  // A micro-batch has the same shapes in every batch.
+  TrainingSpec of_any_batch = training;
+  of_any_batch.global_batch = 0;
   const auto place_of = [&]() -> std::shared_ptr<const BlockShapes>& {
     auto of_training = std::ranges::find_if(known_, [&](const Known& one) {
-      return one.backend == backend && one.purpose == purpose && one.training == training;
+      return one.backend == backend && one.purpose == purpose && one.training == of_any_batch;
     });
     if (of_training == known_.end()) {
-      known_.push_back({.training = training, .backend = backend, .purpose = purpose, .shapes = {}});
+      known_.push_back({.training = of_any_batch, .backend = backend, .purpose = purpose, .shapes = {}});
       of_training = known_.end() - 1;
     }
     return of_training->shapes[key];

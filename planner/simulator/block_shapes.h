@@ -30,7 +30,7 @@ struct BlockShapes {
 enum class LoweredFor { runs, floors_fused, floors_unfused };
 
 // The shapes of one model, each made once for several estimators: those of threads, and those of
-// searches over other clusters. Threads may share it.
+// searches over other clusters and batches. Threads may share it.
 class KnownBlockShapes {
  public:
   std::shared_ptr<const BlockShapes> of(const OpGraph& graph, const TrainingSpec& training, BackendKind backend,

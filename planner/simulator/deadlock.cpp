@@ -38,8 +38,8 @@ void report_deadlock(const Simulation& simulation) {
   std::vector<std::string> waits;
   for (const PlayedRank& rank : simulation.ranks)
     for (const std::size_t s : rank.streams) {
-      if (rank.head[s] >= rank.queue[s].size()) continue;
-      const int call = rank.queue[s][rank.head[s]];
+      const int call = rank.head[s];
+      if (call == static_cast<int>(rank.list.calls.size())) continue;
       if (rank.segment_of(call).costed.stream != s) continue;
       const std::string reason =
           rank.running[s].active ? wait_within(simulation, rank, call) : wait_before(rank, call);

@@ -1,7 +1,6 @@
 #include "planner/simulator/play_calls.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -90,7 +89,7 @@ bool is_complete(PlayedRank& rank, int number) {
   if (call.complete) return true;
   // Left open by a call with posted sends: complete once all of them are taken.
   const Playable& playable = rank.segment_of(number);
-  if (!playable.posts || rank.head[0] >= rank.queue[0].size() || number >= rank.queue[0][rank.head[0]]) return false;
+  if (!playable.posts || number >= rank.head[0]) return false;
   Moment last;
   for (int i = call.first; i < call.first + static_cast<int>(playable.costed.instructions.size()); ++i) {
     const Played& one = rank.pieces[i];
@@ -105,8 +104,7 @@ bool is_complete(PlayedRank& rank, int number) {
 // Whether all collectives of earlier calls that may slow the kernels of this one have been played.
 bool knows_in_flight(const PlayedRank& rank, int number) {
   for (const std::size_t s : rank.streams)
-    if (rank.contends >> s & 1u && rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < number)
-      return false;
+    if (rank.contends >> s & 1u && rank.head[s] < number) return false;
   return true;
 }
 
@@ -129,7 +127,7 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   Moment& free = rank.free[playable.costed.stream];
   free = later(free, end);
   for (const std::size_t s : rank.streams)
-    if (playable.queues >> s & 1u) ++rank.head[s];
+    if (playable.queues >> s & 1u) rank.head[s] = rank.list.next_on(s, number + 1);
   if (playable.posts) return;
   // The whole piece, where a side stream of it is all that the call waited for.
   if (end.piece) end.time = rank.pieces[*end.piece].end;
@@ -244,14 +242,14 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
 // Advances the call at the head of a stream, if this is the call's own stream; true once the call
 // is over.
 bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream) {
-  const int number = rank.queue[stream][rank.head[stream]];
+  const int number = rank.head[stream];
   const PlayList::Call& call = rank.list.calls[number];
   const Playable& playable = rank.segment_of(number);
   if (playable.costed.stream != stream) return false;
   Running& running = rank.running[stream];
   if (!running.active) {
     for (const std::size_t other : rank.streams)
-      if (playable.queues >> other & 1u && rank.queue[other][rank.head[other]] != number) return false;
+      if (playable.queues >> other & 1u && rank.head[other] != number) return false;
     if (rank.contends != 0 && stream == index_of(Stream::compute) && !simulation.starts_regardless &&
         !knows_in_flight(rank, number))
       return false;
@@ -272,15 +270,14 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
 
 // Plays as far as possible without other ranks.
 bool advance_rank(Simulation& simulation, PlayedRank& rank) {
-  const int end = rank.calls_to_play.value_or(std::numeric_limits<int>::max());
+  const int end = rank.calls_to_play.value_or(static_cast<int>(rank.list.calls.size()));
   bool any = false;
   for (bool progress = true; progress; any |= progress) {
     progress = false;
     // Where collectives slow kernels, they come first: what is in flight must be known.
     for (std::size_t i = 0; i < rank.streams.size(); ++i) {
       const std::size_t s = rank.contends != 0 ? rank.streams[rank.streams.size() - 1 - i] : rank.streams[i];
-      while (rank.head[s] < rank.queue[s].size() && rank.queue[s][rank.head[s]] < end &&
-             advance_stream(simulation, rank, s)) {
+      while (rank.head[s] < end && advance_stream(simulation, rank, s)) {
         progress = true;
         if (rank.contends != 0 && s == index_of(Stream::compute)) break;
       }
@@ -309,14 +306,19 @@ void advance_all(Simulation& simulation) {
 
 bool all_is_played(const Simulation& simulation) {
   return std::ranges::all_of(simulation.ranks, [](const PlayedRank& rank) {
-    return std::ranges::all_of(rank.streams, [&](std::size_t s) { return rank.head[s] == rank.queue[s].size(); });
+    const int calls = static_cast<int>(rank.list.calls.size());
+    return std::ranges::all_of(rank.streams, [&](std::size_t s) { return rank.head[s] == calls; });
   });
 }
 
 }  // namespace
 
 void play_on(Simulation& simulation) {
-  queue_calls(simulation);
+  for (PlayedRank& rank : simulation.ranks) {
+    rank.calls.resize(rank.list.calls.size());
+    rank.pieces.reserve(rank.list.calls.size());
+    for (const std::size_t s : rank.streams) rank.head[s] = rank.list.next_on(s, rank.head[s]);
+  }
   advance_all(simulation);
 }
 
@@ -326,9 +328,7 @@ void play_calls(Simulation& simulation) {
     simulation.starts_regardless = true;
     advance_all(simulation);
   }
-  for (const PlayedRank& rank : simulation.ranks)
-    for (const std::size_t s : rank.streams)
-      if (rank.head[s] < rank.queue[s].size()) report_deadlock(simulation);
+  if (!all_is_played(simulation)) report_deadlock(simulation);
   for (const Meeting& meeting : simulation.meetings)
     PARPLAN_ASSERT(meeting.taken == meeting.posted.size(),
                    fmt::format("rank {}: {} sends, {} receives", meeting.name, meeting.posted.size(), meeting.taken));

@@ -15,6 +15,7 @@ struct PlayList {
   struct Call {
     int segment = 0;
     int first_wait = 0, end_wait = 0;  // in `waits`
+    unsigned queues = 0;               // the streams whose order it keeps, as bits
     bool operator==(const Call&) const = default;
   };
   std::vector<Call> calls;  // in launch order
@@ -26,6 +27,12 @@ struct PlayList {
   std::span<const int> waits_of(const Call& call) const {
     return std::span(waits).subspan(static_cast<std::size_t>(call.first_wait),
                                     static_cast<std::size_t>(call.end_wait - call.first_wait));
+  }
+  // The first call from this one on that keeps the stream's order; the number of calls, if none does.
+  int next_on(std::size_t stream, int call) const {
+    const int end = static_cast<int>(calls.size());
+    while (call < end && !(calls[call].queues >> stream & 1u)) ++call;
+    return call;
   }
 };
 

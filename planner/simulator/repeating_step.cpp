@@ -1,5 +1,6 @@
 #include "planner/simulator/repeating_step.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace parplan {
@@ -39,6 +40,7 @@ Simulation longer(const RepeatingStep& step, int times) {
     longer.execution = rank.execution;
     longer.capacity = rank.capacity;
     longer.segments = rank.segments;
+    longer.streams = rank.streams;
     longer.contends = rank.contends;
     longer.list = list_of(step, r, times);
   }
@@ -46,7 +48,12 @@ Simulation longer(const RepeatingStep& step, int times) {
 }
 
 void set_length(Simulation& playing, const RepeatingStep& step, int times) {
-  for (std::size_t r = 0; r < playing.ranks.size(); ++r) playing.ranks[r].list = list_of(step, r, times);
+  for (std::size_t r = 0; r < playing.ranks.size(); ++r) {
+    PlayedRank& rank = playing.ranks[r];
+    rank.list = list_of(step, r, times);
+    // The calls behind what has been played are others now.
+    for (int& head : rank.head) head = std::min(head, rank.calls_to_play.value_or(head));
+  }
 }
 
 }  // namespace parplan

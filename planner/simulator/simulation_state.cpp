@@ -133,45 +133,19 @@ void join_calls(PlayList& list, std::vector<Playable>& segments) {
   list = std::move(shorter);
 }
 
-void queue_calls_of(Simulation& simulation, PlayedRank& rank) {
-  rank.streams.clear();
-  std::array<std::size_t, stream_count> calls_on{};
-  std::vector<std::size_t> posts_at(simulation.meetings.size(), 0);
-  const std::size_t calls = rank.list.calls.size();
-  rank.calls.resize(calls);
-  std::size_t pieces = 0;
-  for (std::size_t c = 0; c < calls; ++c) {
-    const Playable& playable = rank.segment_of(c);
-    pieces += playable.alone ? 1 : playable.costed.instructions.size();
-    for (std::size_t s = 0; s < stream_count; ++s)
-      if (playable.queues >> s & 1u) ++calls_on[s];
-    if (rank.execution.posts_sends())
-      for (const std::optional<SeatAt>& seat : playable.seats)
-        if (seat && seat->seat == 0) ++posts_at[seat->meeting];
-  }
-  rank.pieces.reserve(pieces);
-  for (std::size_t s = 0; s < stream_count; ++s) {
-    rank.queue[s].clear();
-    rank.queue[s].reserve(calls_on[s]);
-    if (calls_on[s] > 0) rank.streams.push_back(s);
-  }
-  for (std::size_t c = 0; c < calls; ++c) {
-    const Playable& playable = rank.segment_of(c);
-    for (const std::size_t s : rank.streams)
-      if (playable.queues >> s & 1u) rank.queue[s].push_back(static_cast<int>(c));
-  }
-  for (std::size_t m = 0; m < simulation.meetings.size(); ++m) {
-    std::vector<Meeting::Posted>& posted = simulation.meetings[m].posted;
-    if (posts_at[m] > 0) posted.reserve(std::max(posted.capacity(), posts_at[m]));
-  }
-}
-
 }  // namespace
 
 Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,
                    bool notes_crossings) {
-  PARPLAN_ASSERT(!programs.empty() && programs.size() == models.size(),
-                 fmt::format("{} programs, {} cost models", programs.size(), models.size()));
+  std::vector<PlayList> lists;
+  for (const Program& program : programs) lists.push_back(play_list(program));
+  return prepare(programs, std::move(lists), models, in_a_row, notes_crossings);
+}
+
+Simulation prepare(std::span<const Program> programs, std::vector<PlayList> lists, std::span<const CostModel> models,
+                   CallsInARow in_a_row, bool notes_crossings) {
+  PARPLAN_ASSERT(!programs.empty() && programs.size() == lists.size() && programs.size() == models.size(),
+                 fmt::format("{} programs, {} lists, {} cost models", programs.size(), lists.size(), models.size()));
   Simulation simulation{.ranks = std::vector<PlayedRank>(programs.size()),
                         .meetings = make_meetings(programs),
                         .notes_crossings = notes_crossings};
@@ -183,11 +157,15 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
     rank.program = &programs[r];
     rank.execution = models[r].execution;
     rank.capacity = models[r].device->memory_capacity;
-    rank.list = play_list(programs[r]);
+    rank.list = std::move(lists[r]);
     std::vector<Playable> segments = playables(simulation, programs, r, models[r]);
     for (const Playable& playable : segments)
       if (slows_others(playable.costed)) rank.contends |= 1u << playable.costed.stream;
     if (in_a_row == CallsInARow::joined) join_calls(rank.list, segments);
+    unsigned used = 0;
+    for (PlayList::Call& call : rank.list.calls) used |= call.queues = segments[call.segment].queues;
+    for (std::size_t s = 0; s < stream_count; ++s)
+      if (used >> s & 1u) rank.streams.push_back(s);
     for (Playable& playable : segments)
       playable.work = {.split = playable.splits.data(),
                        .in_a_row = static_cast<std::uint16_t>(playable.splits.size()),
@@ -196,10 +174,6 @@ Simulation prepare(std::span<const Program> programs, std::span<const CostModel>
     rank.segments = std::make_shared<const std::vector<Playable>>(std::move(segments));
   }
   return simulation;
-}
-
-void queue_calls(Simulation& simulation) {
-  for (PlayedRank& rank : simulation.ranks) queue_calls_of(simulation, rank);
 }
 
 std::vector<CommunicationVolume> sent_by_segment(const PlayedRank& rank) {

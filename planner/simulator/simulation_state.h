@@ -64,9 +64,8 @@ struct PlayedRank {
   PlayList list;
   std::vector<Played> pieces;  // in the order in which calls began
   std::vector<PlayedCall> calls;
-  // Calls in launch order, for each stream that they use.
-  std::array<std::vector<int>, stream_count> queue;
-  std::array<std::size_t, stream_count> head{};
+  // Of each stream the first of its calls that is not over; the number of calls, where all are.
+  std::array<int, stream_count> head{};
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
@@ -86,8 +85,7 @@ struct PlayedRank {
   }
   // Whether a call has been played, but for posted sends that nobody has taken yet.
   bool is_over(std::size_t call) const {
-    const auto stream = static_cast<std::size_t>(segment_of(call).costed.stream);
-    return head[stream] == queue[stream].size() || queue[stream][head[stream]] > static_cast<int>(call);
+    return head[segment_of(call).costed.stream] > static_cast<int>(call);
   }
   std::size_t pieces_of(std::size_t call) const {
     return calls[call].whole ? 1 : segment_of(call).costed.instructions.size();
@@ -108,13 +106,11 @@ struct Simulation {
 enum class CallsInARow { apart, joined };
 
 // A step ready to be played: costs the Segments and seats their instructions. programs[r] is that
-// of rank r of the pipeline.
+// of rank r of the pipeline, and lists[r] what it plays: by itself, its calls.
+Simulation prepare(std::span<const Program> programs, std::vector<PlayList> lists, std::span<const CostModel> models,
+                   CallsInARow in_a_row, bool notes_crossings);
 Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,
                    bool notes_crossings);
-// Queues the calls on the streams that they use: the first that happens when a step is played, and
-// again where a step that has been played in part is given other calls behind that part.
-void queue_calls(Simulation& simulation);
-
 // What a rank sends in a call of each of its Segments, and of those in a row.
 std::vector<CommunicationVolume> sent_by_segment(const PlayedRank& rank);
 
