@@ -22,8 +22,8 @@ class AmongSpecs {
       : explained_(explained),
         maker_(maker),
         specs_(specs),
-        floors_(explained.graph, cluster(), explained.plan.training, request_, usual_width(explained.graph, request_),
-                maker) {
+        floors_(explained.graph, cluster(), explained.plan.training, request_,
+                usual_width(explained.graph, explained.plan.training.engine, request_), maker) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const Open open = opened(i, floor_of_micro_batch(specs[i]));
       add(search_, {&open, 1});

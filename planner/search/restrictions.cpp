@@ -100,18 +100,20 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
 std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
   const bool may_shard = given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
   // Two groups of two ranks are the least.
-  if (!space.training.engine.has_hybrid_sharding || space.request[Choice::dp_shard] || !may_shard ||
-      space.cluster.devices() < 4 || !may_have(space, Choice::dp))
+  if (!space.training.engine.has_hybrid_sharding || space.width.shards_freely || space.request[Choice::dp_shard] ||
+      !may_shard || space.cluster.devices() < 4 || !may_have(space, Choice::dp))
     return std::nullopt;
   SpaceWidth wider = space.width;
   wider.shards_freely = true;
   const auto has_several_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 3; };
   const auto has_groups = [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; };
-  return Restriction{.what = "hybrid sharding",
-                     .wider = {{.request = space.request,
-                                .width = wider,
-                                .beyond = {.of_degrees = has_several_replicas, .layout = has_groups},
-                                .has_same_floors = true}}};
+  // The search tries it with the layouts of its best plans.
+  return Restriction{
+      .what = space.objective == Objective::memory ? "hybrid sharding" : "hybrid sharding of other layouts",
+      .wider = {{.request = space.request,
+                 .width = wider,
+                 .beyond = {.of_degrees = has_several_replicas, .layout = has_groups},
+                 .has_same_floors = true}}};
 }
 
 std::optional<Restriction> data_parallel(const SearchedSpace& space) {

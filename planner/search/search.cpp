@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "planner/parallel/techniques.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
@@ -19,6 +20,7 @@
 #include "planner/search/simulate_spec.h"
 #include "planner/search/simulated_steps.h"
 #include "planner/search/space_in_words.h"
+#include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
@@ -46,7 +48,8 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        width_(options.searches_context ? with_context(usual_width(graph, request)) : usual_width(graph, request)),
+        width_(options.searches_context ? with_context(usual_width(graph, training.engine, request))
+                                        : usual_width(graph, training.engine, request)),
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
@@ -76,7 +79,10 @@ class SpaceSearch {
       ranked = is_ahead(search_);
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
-    if (is_ahead(search_)) drop_idle_input_slots();
+    if (is_ahead(search_)) {
+      if (tries_shard_groups()) try_shard_groups();
+      drop_idle_input_slots();
+    }
     return take_result();
   }
 
@@ -271,11 +277,46 @@ class SpaceSearch {
                          .candidate = &candidate,
                          .layout = i});
     }
-    simulate_other_cuts(std::move(turns), open.size());
+    for (const OtherCandidate& one : simulate_others(std::move(turns), open.size())) leave(one.bound.first);
+  }
+
+  // ZeRO over groups of ranks is left out of the space, but for the layouts of the best plans.
+  bool tries_shard_groups() const {
+    return options_.bounds_left_out && training_.engine.has_hybrid_sharding && !width_.shards_freely &&
+           !request_[Choice::dp_shard] && options_.objective != Objective::memory;
+  }
+  void try_shard_groups() {
+    SpaceWidth wider = width_;
+    wider.shards_freely = true;
+    std::vector<ParallelSpec> specs;
+    for (const Ranked& one : search_.best) {
+      ParallelSpec spec = layout_of(one.plan.spec);
+      std::vector<ChoiceValue> groups;
+      space_row_of(Choice::dp_shard).values({graph_, training_, spec.mesh.size(), true, wider}, spec, groups);
+      for (const ChoiceValue& ranks : groups) {
+        row_of(Choice::dp_shard).set(spec, ranks);
+        if (spec.mesh.dp_shard > 0 && is_legal(graph_, training_, spec)) specs.push_back(spec);
+      }
+    }
+    std::vector<OtherCandidate> turns;
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const std::span one(&specs[i], 1);
+      for (Candidate& candidate :
+           make_candidates(std::span(makers_).first(1), one, mixes(), options_.objective).fitting) {
+        candidates_.push_back(std::move(candidate));
+        const Candidate& made = candidates_.back();
+        turns.push_back({.bound = score_of(made.spec, made.bound.lower_bound, made.bound.memory),
+                         .place = other_place + turns.size(),
+                         .candidate = &made,
+                         .layout = i});
+      }
+    }
+    simulate_others(std::move(turns), specs.size());
   }
 
   // The most promising first: by its bound, and by how far those of its layout were above theirs.
-  void simulate_other_cuts(std::vector<OtherCandidate> turns, std::size_t layouts) {
+  // Returns those that may beat the best plan and are left, since the others were work enough.
+  std::vector<OtherCandidate> simulate_others(std::vector<OtherCandidate> turns, std::size_t layouts) {
     const std::int64_t calls = calls_;
     std::int64_t tried = 0;
     std::vector<std::optional<double>> above(layouts);
@@ -316,20 +357,22 @@ class SpaceSearch {
         take_cut(std::move(ranked[i]));
       }
     }
-    for (const OtherCandidate& one : turns) leave(one.bound.first);
+    return turns;
+  }
+
+  // The layout of a plan, without its cut.
+  ParallelSpec layout_of(ParallelSpec spec) const {
+    if (!request_[Choice::input_slots]) spec.input_slots = ParallelSpec().input_slots;
+    spec.stage_blocks.clear();
+    spec.stage_recompute.clear();
+    if (spec.recompute == Recompute::per_stage) spec.recompute = Recompute::none;
+    return spec;
   }
 
   // A layout is ranked with its best cut.
   void take_cut(Ranked&& one) {
-    const auto of_layout = [this](ParallelSpec spec) {
-      if (!request_[Choice::input_slots]) spec.input_slots = ParallelSpec().input_slots;
-      spec.stage_blocks.clear();
-      spec.stage_recompute.clear();
-      if (spec.recompute == Recompute::per_stage) spec.recompute = Recompute::none;
-      return spec;
-    };
     const auto ranked = std::ranges::find_if(
-        search_.best, [&](const Ranked& other) { return of_layout(other.plan.spec) == of_layout(one.plan.spec); });
+        search_.best, [&](const Ranked& other) { return layout_of(other.plan.spec) == layout_of(one.plan.spec); });
     if (ranked == search_.best.end())
       search_.best.push_back(std::move(one));
     else if (one.score < ranked->score)

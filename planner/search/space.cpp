@@ -20,9 +20,10 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
   return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method]);
 }
 
-SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request) {
+SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {
   return {.interleaves_freely = request[Choice::schedule].has_value(),
-          .shares_context = shares_context(graph, request)};
+          .shares_context = shares_context(graph, request),
+          .shards_freely = engine.has_hybrid_sharding && !engine.has_tensor && !engine.has_pipeline};
 }
 
 SpaceWidth with_context(SpaceWidth width) {
@@ -317,7 +318,7 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
                                           const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
   KnownLayouts known;
-  SpaceWalk(graph, training, devices, request, usual_width(graph, request), known)
+  SpaceWalk(graph, training, devices, request, usual_width(graph, training.engine, request), known)
       .enumerate([&](const ParallelSpec& spec) { specs.push_back(spec); });
   return specs;
 }
@@ -325,7 +326,7 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                          const LayoutRequest& request) {
   KnownLayouts known;
-  return SpaceWalk(graph, training, devices, request, usual_width(graph, request), known).count();
+  return SpaceWalk(graph, training, devices, request, usual_width(graph, training.engine, request), known).count();
 }
 
 Space::Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request, const SpaceWidth& width)

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "planner/graph/engine.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/layout_choices.h"
 
@@ -26,9 +27,11 @@ struct SpaceWidth {
   // Around a ring, a Segment has steps for each of its ranks, whose cost the search would spend its
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
-  bool shards_freely = false;  // ZeRO may shard over groups of any number of ranks, or only over all
+  // ZeRO may shard over groups of any number of ranks, or only over all: it always may where an
+  // engine has data parallelism alone, since few layouts are that.
+  bool shards_freely = false;
 };
-SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request);
+SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request);
 // The same with context parallelism, whatever the sequence.
 SpaceWidth with_context(SpaceWidth width);
 

@@ -33,8 +33,9 @@ std::string describe_context(const ParallelSpec& spec) {
 }
 
 bool has_context(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request) {
-  return std::ranges::any_of(Space(graph, training, request, usual_width(graph, request)).parts(4, Devices::at_most),
-                             [](const SpacePart& part) { return part.spec.cp() > 1; });
+  return std::ranges::any_of(
+      Space(graph, training, request, usual_width(graph, training.engine, request)).parts(4, Devices::at_most),
+      [](const SpacePart& part) { return part.spec.cp() > 1; });
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
                                       ScheduleKind::dualpipe_v};
     if (setting % 5 == 3) request[Choice::schedule] = in_two_parts[static_cast<std::size_t>(setting) % 3];
     if (setting % 3 == 1) request[Choice::tp_overlap] = TensorOverlap::ring;
-    Space space(graph, training, request, usual_width(graph, request));
+    Space space(graph, training, request, usual_width(graph, training.engine, request));
     const std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
     NetworkCache networks(cluster, training.engine);
     for (int trial = 0; trial < 15; ++trial) {
@@ -90,7 +90,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       Cluster tight = cluster;
       if (cluster.groups.size() == 1) tight.groups.front().device.memory_capacity = simulated.memory.peak();
       CandidateMaker maker(graph, tight, training);
-      LayoutFloors floors(graph, tight, training, request, usual_width(graph, request), maker);
+      LayoutFloors floors(graph, tight, training, request, usual_width(graph, training.engine, request), maker);
       const Seconds time = simulated.time.total() * (1 + 1e-12);
       const Floor of_degrees = floors.of_degrees(part.spec), at_peak = floors.of_micro_batch_at_peak(group.spec),
                   of_micro_batch = floors.of_micro_batch(group.spec);
@@ -154,7 +154,7 @@ TEST_CASE("a rank of a context axis takes at least its share of what samples tak
     for (const ContextMethod method : context_methods) {
       LayoutRequest request;
       request[Choice::cp_method] = method;
-      const SpaceWidth width = usual_width(graph, request);
+      const SpaceWidth width = usual_width(graph, training.engine, request);
       LayoutFloors floors(graph, cluster, training, request, width, maker, SampleFloors::shared_over_context);
       Space space(graph, training, request, width);
       std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
@@ -249,7 +249,7 @@ TEST_CASE("parts hold every layout of every number of devices once, the most dev
     std::vector<ParallelSpec> all, listed;
     for (int n = devices; n >= 1; --n)
       std::ranges::move(enumerate_specs(graph, training, n, request), std::back_inserter(all));
-    Space space(graph, training, request, usual_width(graph, request));
+    Space space(graph, training, request, usual_width(graph, training.engine, request));
     for (const SpacePart& part : space.parts(devices, Devices::at_most)) {
       std::vector<PlacedSpec> of_part;
       std::int64_t layouts = 0;

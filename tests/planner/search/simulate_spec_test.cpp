@@ -15,6 +15,7 @@
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
+#include "planner/search/simulated_steps.h"
 #include "planner/search/space.h"
 #include "planner/simulator/repeating_step.h"
 #include "planner/simulator/schedule_chart.h"
@@ -446,6 +447,42 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
   }
   CHECK(tried == 60);
   CHECK(updates > 0);
+}
+
+TEST_CASE("a layout that was lowered once is simulated alike on other links and in other batches") {
+  std::mt19937 random(83);
+  int steady = 0;
+  for (int setting = 0; setting < 16; ++setting) {
+    const bool gpu = setting % 3 != 0;
+    const OpGraph graph = random_graph(random, 16);
+    Cluster cluster = random_cluster(random, gpu, false);
+    TrainingSpec training = training_of(256, gpu ? DataType::bf16 : DataType::fp32);
+    ParallelSpec spec = random_layout(random, graph, gpu);
+    if (setting % 4 == 1 && spec.pp() > 1) {
+      spec.schedule = ScheduleKind::interleaved;
+      spec.virtual_stages = 2;
+      if (spec.stages() > static_cast<int>(graph.blocks.size())) continue;
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+    }
+    if (illegal(graph, training, spec) || spec.mesh.size() > cluster.devices()) continue;
+    INFO("setting " << setting << ": " << describe(spec));
+    const Placements placements = place(graph, spec);
+    SimulatedSteps steps;
+    for (const double links : {1.0, 0.5, 3.0})
+      for (const std::int64_t batch : {256, 512}) {
+        Cluster varied = cluster;
+        for (Link& link : varied.groups.front().node.links) link.bandwidth *= links;
+        training.global_batch = batch;
+        NetworkCache networks(varied, training.engine);
+        const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+        const SimulatedSpec alone = simulate_soon(graph, varied, training, spec, placements, models);
+        const SimulatedSpec shared = steps.simulate(graph, varied, training, spec, placements, models);
+        CHECK(shared.result == alone.result);
+        CHECK(shared.micro_batches == alone.micro_batches);
+        steady += alone.micro_batches < micro_batches(spec, training);
+      }
+  }
+  CHECK(steady > 12);
 }
 
 }  // namespace parplan
