@@ -33,13 +33,8 @@ double tied_limit(const BestFirst& search) {
 
 // Whether nothing with this bound or a worse one can be ranked.
 bool is_out(const BestFirst& search, const Score& bound) {
-  if (search.to_beat && !is_ahead(search)) return bound >= *search.to_beat;
-  if (search.best.empty() || bound < search.best.front().score) return false;
-  DegreeCounts counts;
-  int counted = 0;
-  for (const Ranked& one : search.best)
-    if (counts.count(one.plan.spec) <= search.top_each && ++counted == search.top) return bound >= one.score;
-  return false;
+  const std::optional<Score> limit = score_limit(search);
+  return limit && bound >= *limit;
 }
 
 // Whether it cannot be ranked beside the plans of its degrees.
@@ -66,6 +61,15 @@ void add(BestFirst& search, std::span<const Open> open) {
     search.open.push_back(one);
     std::ranges::push_heap(search.open, comes_later);
   }
+}
+
+std::optional<Score> score_limit(const BestFirst& search) {
+  if (search.to_beat && !is_ahead(search)) return search.to_beat;
+  DegreeCounts counts;
+  int counted = 0;
+  for (const Ranked& one : search.best)
+    if (counts.count(one.plan.spec) <= search.top_each && ++counted == search.top) return one.score;
+  return std::nullopt;
 }
 
 bool is_ahead(const BestFirst& search) {

@@ -67,6 +67,8 @@ void run(BestFirst& search, const BestFirstSteps& steps);
 
 // The best score of all spaces so far.
 std::optional<Score> best_score(const BestFirst& search);
+// Nothing that scores as much, or worse, can be ranked; nothing while anything can.
+std::optional<Score> score_limit(const BestFirst& search);
 // Whether the best plan is one of this space.
 bool is_ahead(const BestFirst& search);
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
+#include <ranges>
 #include <utility>
 
 #include "planner/cluster/price_and_power.h"
@@ -714,18 +715,30 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   return false;
 }
 
-Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices) {
+Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough) {
   const PipelineShape shape = shape_of(spec, training_);
   const LeastLayout least = least_layout(spec, choices);
-  // By halving, what the slowest stage takes at least.
-  Seconds below = least.time / (shape.micro_batches + shape.stages), above = least.time / shape.micro_batches * 2.0;
-  if (can_hold(spec, choices, below)) return least.time;
-  for (int halvings = 0; halvings < 6; ++halvings) {
-    const Seconds middle = below + (above - below) / 2;
-    (can_hold(spec, choices, middle) ? above : below) = middle;
+  const auto floor_of = [&](Seconds slowest) {
+    const LeastWork work{.all = least.all, .slowest = std::max(slowest, least.slowest)};
+    return std::max(least.time, least_of_slowest(row_of(spec.schedule), work, least.transfer, shape) * (1 - 1e-9));
+  };
+  // What the slowest stage takes at least for a micro-batch, in steps.
+  const Seconds first = least.time / (shape.micro_batches + shape.stages);
+  const Seconds step = (least.time / shape.micro_batches * 2.0 - first) / 64;
+  if (can_hold(spec, choices, first)) return least.time;
+  int below = 0, above = 64;
+  const auto slowest = [&](int steps) { return first + steps * step; };
+  if (floor_of(slowest(above)) >= enough) {
+    const auto all = std::views::iota(1, above);
+    const int steps = *std::ranges::partition_point(all, [&](int n) { return floor_of(slowest(n)) < enough; });
+    (can_hold(spec, choices, slowest(steps)) ? above : below) = steps;
+    if (below == steps) return floor_of(slowest(steps));
   }
-  const LeastWork work{.all = least.all, .slowest = std::max(below, least.slowest)};
-  return std::max(least.time, least_of_slowest(row_of(spec.schedule), work, least.transfer, shape) * (1 - 1e-9));
+  while (above - below > 1) {
+    const int middle = std::midpoint(below, above);
+    (can_hold(spec, choices, slowest(middle)) ? above : below) = middle;
+  }
+  return floor_of(slowest(below));
 }
 
 Bytes LayoutFloors::memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least) {

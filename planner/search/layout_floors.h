@@ -43,6 +43,8 @@ enum class SampleFloors { as_run, shared_over_context, without_tensor_communicat
 // the request and the maker must outlive it; used by one thread.
 class LayoutFloors {
  public:
+  static constexpr Seconds infinite{std::numeric_limits<double>::infinity()};
+
   LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
                const SpaceWidth& width, CandidateMaker& maker, SampleFloors samples = SampleFloors::as_run);
 
@@ -78,13 +80,13 @@ class LayoutFloors {
   // The fullest rank's share of what all ranks hold of the blocks, at least: a floor of the memory
   // that looks at no cut.
   Bytes memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices);
-  // The floor of the time where memory decides what stages recompute.
-  Seconds time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // The floor of the time where memory decides what stages recompute; from `enough` on it need not
+  // be close.
+  Seconds time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough = infinite);
   // The floor of the memory, not below `least`.
   Bytes memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least);
 
  private:
-  static constexpr Seconds infinite{std::numeric_limits<double>::infinity()};
   // What the blocks of a layer take at least, by Block::kind.
   struct LeastBlocks {
     std::vector<std::int64_t> saved;  // bytes for a micro-batch

@@ -94,7 +94,7 @@ Open OpenParts::open_again(std::size_t number, Step step, const Floor& floor) {
   return open_part(std::move(part));
 }
 
-std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number) {
+std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double enough) {
   switch (parts_[number].step) {
     case Step::devices:
       return std::vector{open_again(number, Step::degrees, floors_.of_degrees(parts_[number].space.spec))};
@@ -114,7 +114,7 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number) {
     case Step::any_order:
       return open_orders(number);
     case Step::layout:
-      return refine(number);
+      return refine(number, enough);
     case Step::refined_layout:
       break;
   }
@@ -324,7 +324,7 @@ std::vector<PlacedSpec> OpenParts::layouts_of(std::size_t number) const {
   return all;
 }
 
-std::optional<std::vector<Open>> OpenParts::refine(std::size_t number) {
+std::optional<std::vector<Open>> OpenParts::refine(std::size_t number, double enough) {
   const Part& part = parts_[number];
   const ParallelSpec& spec = part.space.spec;
   Floor floor = part.floor;
@@ -332,7 +332,9 @@ std::optional<std::vector<Open>> OpenParts::refine(std::size_t number) {
   if (objective_ == Objective::memory)
     floor.memory = floors_.memory_of(spec, choices, floor.memory);
   else if (part.has_to_mix && (!beyond_ || beyond_->room == Beyond::Room::enough))
-    floor.time = std::max(floor.time, floors_.time_within_memory(spec, choices));
+    floor.time = std::max(
+        floor.time, floors_.time_within_memory(
+                        spec, choices, Seconds(enough / score(objective_, cluster_, spec, Seconds(1.0), {}).first)));
   if (floor == part.floor) return std::nullopt;
   return std::vector{open_again(number, Step::refined_layout, floor)};
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -51,8 +52,10 @@ class OpenParts {
   // may beat its best plan; empty: from the degrees on.
   std::vector<Open> open_beyond(const Beyond& beyond, const OpenParts* than);
   // What is open instead of a part once it has been looked into; nothing where it is a single
-  // layout of which no more can be told: its candidates are next.
-  std::optional<std::vector<Open>> look_into(std::size_t number);
+  // layout of which no more can be told: its candidates are next. Bounds from the score `enough` on
+  // need not be close.
+  std::optional<std::vector<Open>> look_into(std::size_t number,
+                                             double enough = std::numeric_limits<double>::infinity());
 
   struct Layouts {
     ParallelSpec spec;  // with what has been chosen
@@ -132,7 +135,7 @@ class OpenParts {
   std::vector<Open> look_for_room(std::size_t number);
   std::vector<Open> look_into_recomputing(std::size_t number);
   std::vector<Open> open_orders(std::size_t number);
-  std::optional<std::vector<Open>> refine(std::size_t number);
+  std::optional<std::vector<Open>> refine(std::size_t number, double enough);
   void keep_left_out(Part part);
 
   const Cluster& cluster_;

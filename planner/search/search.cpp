@@ -112,7 +112,9 @@ class SpaceSearch {
   }
 
   std::vector<Open> look_into(std::size_t number) {
-    std::optional<std::vector<Open>> opened = parts_->look_into(number);
+    const std::optional<Score> limit = score_limit(search_);
+    std::optional<std::vector<Open>> opened =
+        parts_->look_into(number, limit ? limit->first : std::numeric_limits<double>::infinity());
     return opened ? *std::move(opened) : make_candidates_of(parts_->layouts(number));
   }
 
