@@ -13,8 +13,9 @@ namespace parplan {
 namespace {
 
 // The order in which they are tried.
-constexpr std::array neighbour_choices = {Choice::recompute, Choice::zero_stage,   Choice::sequence_parallel,
-                                          Choice::schedule,  Choice::stage_blocks, Choice::micro_batch};
+constexpr std::array neighbour_choices = {Choice::recompute,         Choice::zero_stage, Choice::dp_shard,
+                                          Choice::sequence_parallel, Choice::schedule,   Choice::stage_blocks,
+                                          Choice::micro_batch};
 
 std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const OpGraph& graph, const Plan& plan) {
   std::vector<std::pair<std::string, ParallelSpec>> specs;

@@ -236,6 +236,19 @@ Values every_value(const SpaceRow& row, const SpaceContext& context, const Paral
   return values;
 }
 
+// Of ZeRO over groups: over all ranks, and over the next smaller and larger groups.
+Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
+  Values values;
+  const std::int64_t ranks = own.mesh.dp_shard;
+  if (ranks == 0) return values;
+  values.emplace_back(std::int64_t{0});
+  const std::vector<std::int64_t> groups = divisors(own.replicas());
+  const auto now = std::ranges::find(groups, ranks);
+  if (const std::int64_t smaller = *std::prev(now); smaller > 1) values.emplace_back(smaller);
+  if (const std::int64_t larger = *std::next(now); larger < own.replicas()) values.emplace_back(larger);
+  return values;
+}
+
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
@@ -354,7 +367,7 @@ constexpr std::array rows = {
              .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage},
              .decides_legality = true,
              .values = ranks_that_shard,
-             .neighbours = every_value,
+             .neighbours = other_shard_groups,
              .frugaler = larger_shard_groups},
     SpaceRow{.choice = Choice::dp_method,
              .follows_from = {Choice::dp},
