@@ -64,7 +64,7 @@ struct PlayedRank {
   PlayList list;
   std::vector<Played> pieces;  // in the order in which calls began
   std::vector<PlayedCall> calls;
-  // Of each stream the first of its calls that is not over; the number of calls, where all are.
+  // The first call on each stream that is not over; the number of calls, where all are.
   std::array<int, stream_count> head{};
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
