@@ -157,6 +157,10 @@ constexpr std::array column_rows = {
            [](const Subject& s) {
              return s.spec.recompute == Recompute::per_stage ? Json(stage_recompute(s.spec)) : Json(nullptr);
            }},
+    Column{"recompute_layers", "", "layers of each stage that recompute, the first ones; null where all do, or per stage",
+           [](const Subject& s) {
+             return s.spec.recompute_layers > 0 ? Json(s.spec.recompute_layers) : Json(nullptr);
+           }},
     Column{"tied_gradients", "",
            "accumulators of a tied parameter's gradients on a rank: one (together), or one for each use (apart)",
            chosen<Choice::tied_gradients>},

@@ -79,6 +79,9 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
     recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
   else
     std::ranges::copy(searched_recomputes(training.engine), std::back_inserter(recomputes_));
+  // Where some layers alone recompute, the others take the time of those that recompute nothing.
+  if (request[Choice::recompute_layers] && std::ranges::find(recomputes_, Recompute::none) == recomputes_.end())
+    recomputes_.push_back(Recompute::none);
   for (const ScheduleRow& row : schedule_rows())
     if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
                                   : !runs_backward_in_parts(row.kind))
@@ -469,6 +472,8 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
     stages.emplace_back(blocks_.size(), infinite);
     for (const Recompute recompute : choices)
       take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), recompute), stages.back());
+    if (spec.recompute_layers > 0)
+      take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), Recompute::none), stages.back());
   }
   std::vector<Seconds> least(blocks_.size(), infinite);
   for (const std::vector<Seconds>& stage : stages) take_least(stage, least);

@@ -99,7 +99,10 @@ class SpaceSearch {
            training_.global_batch < cluster_.devices();
   }
   // Whether stages may differ in what they recompute.
-  bool mixes() const { return !request_[Choice::recompute] && training_.engine.has_recompute_per_stage; }
+  bool mixes() const {
+    return !request_[Choice::recompute] && !request_[Choice::recompute_layers] &&
+           training_.engine.has_recompute_per_stage;
+  }
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
     return score(options_.objective, cluster_, spec, time, memory);

@@ -72,6 +72,7 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "cost_per_step",
                                                 "currency",
                                                 "stage_recompute",
+                                                "recompute_layers",
                                                 "tied_gradients",
                                                 "input_slots",
                                                 "micro_batch_group",
@@ -119,7 +120,7 @@ TEST_CASE("a row holds every value of a small plan") {
     "memory_capacity_bytes": 1000, "memory_peak_bytes": 640, "memory_parameters_bytes": 200, "memory_gradients_bytes": 200,
     "memory_optimizer_bytes": 100, "memory_activations_bytes": 80, "memory_buffers_bytes": 40, "memory_overhead_bytes": 20,
     "communication_tp_bytes": 0, "communication_dp_bytes": 300, "communication_pp_bytes": 60, "communication_cp_bytes": 0,
-    "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null,
+    "communication_ep_bytes": 0, "cost_per_step": null, "currency": null, "stage_recompute": null, "recompute_layers": null,
     "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2,
     "step_time_low_s": null, "step_time_high_s": null, "memory_reserve_bytes": 0, "fit": "fits",
     "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620, "told_from_first": null,
@@ -229,9 +230,15 @@ TEST_CASE("a layout is told in one line") {
   spec.schedule = ScheduleKind::gpipe;
   spec.recompute = Recompute::full;
   CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full pp>dp>tp");
+  spec.recompute_layers = 3;
+  CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full:3 pp>dp>tp");
+  spec.recompute_layers = 0;
   spec.recompute = Recompute::per_stage;
   spec.stage_recompute = {Recompute::full, Recompute::none};
   CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full,none pp>dp>tp");
+  spec.stage_recompute = {{Recompute::full, 2}, {Recompute::norms, 1}};
+  CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full:2,norms:1 pp>dp>tp");
+  spec.stage_recompute = {Recompute::full, Recompute::none};
   spec.tied_gradients = TiedGradients::apart;
   CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full,none tied-gradients=apart pp>dp>tp");
   spec.input_slots = InputSlots::one_more;
