@@ -10,6 +10,12 @@
 
 namespace parplan {
 
+bool recomputes_some_layers(const ParallelSpec& spec) {
+  return spec.recompute_layers > 0 || std::ranges::any_of(spec.stage_recompute, [](const StageRecompute& stage) {
+           return stage.layers > 0;
+         });
+}
+
 int most_layers_of_a_stage(const OpGraph& graph, const ParallelSpec& spec) {
   if (!spec.stage_blocks.empty()) return std::max(std::ranges::max(layers_of_stages(spec)), 0);
   const int layers = static_cast<int>(graph.blocks.size()) - 2;

@@ -14,6 +14,8 @@ namespace parplan {
 // Where stages have unlike numbers of them, some stage has to have so many; one with fewer
 // recomputes all of its own, as in Megatron-LM.
 
+// Whether some layers of a stage alone recompute.
+bool recomputes_some_layers(const ParallelSpec& spec);
 // The most layers that a stage surely has: of a layout that is not cut yet, in any of its cuts.
 int most_layers_of_a_stage(const OpGraph& graph, const ParallelSpec& spec);
 std::vector<int> legal_recompute_layers(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,

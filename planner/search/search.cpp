@@ -37,6 +37,13 @@ bool equal_work(const CandidateWork& a, const CandidateWork& b) {
 
 // One search, from the degrees to the plans: parts of its space are looked into (open_parts.h), the
 // candidates of layouts are made, and simulated; other cuts of the layouts come last.
+SpaceWidth width_of(const OpGraph& graph, const LayoutRequest& request, const SearchOptions& options) {
+  SpaceWidth width = usual_width(graph, request);
+  if (options.searches_context) width = with_context(width);
+  width.recomputes_fewest_layers = options.recomputes_fewest_layers;
+  return width;
+}
+
 class SpaceSearch {
  public:
   SpaceSearch(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
@@ -46,7 +53,7 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        width_(options.searches_context ? with_context(usual_width(graph, request)) : usual_width(graph, request)),
+        width_(width_of(graph, request, options)),
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
@@ -55,7 +62,7 @@ class SpaceSearch {
     const std::shared_ptr<KnownBlockShapes> shapes =
         options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
     for (int thread = 0; thread < threads; ++thread) {
-      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
+      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes, width_));
       makers_.push_back(owned_.back().get());
     }
     counts_.space = space_in_words(cluster, training.engine, request, width_, options.fewer_devices);
@@ -328,7 +335,11 @@ class SpaceSearch {
       if (!request_[Choice::input_slots]) spec.input_slots = ParallelSpec().input_slots;
       spec.stage_blocks.clear();
       spec.stage_recompute.clear();
-      if (spec.recompute == Recompute::per_stage) spec.recompute = Recompute::none;
+      const bool chooses = spec.recompute == Recompute::per_stage || spec.recompute_layers > 0;
+      if (chooses && !request_[Choice::recompute] && !request_[Choice::recompute_layers]) {
+        spec.recompute = Recompute::none;
+        spec.recompute_layers = 0;
+      }
       return spec;
     };
     const auto ranked = std::ranges::find_if(

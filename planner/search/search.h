@@ -34,6 +34,7 @@ struct SearchOptions {
   // where that promises much (space_width.h); or to search it in any case.
   bool bounds_left_out = false;
   bool searches_context = false;
+  bool recomputes_fewest_layers = false;  // SpaceWidth
   // Shared with other searches for the same model; may be null.
   SimulatedSteps* steps = nullptr;
   std::shared_ptr<KnownBlockShapes> shapes = {};

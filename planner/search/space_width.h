@@ -27,6 +27,9 @@ struct SpaceWidth {
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
   bool shards_freely = false;  // ZeRO may shard over groups of any number of ranks, or only over all
+  // Where stages choose what they recompute, each does so in as few of its layers as its memory
+  // demands; or in all.
+  bool recomputes_fewest_layers = false;
 };
 SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request);
 // The same with context parallelism, whatever the sequence.

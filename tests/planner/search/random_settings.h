@@ -19,6 +19,7 @@
 #include "planner/graph/engine_graph.h"
 #include "planner/graph/trained_graph.h"
 #include "planner/graph/training_spec.h"
+#include "planner/parallel/recompute.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/parallel_spec_text.h"
 
@@ -121,12 +122,6 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
-}
-
-inline bool recomputes_some_layers(const ParallelSpec& spec) {
-  return spec.recompute_layers > 0 || std::ranges::any_of(spec.stage_recompute, [](const StageRecompute& stage) {
-           return stage.layers > 0;
-         });
 }
 
 // Half of the stages that recompute do so in some of their layers alone. `spec` is cut.
