@@ -75,12 +75,10 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
 
 Estimator::StageShapes Estimator::stage_shapes(const ParallelSpec& spec, const Placements& placements,
                                                const StageRecompute& recompute, int stage, BlockRange blocks) {
-  StageShapes shapes{.shapes = shapes_of(spec, placements, recompute.rule, stage),
-                     .kept_shapes = 0,
-                     .first_kept = first_kept_block(blocks, recompute, static_cast<int>(graph_.blocks.size()))};
-  shapes.kept_shapes =
-      shapes.first_kept < blocks.last ? shapes_of(spec, placements, Recompute::none, stage) : shapes.shapes;
-  return shapes;
+  const int shapes = shapes_of(spec, placements, recompute.rule, stage);
+  return {.shapes = shapes,
+          .kept_shapes = recompute.layers > 0 ? shapes_of(spec, placements, Recompute::none, stage) : shapes,
+          .first_kept = first_kept_block(blocks, recompute, static_cast<int>(graph_.blocks.size()))};
 }
 
 const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
@@ -712,12 +710,11 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   };
   const auto shapes_for = [&](int stage) {
     const StageRecompute recompute = spec.recompute_of(stage);
-    const BlockRange range = ranges_[stage];
-    const int first_kept = first_kept_block(range, recompute, static_cast<int>(graph_.blocks.size()));
     const int shapes = shapes_with(recompute.rule, stage);
-    return StageShapes{.shapes = shapes,
-                       .kept_shapes = first_kept < range.last ? shapes_with(Recompute::none, stage) : shapes,
-                       .first_kept = first_kept};
+    return StageShapes{
+        .shapes = shapes,
+        .kept_shapes = recompute.layers > 0 ? shapes_with(Recompute::none, stage) : shapes,
+        .first_kept = first_kept_block(ranges_[stage], recompute, static_cast<int>(graph_.blocks.size()))};
   };
   rank_of_stage_.clear();
   ranges_.clear();
