@@ -750,6 +750,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
 Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices) {
   const PipelineShape shape = shape_of(spec, training_);
   const LeastLayout least = least_layout(spec, choices);
+  // Tables have all layers of a stage alike.
+  if (spec.recompute_layers > 0) return least.time;
   // By halving, what the slowest stage takes at least.
   Seconds below = least.time / (shape.micro_batches + shape.stages), above = least.time / shape.micro_batches * 2.0;
   if (can_hold(spec, choices, below)) return least.time;
