@@ -89,6 +89,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
       {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = static_cast<Offload>(value); }},
+      {"recompute", [](const OpGraph&, ParallelSpec& spec, int layers) { spec.recompute_layers = layers; }},
       {"master",
        [](const OpGraph&, ParallelSpec& spec, int value) { spec.dp_method = static_cast<DataMethod>(value); }},
   };
@@ -101,6 +102,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
           const bool sequence_parallel = setting == 1;
           ParallelSpec spec = layout(*graph, dp, sequence_parallel ? 2 : 1, 1);
           spec.sequence_parallel = sequence_parallel;
+          if (row.name == "recompute" && dp == 1) spec.recompute = Recompute::full;
           TrainingSpec training = batch_of(12);
           if (setting == 2)
             training.engine = {.name = "poor",
@@ -113,7 +115,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .most_zero_in_pipelines = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
-          const bool of_values = row.name == "zero" || row.name == "offload" || row.name == "master";
+          const bool of_values = row.name == "zero" || row.name == "offload" ||
+                                 row.name == "recompute" || row.name == "master";
           for (int degree = of_values ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);

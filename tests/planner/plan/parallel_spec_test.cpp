@@ -97,8 +97,8 @@ TEST_CASE("the first layers of a stage recompute, neither the embedding nor the 
   spec.stage_blocks = {4, 3, 2};
   CHECK(recomputing(spec) == "RRRRRRRRR");
   spec.recompute_layers = 1;
-  CHECK(recomputing(spec) == "RR..R..R.");
-  // A stage with fewer layers recomputes all of its own, and its end keeps all that it reads anyway.
+  CHECK(recomputing(spec) == "RR..R..RR");
+  // A stage with fewer layers recomputes all of its own; the head, which has no choice, goes with them.
   spec.recompute_layers = 2;
   CHECK(recomputing(spec) == "RRR.RR.RR");
   spec.recompute_layers = 3;
