@@ -178,6 +178,7 @@ CommandBody declare_suggest(CLI::App& app) {
              });
   add_flag(app,
            {.names = "--recompute-fewest-layers",
+            .type = "",
             .description = "also search plans whose stages recompute in as few of their layers as memory demands",
             .group = "Limits"},
            arguments->recomputes_fewest_layers);
