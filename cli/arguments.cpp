@@ -91,7 +91,7 @@ constexpr std::array layout_options_first = {
     Choice::dp,        Choice::tp,          Choice::pp,       Choice::cp,
     Choice::cp_method, Choice::zero_stage, Choice::dp_shard, Choice::micro_batch, Choice::schedule,
     Choice::virtual_stages, Choice::micro_batch_group, Choice::sequence_parallel, Choice::recompute,
-    Choice::mesh_order, Choice::stage_blocks};
+    Choice::recompute_layers, Choice::mesh_order, Choice::stage_blocks};
 
 std::vector<std::string> names_of(const std::vector<ChoiceValue>& values) {
   std::vector<std::string> names;

@@ -13,6 +13,8 @@
 #include "cli/progress.h"
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
+#include "planner/base/error.h"
+#include "planner/plan/layout_choices.h"
 #include "planner/report/explain.h"
 #include "planner/report/launch_line.h"
 #include "planner/report/plan_row.h"
@@ -33,6 +35,7 @@ struct SuggestArguments {
   OutputArguments output;
   std::string plan_file;
   int top = 5;
+  bool recomputes_fewest_layers = false;
   std::optional<int> top_each;  // absent: one, or where every degree is given as many as `top`
 };
 
@@ -59,6 +62,19 @@ std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Engine
   }
 }
 
+// Whether a search may choose what each stage recomputes, and in how many layers.
+void check_fewest_layers(const LayoutRequest& layout, const Engine& engine) {
+  for (const Choice choice : {Choice::recompute, Choice::recompute_layers})
+    if (layout[choice])
+      throw ConfigError(fmt::format("--recompute-fewest-layers chooses what stages recompute, and {} says it; leave one "
+                                    "out",
+                                    row_of(choice).option));
+  if (!engine.has_recompute_per_stage)
+    throw ConfigError(fmt::format("--recompute-fewest-layers chooses for each stage, and engine {} has no stages that "
+                                  "recompute differently; give one number with --recompute-layers",
+                                  engine.name));
+}
+
 int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   check_output(arguments.output, {{"--output", arguments.plan_file}},
                {{"MODEL", arguments.model}, {"--cluster", arguments.where.cluster.value_or("")}});
@@ -71,6 +87,8 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
 
   SuggestRequest request = request_of(inputs, arguments.layout);
   const int top_each = arguments.top_each.value_or(gives_every_degree(arguments.layout) ? arguments.top : 1);
+  if (arguments.recomputes_fewest_layers) check_fewest_layers(arguments.layout, inputs.training.engine);
+  request.options.recomputes_fewest_layers = arguments.recomputes_fewest_layers;
   request.options.top = arguments.top;
   request.options.top_each = top_each;
   request.options.most_simulated = arguments.limits.most_candidates;
@@ -158,6 +176,12 @@ CommandBody declare_suggest(CLI::App& app) {
              [arguments](const std::string& text) {
                arguments->top_each = static_cast<int>(parse_whole("--top-each", text, 1, 1000));
              });
+  add_flag(app,
+           {.names = "--recompute-fewest-layers",
+            .type = "",
+            .description = "also search plans whose stages recompute in as few of their layers as memory demands",
+            .group = "Limits"},
+           arguments->recomputes_fewest_layers);
   add_output(app, arguments->output, CsvOutput::offered);
   return [arguments](Terminal& terminal) { return carry_out(*arguments, terminal); };
 }

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/simulate_spec.h"
@@ -42,6 +43,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.steps = steps.get();
   search_options.shapes = shapes;
   search_options.searches_context = plan.spec.cp() > 1;
+  search_options.recomputes_fewest_layers = recomputes_some_layers(plan.spec);
   return search(graph, cluster, training, {}, search_options);
 }
 

@@ -74,6 +74,8 @@ struct Engine {
   bool has_full_recompute = true;        // of whole layers
   bool has_every_other_product_recompute = true;  // of every other product, and what is neither product nor attention
   bool has_recompute_per_stage = true;   // of more on one stage than on another
+  bool has_recompute_of_some_layers = true;  // of whole layers: the first ones of each stage
+  bool has_modules_of_some_layers = true;    // likewise of modules of these layers
   bool has_master = true;                // a single process of whole replicas (DataParallel)
   bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks
   int most_zero = 3;                     // the highest ZeRO stage

@@ -13,9 +13,18 @@ namespace {
 
 template <Recompute module>
 bool recomputes(const ParallelSpec& spec) {
-  return recomputes_module(spec.recompute, module) || std::ranges::any_of(spec.stage_recompute, [](Recompute of_stage) {
-           return recomputes_module(of_stage, module);
+  return recomputes_module(spec.recompute, module) ||
+         std::ranges::any_of(spec.stage_recompute, [](const StageRecompute& of_stage) {
+           return recomputes_module(of_stage.rule, module);
          });
+}
+
+// Whether some layers of a stage alone recompute: whole layers, or modules of them.
+bool recomputes_some(const ParallelSpec& spec, bool whole_layers) {
+  const auto does = [&](const StageRecompute& stage) {
+    return stage.layers > 0 && (stage.rule == Recompute::full) == whole_layers;
+  };
+  return does({spec.recompute, spec.recompute_layers}) || std::ranges::any_of(spec.stage_recompute, does);
 }
 
 // Whether the axes are in another order than that of an empty layout; the context axis lies inside
@@ -73,6 +82,13 @@ constexpr std::array layout_rows = {
     EngineLayoutRow{Choice::recompute, &Engine::has_recompute_per_stage, "stages that recompute differently",
                     "recompute must be the same for all stages",
                     [](const ParallelSpec& spec) { return spec.recompute == Recompute::per_stage; }},
+    EngineLayoutRow{Choice::recompute_layers, &Engine::has_recompute_of_some_layers,
+                    "recompute of some layers of a stage", "recompute_layers must be left out: all layers recompute",
+                    [](const ParallelSpec& spec) { return recomputes_some(spec, true); }},
+    EngineLayoutRow{Choice::recompute_layers, &Engine::has_modules_of_some_layers,
+                    "recompute of modules in some layers of a stage",
+                    "recompute_layers must be left out: all layers recompute",
+                    [](const ParallelSpec& spec) { return recomputes_some(spec, false); }},
 };
 
 }  // namespace
@@ -105,7 +121,7 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 std::string lacking_in_words(const Engine& engine) {
   std::vector<std::string> lacking;
   for (const EngineLayoutRow& row : layout_rows)
-    if (!(engine.*row.has) && row.choice != Choice::recompute) lacking.emplace_back(row.name);
+    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers) lacking.emplace_back(row.name);
   const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
   if (engine.most_zero < Engine{}.most_zero) lacking.push_back(fmt::format("ZeRO above {}", engine.most_zero));
   if (most < engine.most_zero) lacking.push_back(fmt::format("ZeRO above {} in pipelines", most));

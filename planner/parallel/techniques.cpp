@@ -12,6 +12,7 @@
 #include "planner/parallel/master.h"
 #include "planner/parallel/offload.h"
 #include "planner/parallel/pipeline.h"
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/tensor.h"
 #include "planner/parallel/zero.h"
 
@@ -44,6 +45,10 @@ constexpr std::array rows = {
                  .legal_degrees = legal_offloads,
                  .illegal = illegal_offload,
                  .place = place_offload},
+    TechniqueRow{.name = "recompute",
+                 .legal_degrees = legal_recompute_layers,
+                 .illegal = illegal_recompute,
+                 .place = place_recompute},
     TechniqueRow{.name = "master",
                  .legal_degrees = legal_data_methods,
                  .illegal = illegal_master,

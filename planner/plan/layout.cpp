@@ -1,6 +1,7 @@
 #include "planner/plan/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -39,6 +40,11 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
   return layout;
 }
 
+int first_kept_block(BlockRange stage, const StageRecompute& recompute, int blocks) {
+  const int first_layer = std::max(stage.first, 1), layers = std::min(stage.last, blocks - 1) - first_layer;
+  return recompute.layers == 0 || recompute.layers >= layers ? stage.last : first_layer + recompute.layers;
+}
+
 Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
   Layout layout{.mesh = spec.mesh,
                 .stages = {},
@@ -46,14 +52,21 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
                 .layout_of_block = {},
                 .tied_gradients = spec.tied_gradients,
                 .input_slots = spec.input_slots};
+  const auto lay_out_until = [&](int end, Recompute recompute) {
+    if (static_cast<std::size_t>(end) == layout.layout_of_block.size()) return;
+    const BlockLayout block = block_layout(spec, placements, recompute);
+    auto known = std::ranges::find(layout.layouts, block);
+    if (known == layout.layouts.end()) known = layout.layouts.insert(known, block);
+    layout.layout_of_block.resize(static_cast<std::size_t>(end), static_cast<int>(known - layout.layouts.begin()));
+  };
+  const int blocks = std::accumulate(spec.stage_blocks.begin(), spec.stage_blocks.end(), 0);
   int first = 0;
   for (std::size_t stage = 0; stage < spec.stage_blocks.size(); ++stage) {
     layout.stages.push_back({first, first + spec.stage_blocks[stage]});
     first = layout.stages.back().last;
-    const BlockLayout block = block_layout(spec, placements, spec.recompute_of(static_cast<int>(stage)));
-    auto known = std::ranges::find(layout.layouts, block);
-    if (known == layout.layouts.end()) known = layout.layouts.insert(known, block);
-    layout.layout_of_block.resize(static_cast<std::size_t>(first), static_cast<int>(known - layout.layouts.begin()));
+    const StageRecompute recompute = spec.recompute_of(static_cast<int>(stage));
+    lay_out_until(first_kept_block(layout.stages.back(), recompute, blocks), recompute.rule);
+    lay_out_until(first, Recompute::none);
   }
   return layout;
 }

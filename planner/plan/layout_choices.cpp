@@ -1,8 +1,10 @@
 #include "planner/plan/layout_choices.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 #include <limits>
+#include <system_error>
 #include <type_traits>
 
 #include <fmt/format.h>
@@ -84,26 +86,54 @@ void read_micro_batches(const YamlNode& layout, const TrainingSpec& training, Pa
                     training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
 }
 
-std::optional<std::string> write_stage_recompute(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+std::optional<std::string> write_stages_recompute(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
   if (spec.recompute != Recompute::per_stage) return std::nullopt;
   std::vector<std::string> stages;
-  for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
+  for (const StageRecompute& stage : spec.stage_recompute) stages.push_back(write_stage_recompute(stage));
   return fmt::format("[{}]", join(stages));
 }
 
-void read_stage_recompute(const YamlNode& layout, const TrainingSpec& /*training*/, ParallelSpec& spec) {
+// "full", "full:3"
+StageRecompute read_stage(const YamlNode& node) {
+  std::vector<std::string> names;
+  for (const RecomputeRow& row : recompute_rows()) names.emplace_back(row.name);
+  const std::string text = node.as_string();
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) return recompute_rows()[node.as_choice(names)].kind;
+  const std::string rule = text.substr(0, colon), number = text.substr(colon + 1);
+  const auto found = std::ranges::find(names, rule);
+  int layers = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layers);
+  const bool is_number = error == std::errc() && end == number.data() + number.size() && layers >= 1;
+  if (found == names.end() || rule == name(Recompute::none) || !is_number)
+    node.fail(fmt::format("'{}' is not what a stage recomputes; write a way to recompute, alone for all layers of the "
+                          "stage, or with the number of its first layers that recompute: full:3",
+                          text));
+  return {recompute_rows()[static_cast<std::size_t>(found - names.begin())].kind, layers};
+}
+
+void read_stages_recompute(const YamlNode& layout, const TrainingSpec& /*training*/, ParallelSpec& spec) {
   if (spec.recompute == Recompute::per_stage) {
-    std::vector<std::string> names;
-    for (const RecomputeRow& row : recompute_rows()) names.emplace_back(row.name);
     const YamlNode stages = layout.at("stage_recompute");
-    for (const YamlNode& item : stages.items())
-      spec.stage_recompute.push_back(recompute_rows()[item.as_choice(names)].kind);
+    for (const YamlNode& item : stages.items()) spec.stage_recompute.push_back(read_stage(item));
     if (static_cast<int>(spec.stage_recompute.size()) != spec.stages())
       stages.fail(fmt::format("stage_recompute has {} stages, and {}", spec.stage_recompute.size(), stages_text(spec)));
   } else if (const auto stages = layout.find("stage_recompute")) {
     stages->fail(
         fmt::format("stage_recompute goes with recompute per_stage, and recompute is {}", name(spec.recompute)));
   }
+}
+
+bool has_one_rule(const ParallelSpec& spec) {
+  return spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage;
+}
+
+std::optional<std::string> layers_without_rule(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (has_one_rule(spec)) return std::nullopt;
+  return fmt::format("recompute_layers says how many layers of each stage recompute, and recompute is {}{}",
+                     name(spec.recompute),
+                     spec.recompute == Recompute::none ? ": leave the key out, or say what they recompute"
+                                                       : ": write the number behind each stage's own, such as full:3");
 }
 
 std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
@@ -168,11 +198,12 @@ std::optional<std::string> without_interleaving(const ParallelSpec& spec, const 
 // ---- texts ----
 
 // "full,none*31,full*20": runs of adjacent stages that recompute alike.
-std::string runs_of(const std::vector<Recompute>& stages) {
+std::string runs_of(const std::vector<StageRecompute>& stages) {
   std::vector<std::string> runs;
   for (auto first = stages.begin(); first != stages.end();) {
-    const auto last = std::find_if(first, stages.end(), [&](Recompute recompute) { return recompute != *first; });
-    runs.push_back(last - first == 1 ? std::string(name(*first)) : fmt::format("{}*{}", name(*first), last - first));
+    const auto last = std::find_if(first, stages.end(), [&](const StageRecompute& stage) { return stage != *first; });
+    const std::string one = write_stage_recompute(*first);
+    runs.push_back(last - first == 1 ? one : fmt::format("{}*{}", one, last - first));
     first = last;
   }
   return join(runs, ",");
@@ -181,8 +212,8 @@ std::string runs_of(const std::vector<Recompute>& stages) {
 // Where the stages of each rank recompute alike, a rank is named once.
 std::string word_of_recompute(const ParallelSpec& spec) {
   if (spec.recompute == Recompute::none) return "";
-  if (spec.recompute != Recompute::per_stage) return fmt::format("recompute={}", name(spec.recompute));
-  const std::vector<Recompute>& stages = spec.stage_recompute;
+  if (spec.recompute != Recompute::per_stage) return "recompute=" + write_stage_recompute(spec.recompute_of(0));
+  const std::vector<StageRecompute>& stages = spec.stage_recompute;
   bool alike = spec.virtual_stages > 1;
   for (int stage = 0; stage < spec.stages(); ++stage)
     alike = alike && stages[stage] == stages[rank_of_stage(spec, stage)];
@@ -433,11 +464,12 @@ constexpr std::array rows = {
         .set =
             [](ParallelSpec& spec, const ChoiceValue& value) {
               spec.recompute = std::get<Recompute>(value);
+              spec.recompute_layers = 0;
               spec.stage_recompute.clear();
             },
         .named = recomputes,
         .only_in_plans = named<Recompute::per_stage>,
-        .companion = {"stage_recompute", write_stage_recompute, read_stage_recompute},
+        .companion = {"stage_recompute", write_stages_recompute, read_stages_recompute},
         .word = word_of_recompute,
         .phrase =
             [](const ChoiceValue& value) {
@@ -446,6 +478,40 @@ constexpr std::array rows = {
               return recompute == Recompute::full ? std::string("with full recompute")
                                                   : fmt::format("with recompute of {}", name(recompute));
             }},
+    // In texts, it is part of recompute's word.
+    ChoiceRow{.choice = Choice::recompute_layers,
+              .key = "recompute_layers",
+              .option = "--recompute-layers",
+              .operand = "N",
+              .description = "layers of each stage that recompute, the first ones (default: all); alone, with "
+                             "--recompute full",
+              .get = get<&ParallelSpec::recompute_layers>,
+              // Without a rule for all stages there is nothing to count.
+              .set =
+                  [](ParallelSpec& spec, const ChoiceValue& value) {
+                    spec.recompute_layers = has_one_rule(spec) ? static_cast<int>(number(value)) : 0;
+                  },
+              .maximum = most_devices,
+              .may_be_absent = true,
+              .presumes = Choice::recompute,
+              .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/)
+                  -> std::pair<Choice, ChoiceValue> {
+                if (number(value) == 0) return {Choice::recompute_layers, value};
+                return {Choice::recompute, Recompute::full};
+              },
+              .fault = layers_without_rule,
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return number(value) == 0 ? std::string("with recompute of all layers")
+                                              : fmt::format("with recompute of {} layers a stage", number(value));
+                  },
+              .instead =
+                  [](const ParallelSpec& now, const ChoiceValue& given) {
+                    return now.recompute_layers == 0
+                               ? fmt::format("recompute of all layers instead of {} a stage", number(given))
+                               : fmt::format("recompute of {} layers a stage instead of {}", now.recompute_layers,
+                                             number(given));
+                  }},
     ChoiceRow{.choice = Choice::stage_blocks,
               .key = "stage_blocks",
               .option = "--stage-blocks",

@@ -37,6 +37,7 @@ enum class Choice {
   virtual_stages,
   micro_batch_group,
   recompute,
+  recompute_layers,
   stage_blocks,
   tied_gradients,
   input_slots,

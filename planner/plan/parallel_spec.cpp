@@ -59,6 +59,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.mesh.order = one.mesh.order;
   spec.mesh.dp_shard = one.mesh.dp_shard;
   spec.schedule = one.schedule;
+  spec.recompute_layers = one.recompute_layers;
   spec.stage_recompute.clear();
   spec.stage_blocks.clear();
   spec.virtual_stages = one.virtual_stages;
@@ -103,8 +104,12 @@ ParallelSpec bucket_key(const ParallelSpec& spec) {
   return key;
 }
 
+Recompute recompute_of_every_layer(const ParallelSpec& spec) {
+  return spec.recompute == Recompute::per_stage || spec.recompute_layers > 0 ? Recompute::none : spec.recompute;
+}
+
 ParallelSpec cut_key(const ParallelSpec& spec) {
-  ParallelSpec key = block_key(spec, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute);
+  ParallelSpec key = block_key(spec, recompute_of_every_layer(spec));
   key.mesh.degree.pp = spec.mesh.degree.pp;
   key.virtual_stages = spec.virtual_stages;
   return key;

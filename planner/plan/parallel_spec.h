@@ -74,8 +74,10 @@ struct ParallelSpec {
   std::int64_t micro_batch = 1;  // sequences
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;
-  // For each stage, not per_stage, where `recompute` is per_stage; else empty.
-  std::vector<Recompute> stage_recompute;
+  // The layers of each stage that recompute, its first ones; 0: all, and so with none and per_stage.
+  int recompute_layers = 0;
+  // For each stage, where `recompute` is per_stage; else empty.
+  std::vector<StageRecompute> stage_recompute;
   std::vector<int> stage_blocks;  // number of the graph's blocks in each stage; empty until they are cut
   int virtual_stages = 1;         // stages on each rank of the pipeline
   // Micro-batches that an interleaved schedule runs through one stage of a rank before the next; 0:
@@ -95,8 +97,8 @@ struct ParallelSpec {
   int replicas() const { return mesh.replica_ranks(); }  // that hold the same parameters
   int shard_ranks() const { return mesh.shard_ranks(); }  // over which ZeRO shards
   int stages() const { return pp() * virtual_stages; }
-  Recompute recompute_of(int stage) const {
-    return recompute == Recompute::per_stage ? stage_recompute[stage] : recompute;
+  StageRecompute recompute_of(int stage) const {
+    return recompute == Recompute::per_stage ? stage_recompute[stage] : StageRecompute(recompute, recompute_layers);
   }
   auto operator<=>(const ParallelSpec&) const = default;
 };
@@ -115,6 +117,9 @@ std::string stages_text(const ParallelSpec& spec);
 ParallelSpec placement_key(const ParallelSpec& spec);                   // where the tensors of a block lie
 ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute);  // what a block's Segments do
 ParallelSpec bucket_key(const ParallelSpec& spec);                      // the work around a block's parameters
+// What all layers recompute at least: none where stages or their layers differ. Cuts balance that:
+// so many layers of each stage add the same to each.
+Recompute recompute_of_every_layer(const ParallelSpec& spec);
 // How blocks are cut without regard to memory; used together with the stages' paces.
 ParallelSpec cut_key(const ParallelSpec& spec);
 // How blocks are cut so that they fit; used together with the stages' paces.

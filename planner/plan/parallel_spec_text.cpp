@@ -44,7 +44,7 @@ std::string stage_layers(const ParallelSpec& spec) { return fmt::format("{}", fm
 
 std::string stage_recompute(const ParallelSpec& spec) {
   std::vector<std::string> stages;
-  for (const Recompute recompute : spec.stage_recompute) stages.emplace_back(name(recompute));
+  for (const StageRecompute& stage : spec.stage_recompute) stages.push_back(write_stage_recompute(stage));
   return fmt::format("{}", fmt::join(stages, ","));
 }
 

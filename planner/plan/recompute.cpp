@@ -165,4 +165,8 @@ const char* name(Recompute recompute) {
   return recompute == Recompute::per_stage ? "per_stage" : row_of(recompute).name;
 }
 
+std::string write_stage_recompute(const StageRecompute& stage) {
+  return stage.layers == 0 ? std::string(name(stage.rule)) : fmt::format("{}:{}", name(stage.rule), stage.layers);
+}
+
 }  // namespace parplan

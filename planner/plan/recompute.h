@@ -1,7 +1,9 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "planner/graph/engine.h"
 #include "planner/graph/op_graph.h"
@@ -29,6 +31,19 @@ constexpr Recompute operator|(Recompute a, Recompute b) {
   return static_cast<Recompute>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
 const char* name(Recompute recompute);
+
+// What a stage recomputes: its first `layers` layers recompute by the rule, its others nothing, as
+// Megatron-LM's block method has it (--recompute-method block --recompute-num-layers). 0 stands for
+// all of its layers.
+struct StageRecompute {
+  Recompute rule = Recompute::none;  // not per_stage
+  int layers = 0;
+  StageRecompute() = default;
+  StageRecompute(Recompute of_all) : rule(of_all) {}  // NOLINT(google-explicit-constructor): a rule for all layers
+  StageRecompute(Recompute of_first, int number) : rule(of_first), layers(number) {}
+  auto operator<=>(const StageRecompute&) const = default;
+};
+std::string write_stage_recompute(const StageRecompute& stage);  // "none", "full", "full:3"
 
 // What a block between the first and the last keeps. The forward ops whose results the backward
 // reads and does not find are executed again before it, from what is kept.

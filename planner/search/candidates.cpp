@@ -9,6 +9,7 @@
 
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/pipeline.h"
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/layout_cuts.h"
@@ -46,10 +47,12 @@ bool next_cut(std::vector<int>& cut) {
 }  // namespace
 
 CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                               Objective objective, std::shared_ptr<KnownBlockShapes> known_shapes)
+                               Objective objective, std::shared_ptr<KnownBlockShapes> known_shapes,
+                               const SpaceWidth& width)
     : graph_(graph),
       training_(training),
       objective_(objective),
+      width_(width),
       estimator_(graph, cluster, training, std::move(known_shapes)) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
@@ -119,9 +122,9 @@ bool lists_choices(int ranks, const Engine& engine) {
 
 }  // namespace
 
-std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine) {
+std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine) {
   const std::span<const Recompute> each = searched_recomputes(engine);
-  std::vector<std::vector<Recompute>> all;
+  std::vector<std::vector<StageRecompute>> all;
   std::vector<std::size_t> numbers(static_cast<std::size_t>(spec.pp()), 0);  // by rank
   // Counts up, the first rank fastest.
   const auto next = [&] {
@@ -132,8 +135,8 @@ std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, 
   };
   while (next()) {
     if (std::ranges::adjacent_find(numbers, std::ranges::not_equal_to()) == numbers.end()) continue;
-    std::vector<Recompute>& choices = all.emplace_back();
-    for (int stage = 0; stage < spec.stages(); ++stage) choices.push_back(each[numbers[rank_of_stage(spec, stage)]]);
+    std::vector<StageRecompute>& choices = all.emplace_back();
+    for (int stage = 0; stage < spec.stages(); ++stage) choices.emplace_back(each[numbers[rank_of_stage(spec, stage)]]);
   }
   return all;
 }
@@ -170,6 +173,102 @@ std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const Paral
     for (const int stage : stages_of_rank(spec, rank)) cut.options[stage] = fastest->second;
   }
   return with_cut(spec, cut, recomputes);
+}
+
+namespace {
+
+// The blocks of a stage that are layers.
+BlockRange layers_of(BlockRange stage, int blocks) {
+  return {std::max(stage.first, 1), std::min(stage.last, blocks - 1)};
+}
+
+// Stages of ranks that recompute so many layers each, in the fewest words.
+ParallelSpec with_layers(ParallelSpec spec, std::span<const StageRecompute> of_ranks, int blocks) {
+  int most = 0, end = 0;
+  for (int stage = 0; stage < spec.stages(); ++stage) {
+    const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
+    const int layers = layers_of({begin, end}, blocks).size();
+    most = std::max(most, layers);
+    StageRecompute own = of_ranks[static_cast<std::size_t>(rank_of_stage(spec, stage))];
+    if (own.layers >= layers) own.layers = 0;
+    spec.stage_recompute.push_back(own);
+  }
+  spec.recompute = Recompute::per_stage;
+  if (std::ranges::adjacent_find(of_ranks, std::ranges::not_equal_to()) == of_ranks.end()) {
+    spec.stage_recompute.clear();
+    spec.recompute = of_ranks.front().rule;
+    spec.recompute_layers = of_ranks.front().layers < most ? of_ranks.front().layers : 0;
+  }
+  return spec;
+}
+
+}  // namespace
+
+std::optional<ParallelSpec> CandidateMaker::recomputing_fewest_layers(const ParallelSpec& spec) {
+  const Placements& placements = placements_of(spec);
+  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+  const int blocks = static_cast<int>(graph_.blocks.size());
+  std::vector<StageRecompute> of_ranks;
+  bool some = false;
+  for (int rank = 0; rank < spec.pp(); ++rank) {
+    std::vector<BlockRange> stages;
+    int most = 0;  // layers of a stage
+    for (int stage = 0, end = 0; stage < spec.stages(); ++stage) {
+      const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
+      if (rank_of_stage(spec, stage) != rank) continue;
+      stages.push_back({begin, end});
+      most = std::max(most, layers_of(stages.back(), blocks).size());
+    }
+    const Bytes capacity = estimator_.capacity(spec.mesh, rank);
+    const auto fits = [&](StageRecompute recompute) {
+      return estimator_.peak(spec, placements, schedule, rank, stages, recompute) <= capacity;
+    };
+    if (fits(Recompute::none)) {
+      of_ranks.emplace_back(Recompute::none);
+      continue;
+    }
+    const std::vector<Seconds> kept = estimator_.kind_seconds(spec, placements, rank, Recompute::none);
+    std::optional<std::pair<Seconds, StageRecompute>> fastest;
+    for (const Recompute rule : searched_recomputes(training_.engine)) {
+      const bool is_had = rule == Recompute::full ? training_.engine.has_recompute_of_some_layers
+                                                  : training_.engine.has_modules_of_some_layers;
+      if (rule == Recompute::none || !fits(rule)) continue;
+      // More layers that recompute need no more memory.
+      int too_few = is_had ? 0 : most - 1, enough = most;
+      while (enough - too_few > 1) {
+        const int middle = too_few + (enough - too_few) / 2;
+        (fits({rule, middle}) ? enough : too_few) = middle;
+      }
+      const std::vector<Seconds> again = estimator_.kind_seconds(spec, placements, rank, rule);
+      Seconds added;
+      for (const BlockRange& stage : stages) {
+        const BlockRange layers = layers_of(stage, blocks);
+        for (int block = layers.first; block < std::min(layers.first + enough, layers.last); ++block) {
+          const auto kind = static_cast<std::size_t>(graph_.blocks[block].kind);
+          added += again[kind] - kept[kind];
+        }
+      }
+      if (!fastest || added < fastest->first) fastest = {added, StageRecompute(rule, enough)};
+      some = some || enough < most;
+    }
+    if (!fastest) return std::nullopt;
+    of_ranks.push_back(fastest->second);
+  }
+  if (!some) return std::nullopt;
+  ParallelSpec fewest = with_layers(spec, of_ranks, blocks);
+  return recomputes_some_layers(fewest) ? std::optional(std::move(fewest)) : std::nullopt;
+}
+
+void CandidateMaker::add_fewest_layers(const ParallelSpec& cut, bool mixes, std::vector<Candidate>& candidates) {
+  ParallelSpec none = cut;
+  none.recompute = Recompute::none;
+  none.recompute_layers = 0;
+  none.stage_recompute.clear();
+  if (!has_fewest_layers(none, mixes)) return;
+  std::optional<ParallelSpec> fewest = recomputing_fewest_layers(none);
+  if (!fewest) return;
+  Candidate candidate = estimated(std::move(*fewest));
+  if (candidate.bound.spare.count >= 0) candidates.push_back(std::move(candidate));
 }
 
 std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec, bool mixes) {
@@ -216,6 +315,7 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     one.stage_blocks = cut;
     candidates.push_back(estimated(one));
     const bool fits = candidates.back().bound.spare.count >= 0;
+    if (!fits && spec.recompute == Recompute::none) add_fewest_layers(one, mixes, candidates);
     // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
     if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
     if (!lists_choices(spec.pp(), training_.engine)) {
@@ -223,7 +323,7 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
       continue;
     }
     one.recompute = Recompute::per_stage;
-    for (std::vector<Recompute>& choices : recompute_choices(spec, training_.engine)) {
+    for (std::vector<StageRecompute>& choices : recompute_choices(spec, training_.engine)) {
       one.stage_recompute = std::move(choices);
       candidates.push_back(estimated(one));
     }
@@ -260,7 +360,9 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   if (!spec.stage_blocks.empty()) {
     candidates.push_back(estimated(spec));
     const bool may_mix = mixes && spec.recompute == Recompute::none && spec.pp() > 1;
-    if (may_mix && candidates.back().bound.spare.count < 0) add_mix(spec, candidates);
+    const bool fits = candidates.back().bound.spare.count >= 0;
+    if (may_mix && !fits) add_mix(spec, candidates);
+    if (spec.recompute == Recompute::none && !fits) add_fewest_layers(spec, mixes, candidates);
     return std::nullopt;
   }
   // Layouts that recompute are among the mixes of those that do not.
@@ -278,6 +380,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   std::optional<OfAnyCut> others;
   if (!is_covered) others = of_any_cut(spec, fastest, candidate.bound.room_in_all);
   if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
+    if (!is_covered) add_fewest_layers(candidate.spec, mixes, candidates);
     if (has_few_cuts(spec)) {
       if (mixes && !is_covered) {
         const ParallelSpec none = candidate.spec;
@@ -285,12 +388,14 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
         add_mix(none, candidates);
         if (candidates.back().bound.spare.count >= 0) return others;
         std::optional<Candidate> other = cut_that_fits(spec, true);
+        if (other && other->spec.recompute != spec.recompute) add_fewest_layers(other->spec, mixes, candidates);
         if (other && (other->spec.recompute == Recompute::per_stage || other->spec.recompute == spec.recompute))
           candidates.push_back(std::move(*other));
         return others;
       }
     }
     if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
+      if (other->spec.recompute != spec.recompute) add_fewest_layers(other->spec, mixes, candidates);
       if (other->spec.recompute == spec.recompute)
         candidate = std::move(*other);
       else if (other->spec.recompute == Recompute::per_stage)
@@ -337,12 +442,19 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   const LayoutCuts by_memory(estimator_, spec, placements, shape_of(spec, training_), recomputes);
   if (by_memory.surely_none()) return below;
   const std::vector<std::vector<StageOption>> options = by_memory.options();
+  // Stages that recompute some of their layers take no less than without recompute: where all that
+  // they save stays on the device.
+  const bool has_fewest = has_fewest_layers(spec, mixes);
+  if (has_fewest && row_of(spec.offload).saved == Home::host) {
+    below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
+    return below;
+  }
   const auto stage_of = [&](int stage, int begin, int end) -> std::optional<StageOfCut> {
     const std::optional<int> choice =
         fastest_option(options[stage], static_cast<std::size_t>(begin), static_cast<std::size_t>(end));
     if (!choice) return std::nullopt;
     return estimator_.stage_of_cut(frame, spec, placements, schedule, stage, {begin, end},
-                                   static_cast<std::size_t>(*choice));
+                                   has_fewest ? 0 : static_cast<std::size_t>(*choice));
   };
   // What the first stage adds, at least.
   Seconds opening(none);
@@ -361,6 +473,10 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
     std::optional<std::vector<int>> choices = fastest_options(options, cut);
     if (!choices) return std::nullopt;
     Candidate candidate = estimated(with_cut(spec, {std::move(cut), std::move(*choices)}, recomputes));
+    std::vector<Candidate> fewest;
+    if (has_fewest && candidate.spec.recompute != Recompute::none) add_fewest_layers(candidate.spec, mixes, fewest);
+    if (!fewest.empty() && fewest.front().bound.lower_bound < candidate.bound.lower_bound)
+      candidate = std::move(fewest.front());
     if (candidate.bound.spare.count < 0 || candidate.bound.lower_bound >= limit) return std::nullopt;
     return candidate;
   };

@@ -28,9 +28,10 @@ struct Candidate {
 };
 
 // Whether of a layout's many cuts only the fastest is a candidate, and stages recompute where that
-// does not fit: what a stage saves then does not grow with its blocks by one size of slots.
+// does not fit: what a stage saves then does not grow with its blocks by one size of slots, or not
+// by as much with each.
 inline bool has_few_cuts(const ParallelSpec& spec) {
-  return spec.virtual_stages > 1 || runs_backward_in_parts(spec.schedule);
+  return spec.virtual_stages > 1 || runs_backward_in_parts(spec.schedule) || spec.recompute_layers > 0;
 }
 
 // What holds for any cut of a layout, with any recompute that the search may choose for each stage.
@@ -57,7 +58,7 @@ inline constexpr std::int64_t most_cuts = 32;
 inline constexpr std::size_t most_choices = 64;
 // What stages may recompute under the engine, but for all of them the same. The stages of a rank
 // recompute alike: their saved activations take turns in the same slots.
-std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
+std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
 // used by one thread.
@@ -65,7 +66,7 @@ class CandidateMaker {
  public:
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                  Objective objective = Objective::time,
-                 std::shared_ptr<KnownBlockShapes> known_shapes = nullptr);
+                 std::shared_ptr<KnownBlockShapes> known_shapes = nullptr, const SpaceWidth& width = {});
 
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, or those of an engine that counts layers, that one; if it does not
@@ -78,6 +79,8 @@ class CandidateMaker {
   //   for themselves. With several stages on a rank, the cut whose slowest stage is fastest; if
   //   that does not fit without recompute, also with the ranks choosing for themselves; and if that
   //   does not fit either, the fastest cut that gives each rank what it can hold (rank_cuts.h).
+  // Where the width says so, each cut that does not fit without recompute is also one with the fewest
+  // layers that recompute (recomputing_fewest_layers), unless memory is the objective.
   // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
   // whether stages may differ in what they recompute. Returns something where not every cut was
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.
@@ -92,6 +95,12 @@ class CandidateMaker {
   bool has_equal_memory(const ParallelSpec& spec);
   // A lower bound of the memory of the fullest stage of any cut.
   Bytes least_memory(const ParallelSpec& spec, Bytes room_in_all);
+
+  // A layout with its cut and without recompute, in which each rank recomputes so that its stages
+  // fit: as few of the first layers of each as that takes, by the rule that adds the least time, one
+  // for all stages of the rank. Nothing where a rank has no room in any way, or no stage is left that
+  // recomputes some of its layers alone.
+  std::optional<ParallelSpec> recomputing_fewest_layers(const ParallelSpec& spec);
 
   // The cut of a layout that is complete but for its cut: the cut whose slowest stage is fastest,
   // among those that fit where any fits; or what the engine does.
@@ -120,11 +129,18 @@ class CandidateMaker {
   std::optional<ParallelSpec> recomputing_where_needed(const ParallelSpec& spec);
   // Appends that where stages then differ. The last candidate is the layout without recompute.
   void add_mix(const ParallelSpec& spec, std::vector<Candidate>& candidates);
+  // Appends the cut with the fewest layers that recompute, where the space has it.
+  void add_fewest_layers(const ParallelSpec& cut, bool mixes, std::vector<Candidate>& candidates);
+  bool has_fewest_layers(const ParallelSpec& spec, bool mixes) const {
+    return width_.recomputes_fewest_layers && mixes && spec.recompute == Recompute::none &&
+           objective_ != Objective::memory;
+  }
   void add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
   const OpGraph& graph_;
   TrainingSpec training_;
   Objective objective_;
+  SpaceWidth width_;
   Estimator estimator_;
   std::unordered_map<ParallelSpec, Placements, SpecHash> placements_;  // by placement_key
   using Paces = std::vector<std::pair<int, int>>;  // of stages

@@ -159,10 +159,10 @@ ParallelSpec with_cut(const ParallelSpec& spec, const StageCut& cut, std::span<c
   chosen.stage_blocks = cut.blocks;
   if (recomputes.size() == 1) return chosen;
   chosen.stage_recompute.clear();
-  for (const int option : cut.options) chosen.stage_recompute.push_back(recomputes[option]);
-  const Recompute first = chosen.stage_recompute.front();
-  if (std::ranges::all_of(chosen.stage_recompute, [&](Recompute recompute) { return recompute == first; })) {
-    chosen.recompute = first;
+  for (const int option : cut.options) chosen.stage_recompute.emplace_back(recomputes[option]);
+  const StageRecompute first = chosen.stage_recompute.front();
+  if (std::ranges::all_of(chosen.stage_recompute, [&](const StageRecompute& stage) { return stage == first; })) {
+    chosen.recompute = first.rule;
     chosen.stage_recompute.clear();
   } else {
     chosen.recompute = Recompute::per_stage;

@@ -80,6 +80,9 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
     recomputes_.push_back(std::get<Recompute>(*request[Choice::recompute]));
   else
     std::ranges::copy(searched_recomputes(training.engine), std::back_inserter(recomputes_));
+  // Where some layers alone recompute, the others take the time of those that recompute nothing.
+  if (request[Choice::recompute_layers] && std::ranges::find(recomputes_, Recompute::none) == recomputes_.end())
+    recomputes_.push_back(Recompute::none);
   for (const ScheduleRow& row : schedule_rows())
     if (request[Choice::schedule] ? std::get<ScheduleKind>(*request[Choice::schedule]) == row.kind
                                   : !runs_backward_in_parts(row.kind))
@@ -470,6 +473,8 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
     stages.emplace_back(blocks_.size(), infinite);
     for (const Recompute recompute : choices)
       take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), recompute), stages.back());
+    if (spec.recompute_layers > 0)
+      take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), Recompute::none), stages.back());
   }
   std::vector<Seconds> least(blocks_.size(), infinite);
   for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
@@ -618,6 +623,29 @@ Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Re
   return Bytes(shares.least_fixed + static_cast<std::int64_t>(shares.needed / room * (1 - 1e-9)));
 }
 
+// Letters: the blocks take t_0 seconds and grow by b_0 bytes without recompute, t_1 and b_1 where all
+// of their layers recompute; F bytes of the stage's C do not grow. With a share f of alike layers that
+// recompute, blocks that fit take b_0 - f (b_0 - b_1) <= C - F, and t_0 + f (t_1 - t_0) seconds.
+Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTable* none, const BlockTable& own,
+                                         int in_flight, std::int64_t heads, std::int64_t capacity, std::size_t begin,
+                                         std::size_t end) const {
+  const Seconds all = own.seconds[end] - own.seconds[begin];
+  if (none == nullptr || !width_.recomputes_fewest_layers) return all;
+  const Seconds least = none->seconds[end] - none->seconds[begin];
+  if (!alike_inside_ || runs_backward_in_parts(spec.schedule) || all <= least) return std::min(all, least);
+  const auto grows = [&](const BlockTable& of) {
+    const std::size_t shared = spec.virtual_stages > 1 && end + 1 == of.state.size() ? end - 1 : end;
+    return static_cast<double>(of.state[end] - of.state[begin]) +
+           static_cast<double>(in_flight) * static_cast<double>(of.saved[shared] - of.saved[begin]) /
+               spec.virtual_stages +
+           static_cast<double>(heads) * static_cast<double>(of.saved[end] - of.saved[shared]);
+  };
+  const double freed = grows(*none) - grows(own),
+               lacking = grows(*none) + static_cast<double>(none->least_fixed - capacity);
+  const double share = freed > 0.0 ? std::clamp(lacking / freed, 0.0, 1.0) : 0.0;
+  return least + share * (1 - 1e-6) * (all - least);
+}
+
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
   if (holds_anything(spec)) return true;
@@ -648,6 +676,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   // the last block has its own.
   const int stages = spec.virtual_stages;  // of a rank
   const std::int64_t heads = slots_of_last_block(spec, shape);
+  const auto of_none = [&](std::size_t stage) -> const BlockTable& {
+    return holdings.front()->each[holdings.front()->of_stage[stage]].table;
+  };
   std::vector<std::size_t> taken(choices.size(), 0);  // by the rank before, with each choice or those before it
   std::vector<std::size_t> turns(choices.size());     // of the choices: the one that took the rank before farthest
   std::iota(turns.begin(), turns.end(), std::size_t{0});
@@ -667,7 +698,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       const auto& table = holding.table;
       auto& fixed = holding.fixed;
       const auto fits = [&](std::size_t end) {
-        if (most && table.seconds[end] - table.seconds[held] > *most * (1 + 1e-9)) return false;
+        if (most && least_seconds_held(spec, choice == 0 ? nullptr : &of_none(stage), holding.table, in_flight, heads,
+                                       capacity, held, end) > *most * (1 + 1e-9))
+          return false;
         const std::size_t shared = stages > 1 && end == blocks ? end - 1 : end;  // of these blocks
         const std::int64_t state = table.state[end] - table.state[held];
         const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
@@ -718,6 +751,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
 Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough) {
   const PipelineShape shape = shape_of(spec, training_);
   const LeastLayout least = least_layout(spec, choices);
+  // Tables have all layers of a stage alike.
+  if (spec.recompute_layers > 0) return least.time;
   const auto floor_of = [&](Seconds slowest) {
     const LeastWork work{.all = least.all, .slowest = std::max(slowest, least.slowest)};
     return std::max(least.time, least_of_slowest(row_of(spec.schedule), work, least.transfer, shape) * (1 - 1e-9));

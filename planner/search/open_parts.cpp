@@ -179,8 +179,8 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
 
 // What the stages of a layout may choose from.
 std::vector<Recompute> OpenParts::choices_of(const ParallelSpec& spec) const {
-  if (request_[Choice::recompute] || spec.recompute != Recompute::none || !engine_.has_recompute_per_stage)
-    return {spec.recompute};
+  const bool is_given = request_[Choice::recompute] || request_[Choice::recompute_layers];
+  if (is_given || spec.recompute != Recompute::none || !engine_.has_recompute_per_stage) return {spec.recompute};
   const std::span<const Recompute> searched = searched_recomputes(engine_);
   return {searched.begin(), searched.end()};
 }
@@ -219,6 +219,7 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
     if (!is_open(placed.spec)) continue;
     ParallelSpec key = placed.spec;
     key.recompute = Recompute::none;
+    key.recompute_layers = 0;
     auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
     if (group == groups.end()) group = groups.emplace(group, std::move(key), Recomputing());
     group->second.push_back(std::move(placed));

@@ -101,10 +101,11 @@ class RankCuts {
   // The first of them with which the rank has room, wherever its inner blocks begin.
   std::optional<std::vector<int>> share_that_fits(int rank, int count, Recompute recompute) const {
     const Bytes capacity = estimator_.capacity(spec_.mesh, rank);
+    const StageRecompute of_stage(recompute, recompute == Recompute::none ? 0 : spec_.recompute_layers);
     for (std::vector<int>& sizes : shares(rank, count)) {
       bool fits = true;
       for (int begin = 1; begin <= begins_ && begin + count < blocks_ && fits; ++begin)
-        fits = estimator_.peak(spec_, placements_, schedule_, rank, ranges(rank, sizes, begin), recompute) <= capacity;
+        fits = estimator_.peak(spec_, placements_, schedule_, rank, ranges(rank, sizes, begin), of_stage) <= capacity;
       if (fits) return std::move(sizes);
     }
     return std::nullopt;

@@ -214,7 +214,9 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
 std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   const std::span<const Recompute> searched = searched_recomputes(space.training.engine);
   if (space.request[Choice::recompute] || searched.size() == 1) return std::nullopt;
-  Restriction recompute{.what = "other modules to recompute", .wider = {}};
+  Restriction recompute{.what = space.width.recomputes_fewest_layers ? "other modules to recompute"
+                                                                     : "other modules or only some layers to recompute",
+                        .wider = {}};
   if (space.objective != Objective::memory)
     recompute.wider.push_back(
         {.request = space.request,

@@ -37,6 +37,14 @@ bool equal_work(const CandidateWork& a, const CandidateWork& b) {
   return same_order == b.spec && equal_costs(a.models, b.models);
 }
 
+SpaceWidth width_of(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request,
+                    const SearchOptions& options) {
+  SpaceWidth width = usual_width(graph, training.engine, request);
+  if (options.searches_context) width = with_context(width);
+  width.recomputes_fewest_layers = options.recomputes_fewest_layers;
+  return width;
+}
+
 // One search, from the degrees to the plans: parts of its space are looked into (open_parts.h), the
 // candidates of layouts are made, and simulated; other cuts of the layouts come last.
 class SpaceSearch {
@@ -48,8 +56,7 @@ class SpaceSearch {
         training_(training),
         request_(request),
         options_(options),
-        width_(options.searches_context ? with_context(usual_width(graph, training.engine, request))
-                                        : usual_width(graph, training.engine, request)),
+        width_(width_of(graph, training, request, options)),
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
@@ -58,7 +65,7 @@ class SpaceSearch {
     const std::shared_ptr<KnownBlockShapes> shapes =
         options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
     for (int thread = 0; thread < threads; ++thread) {
-      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
+      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes, width_));
       makers_.push_back(owned_.back().get());
     }
     counts_.space = space_in_words(cluster, training.engine, request, width_, options.fewer_devices);
@@ -105,7 +112,10 @@ class SpaceSearch {
            training_.global_batch < cluster_.devices();
   }
   // Whether stages may differ in what they recompute.
-  bool mixes() const { return !request_[Choice::recompute] && training_.engine.has_recompute_per_stage; }
+  bool mixes() const {
+    return !request_[Choice::recompute] && !request_[Choice::recompute_layers] &&
+           training_.engine.has_recompute_per_stage;
+  }
 
   Score score_of(const ParallelSpec& spec, Seconds time, const MemoryUse& memory) const {
     return score(options_.objective, cluster_, spec, time, memory);
@@ -367,7 +377,11 @@ class SpaceSearch {
     if (!request_[Choice::input_slots]) spec.input_slots = ParallelSpec().input_slots;
     spec.stage_blocks.clear();
     spec.stage_recompute.clear();
-    if (spec.recompute == Recompute::per_stage) spec.recompute = Recompute::none;
+    const bool chooses = spec.recompute == Recompute::per_stage || spec.recompute_layers > 0;
+    if (chooses && !request_[Choice::recompute] && !request_[Choice::recompute_layers]) {
+      spec.recompute = Recompute::none;
+      spec.recompute_layers = 0;
+    }
     return spec;
   }
 

@@ -35,6 +35,7 @@ struct SearchOptions {
   // or to search that in any case.
   bool bounds_left_out = false;
   bool searches_context = false;
+  bool recomputes_fewest_layers = false;  // SpaceWidth
   // Shared with other searches for the same model; may be null.
   SimulatedSteps* steps = nullptr;
   std::shared_ptr<KnownBlockShapes> shapes = {};

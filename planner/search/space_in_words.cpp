@@ -27,7 +27,7 @@ std::string cuts_in_words(const Cluster& cluster, const LayoutRequest& request) 
 }
 
 // What the engine lacks, and what is recomputed.
-std::string engine_in_words(const Engine& engine, const LayoutRequest& request) {
+std::string engine_in_words(const Engine& engine, const LayoutRequest& request, const SpaceWidth& width) {
   std::string words;
   if (const std::string lacking = lacking_in_words(engine); !lacking.empty())
     words += fmt::format("; engine {} has no {}", engine.name, lacking);
@@ -35,7 +35,9 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request) 
   std::vector<std::string> names;
   for (const Recompute recompute : searched_recomputes(engine)) names.emplace_back(name(recompute));
   return words + fmt::format("; recompute {}{}", join(names),
-                             engine.has_recompute_per_stage || names.size() == 1 ? "" : ", the same on all stages");
+                             width.recomputes_fewest_layers                      ? ", in as few layers as memory demands"
+                             : engine.has_recompute_per_stage || names.size() == 1 ? ""
+                                                                                   : ", the same on all stages");
 }
 
 }  // namespace
@@ -43,7 +45,7 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request) 
 std::string space_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
                            const SpaceWidth& width, bool fewer) {
   const char* const degrees = width.shares_context ? "dp x tp x pp x cp" : "dp x tp x pp";
-  const std::string more = cuts_in_words(cluster, request) + engine_in_words(engine, request);
+  const std::string more = cuts_in_words(cluster, request) + engine_in_words(engine, request, width);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||

@@ -7,6 +7,7 @@
 
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/pipeline.h"
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/parallel/tensor.h"
 #include "planner/schedule/schedules.h"
@@ -160,6 +161,15 @@ void recomputes(const SpaceContext& context, const ParallelSpec& /*spec*/, Value
   for (const Recompute recompute : searched_recomputes(context.training.engine)) values.emplace_back(recompute);
 }
 
+// All layers, unless asked for.
+void every_layer(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(0);
+}
+
+bool accepts_layers(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
+  return std::get<std::int64_t>(given) <= most_layers_of_a_stage(context.graph, spec);
+}
+
 // One accumulator takes less memory and less time; two are for who asks for their bits.
 void one_accumulator(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
   values.emplace_back(TiedGradients::together);
@@ -298,6 +308,11 @@ Values smaller_sizes(const TrainingSpec& training, const ChoiceValue& given) {
   return sizes;
 }
 
+Values every_layer_instead(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<std::int64_t>(given) == 0) return {};
+  return {std::int64_t{0}};
+}
+
 Values fewer_accumulators(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   if (std::get<TiedGradients>(given) == TiedGradients::together) return {};
   return {TiedGradients::together};
@@ -398,6 +413,11 @@ constexpr std::array rows = {
              .accepts = accepts_virtual_stages,
              .neighbours = next_values},
     SpaceRow{.choice = Choice::recompute, .values = recomputes, .neighbours = every_value},
+    SpaceRow{.choice = Choice::recompute_layers,
+             .follows_from = {Choice::pp, Choice::stage_blocks, Choice::schedule, Choice::virtual_stages},
+             .values = every_layer,
+             .accepts = accepts_layers,
+             .frugaler = every_layer_instead},
     SpaceRow{.choice = Choice::tied_gradients,
              .values = one_accumulator,
              .frugaler = fewer_accumulators,

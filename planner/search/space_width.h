@@ -30,6 +30,9 @@ struct SpaceWidth {
   // ZeRO may shard over groups of any number of ranks, or only over all: it always may where an
   // engine has data parallelism alone, since few layouts are that.
   bool shards_freely = false;
+  // Where stages choose what they recompute, each does so in as few of its layers as its memory
+  // demands; or in all.
+  bool recomputes_fewest_layers = false;
 };
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request);
 // The same with context parallelism, whatever the sequence.

@@ -73,6 +73,14 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
   return entry->second;
 }
 
+Estimator::StageShapes Estimator::stage_shapes(const ParallelSpec& spec, const Placements& placements,
+                                               const StageRecompute& recompute, int stage, BlockRange blocks) {
+  const int shapes = shapes_of(spec, placements, recompute.rule, stage);
+  return {.shapes = shapes,
+          .kept_shapes = recompute.layers > 0 ? shapes_of(spec, placements, Recompute::none, stage) : shapes,
+          .first_kept = first_kept_block(blocks, recompute, static_cast<int>(graph_.blocks.size()))};
+}
+
 const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   const auto [entry, inserted] = costs_.try_emplace({shapes, environment});
   if (!inserted) return entry->second;
@@ -203,8 +211,7 @@ const std::vector<Bytes>& Estimator::capacities(const DeviceMesh& mesh) { return
 
 std::vector<std::pair<int, int>> Estimator::paces(const ParallelSpec& spec, const Placements& placements) {
   const MeshView& view = view_of(spec.mesh);
-  const int shapes =
-      shapes_of(spec, placements, spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute, 0);
+  const int shapes = shapes_of(spec, placements, recompute_of_every_layer(spec), 0);
   std::vector<std::pair<int, int>> paces;
   for (const int environment : std::span(view.environments).first(view.is_uniform ? 1 : view.environments.size()))
     paces.emplace_back(shapes, environment);
@@ -291,8 +298,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
 }
 
 std::vector<Seconds> Estimator::block_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
-  const Recompute recompute = spec.recompute == Recompute::per_stage ? Recompute::none : spec.recompute;
-  const Costs& costs = costs_of(shapes_of(spec, placements, recompute, stage), view_of(spec.mesh).environments[stage]);
+  const Costs& costs = costs_of(shapes_of(spec, placements, recompute_of_every_layer(spec), stage),
+                                view_of(spec.mesh).environments[stage]);
   std::vector<Seconds> seconds;
   for (const Block& block : graph_.blocks) {
     const std::size_t kind = static_cast<std::size_t>(block.kind);
@@ -407,9 +414,8 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
                                                 BlockRange range, BlockRange tied_on_rank, int stage,
-                                                bool on_first_rank, bool sequential, const Costs& costs,
-                                                const BlockShapes& shapes, const DataCosts& data,
-                                                const std::vector<SavedCopies>* copies) {
+                                                bool on_first_rank, bool sequential, const WayOfStage& way,
+                                                const BlockShapes& shapes, const DataCosts& data) {
   const DataShards shards = data_shards(placements, spec.replicas());
   const int micro = static_cast<int>(micro_batches(spec, training_));
   const int count = range.last - range.first;
@@ -428,6 +434,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     const std::size_t block = static_cast<std::size_t>(range.first + i);
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
     const BucketCosts& own = data.own[kind];
+    const auto& [block_costs, copies] = way.of_block(range.first + i);
+    const Costs& costs = *block_costs;
     BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
     // Uses that share an accumulator are reduced after the backward of the first block. Their
     // buffer is cleared before that of the last, in every micro-batch if that is of this stage.
@@ -528,7 +536,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
-    if (copies != nullptr) {
+    if (way.recomputing.copies != nullptr) {
       const auto [down, up] = chains_of_copies();
       const Seconds forward = std::max(bound.forward, down);
       const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
@@ -694,11 +702,19 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
 
   // The Shapes of stages with the same recompute, looked up once; per_stage is no stage's.
   std::array<std::array<std::optional<int>, index_of(Recompute::per_stage)>, 2> known_shapes;
-  const auto shapes_for = [&](Recompute recompute, int stage) {
+  const auto shapes_with = [&](Recompute recompute, int stage) {
     std::optional<int>& known =
         known_shapes[runs_backward_in_parts(spec.schedule, stage) ? 1 : 0][index_of(recompute)];
     if (!known) known = shapes_of(spec, placements, recompute, stage);
     return *known;
+  };
+  const auto shapes_for = [&](int stage) {
+    const StageRecompute recompute = spec.recompute_of(stage);
+    const int shapes = shapes_with(recompute.rule, stage);
+    return StageShapes{
+        .shapes = shapes,
+        .kept_shapes = recompute.layers > 0 ? shapes_with(Recompute::none, stage) : shapes,
+        .first_kept = first_kept_block(ranges_[stage], recompute, static_cast<int>(graph_.blocks.size()))};
   };
   rank_of_stage_.clear();
   ranges_.clear();
@@ -727,7 +743,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
     held_.clear();
     for (int s = stages == shape.ranks ? rank : 0; s < stages; ++s) {
       if (rank_of_stage_[s] == rank)
-        held_.push_back({ranges_[s], shapes_for(spec.recompute_of(s), s), is_handed_its_input(spec, s)});
+        held_.push_back({ranges_[s], shapes_for(s), is_handed_its_input(spec, s)});
       if (stages == shape.ranks) break;
     }
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
@@ -754,8 +770,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   first_back_ = 0;
   Seconds before;
 
-  int shapes_number = 0;
-  const Costs* costs = nullptr;
+  StageShapes numbers;
+  WayOfStage way;
   const DataCosts* data_costs = nullptr;
   const GroupNetwork* known_next = nullptr;
   Seconds known_transfer;
@@ -770,17 +786,18 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
         spec.recompute_of(s) != spec.recompute_of(s - 1) ||
         runs_backward_in_parts(spec.schedule, s) != runs_backward_in_parts(spec.schedule, s - 1)) {
       as_before = false;
-      shapes_number = shapes_for(spec.recompute_of(s), s);
-      costs = &costs_of(shapes_number, environment);
-      data_costs = &data_costs_of(spec, placements, *shapes_[shapes_number], view, environment);
+      numbers = shapes_for(s);
+      way.recomputing = {&costs_of(numbers.shapes, environment), copies_of(spec, numbers.shapes, environment)};
+      way.keeping = {&costs_of(numbers.kept_shapes, environment), copies_of(spec, numbers.kept_shapes, environment)};
+      data_costs = &data_costs_of(spec, placements, *shapes_[numbers.shapes], view, environment);
     }
-    const BlockShapes& shapes = *shapes_[shapes_number];
+    if (!as_before) way.first_kept = first_kept_block(range, spec.recompute_of(s), static_cast<int>(graph_.blocks.size()));
+    const BlockShapes& shapes = *shapes_[numbers.shapes];
 
     const bool sequential = is_sequential(environment);
     bounds_.push_back(as_before ? bounds_.back()
                                 : bound_of_stage(spec, placements, range, tied_on_rank(s), s,
-                                                 rank == rank_of_stage_.front(), sequential, *costs, shapes,
-                                                 *data_costs, copies_of(spec, shapes_number, environment)));
+                                                 rank == rank_of_stage_.front(), sequential, way, shapes, *data_costs));
     const StageBound& bound = bounds_.back();
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);

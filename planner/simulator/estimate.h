@@ -136,11 +136,12 @@ class Estimator {
   KindBytes kind_bytes(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);
   const std::vector<Bytes>& capacities(const DeviceMesh& mesh);
-  // The memory that a rank needs for stages of these blocks, to the byte.
+  // The memory that a rank needs for stages of these blocks, to the byte. `recompute`: of each of
+  // them.
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
-             std::span<const BlockRange> stages, Recompute recompute);
+             std::span<const BlockRange> stages, StageRecompute recompute);
   Bytes peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
-             BlockRange stage, Recompute recompute) {
+             BlockRange stage, StageRecompute recompute) {
     return peak(spec, placements, schedule, rank, {&stage, 1}, recompute);
   }
   // A number that encodes whether the range has no, one or several blocks of each kind. The part of
@@ -236,11 +237,31 @@ class Estimator {
     std::vector<std::int64_t> own_state;
     std::int64_t tied_state = 0;
   };
-  // A stage that a rank holds. `shapes`: their number.
+  // Which blocks of a stage recompute, those before `first_kept`, and their shapes and those of the
+  // others, by number.
+  struct StageShapes {
+    int shapes = 0;
+    int kept_shapes = 0;
+    int first_kept = 0;
+    int of_block(int block) const { return block < first_kept ? shapes : kept_shapes; }
+  };
+  // A stage that a rank holds.
   struct HeldStage {
     BlockRange blocks;
-    int shapes = 0;
+    StageShapes shapes;
     bool is_handed_its_input = false;  // by the stage before, on the same rank
+  };
+  // What blocks of a stage take where they have the same shapes. `copies`: null where nothing that
+  // they save is copied.
+  struct WayOfBlocks {
+    const Costs* costs = nullptr;
+    const std::vector<SavedCopies>* copies = nullptr;
+  };
+  // The same of all of its blocks: those before `first_kept` recompute.
+  struct WayOfStage {
+    WayOfBlocks recomputing, keeping;
+    int first_kept = 0;
+    const WayOfBlocks& of_block(int block) const { return block < first_kept ? recomputing : keeping; }
   };
   // A block on its stage, with its work on the data axis.
   struct Visit {
@@ -285,6 +306,9 @@ class Estimator {
                     Wanted wanted);
   // The blocks of a stage; of one that runs backwards in two parts where the schedule has such.
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute, int stage);
+  // The same where only some of its blocks may recompute.
+  StageShapes stage_shapes(const ParallelSpec& spec, const Placements& placements, const StageRecompute& recompute,
+                           int stage, BlockRange blocks);
   const Costs& costs_of(int shapes, int environment);
   // By Block::kind; null where the recipe keeps all that blocks save on the device.
   const std::vector<SavedCopies>* copies_of(const ParallelSpec& spec, int shapes, int environment);
@@ -307,8 +331,8 @@ class Estimator {
   BlockRange tied_in(BlockRange range) const;
   // `tied_on_rank`: the same over all stages of the rank.
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
-                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential, const Costs& costs,
-                            const BlockShapes& shapes, const DataCosts& data, const std::vector<SavedCopies>* copies);
+                            BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
+                            const WayOfStage& way, const BlockShapes& shapes, const DataCosts& data);
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies() const;
   // `goes_back`: in the shape of a V.

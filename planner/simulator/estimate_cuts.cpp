@@ -96,8 +96,10 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
                                    const ScheduleForms& schedule, int stage, BlockRange range, std::size_t choice) {
   const CutFrame::Way& way = frame.ways[stage][choice];
   const auto find_bound = [&] {
-    return bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential, *way.costs,
-                          *shapes_[way.shapes], *way.data, way.copies);
+    const WayOfBlocks blocks{way.costs, way.copies};
+    return bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential,
+                          {.recomputing = blocks, .keeping = blocks, .first_kept = range.last}, *shapes_[way.shapes],
+                          *way.data);
   };
   StageBound bound;
   if (const int end = run_ends_[static_cast<std::size_t>(range.first)];

@@ -125,7 +125,7 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
     host_sizes_.clear();
     for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
       const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
-      const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
+      const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
       const bool input_apart = (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
       (home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
           .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
@@ -151,7 +151,7 @@ void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<cons
       sizes_for_weights_.clear();
       for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
         const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
-        const LoweredBlock& lowered = shapes_[stage.shapes]->kinds[kind];
+        const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
         if (home_of_saved(spec, kind) == home)
           sizes_for_weights_.emplace_back(lowered.for_weights_bytes, lowered.left_bytes);
       }
@@ -195,16 +195,18 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   std::int64_t staged = 0, staged_for_weights = 0;
   int tied_uses = 0;
   const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
-  for (const HeldStage& stage : held) {
-    const BlockShapes& shapes = *shapes_[stage.shapes];
+  // Blocks [first, last) of a stage, with one number of shapes.
+  const auto hold = [&](const HeldStage& stage, int first, int last, int number) {
+    const BlockShapes& shapes = *shapes_[number];
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
       const std::vector<int>& before = blocks_of_kind_[kind];
-      const int times = before[stage.blocks.last] - before[stage.blocks.first];
+      const int times = before[last] - before[first];
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
       const Home home = home_of_saved(spec, kind);
-      const bool first_apart = (inputs_lie_apart || stage.is_handed_its_input) && stage.blocks.first > 0 &&
-                               static_cast<std::size_t>(graph_.blocks[stage.blocks.first].kind) == kind;
+      const bool first_apart = (inputs_lie_apart || stage.is_handed_its_input) && first > 0 &&
+                               first == stage.blocks.first &&
+                               static_cast<std::size_t>(graph_.blocks[first].kind) == kind;
       saved_.push_back({.bytes = block.saved_bytes, .times = times - (first_apart ? 1 : 0), .home = home});
       for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times, .home = home});
       left_.push_back({.bytes = block.left_bytes, .times = times});
@@ -216,9 +218,19 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
-      scratch = std::max(scratch, scratch_of(block, also_whole_[stage.shapes] != 0));
+      scratch = std::max(scratch, scratch_of(block, also_whole_[number] != 0));
       crossing = std::max(crossing, crossing_bytes(block));
       gradient = std::max(gradient, block.gradient_bytes);
+    }
+  };
+  for (const HeldStage& stage : held) {
+    hold(stage, stage.blocks.first, stage.shapes.first_kept, stage.shapes.shapes);
+    hold(stage, stage.shapes.first_kept, stage.blocks.last, stage.shapes.kept_shapes);
+    const BlockShapes& shapes = *shapes_[stage.shapes.shapes];
+    for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
+      const std::vector<int>& before = blocks_of_kind_[kind];
+      const int times = before[stage.blocks.last] - before[stage.blocks.first];
+      if (times == 0) continue;
       buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
       buckets_.back().times = times;
       buckets_.back().of_layer = is_layer_kind_[kind];
@@ -231,7 +243,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   }
   const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
   if (held.size() > 1) share_slots_for_weights(spec, held);
-  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes], spec, placements, tied_uses));
+  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes.shapes], spec, placements, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, training_);
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
@@ -272,12 +284,12 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
 }
 
 Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
-                      std::span<const BlockRange> stages, Recompute recompute) {
+                      std::span<const BlockRange> stages, StageRecompute recompute) {
   held_.clear();
   const std::vector<int> numbers = stages.size() > 1 ? stages_of_rank(spec, rank) : std::vector<int>{rank};
   for (std::size_t i = 0; i < stages.size(); ++i)
     held_.push_back({.blocks = stages[i],
-                     .shapes = shapes_of(spec, placements, recompute, numbers[i]),
+                     .shapes = stage_shapes(spec, placements, recompute, numbers[i], stages[i]),
                      .is_handed_its_input = is_handed_its_input(spec, numbers[i])});
   return memory_of_rank(spec, placements, schedule, rank, held_).peak();
 }

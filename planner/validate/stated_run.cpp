@@ -72,10 +72,12 @@ struct SelectiveRow {
   std::string_view notes;
   Recompute recompute;
   std::string_view assumed = "";  // in its place
+  std::int64_t every = 1;         // one of so many layers recomputes
 };
 constexpr std::array selective_rows = {
-    SelectiveRow{"torchtitan", "selective layer", Recompute::every_other_product,
-                 "recompute of every second layer as of every other product"},
+    // torchtitan@9515a140b torchtitan/parallelisms/parallelize_llama.py: every second layer, whole.
+    SelectiveRow{"torchtitan", "selective layer", Recompute::full,
+                 "recompute of every second layer as of the first half of the layers", 2},
     SelectiveRow{"torchtitan", "", Recompute::every_other_product},  // selective_ac_option "op", the default of 8B
 };
 
@@ -254,6 +256,8 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
       return run.engine == one.engine && run.notes.find(one.notes) != std::string::npos;
     });
     layout[Choice::recompute] = row == selective_rows.end() ? Recompute::core_attn : row->recompute;
+    if (row != selective_rows.end() && row->every > 1)
+      layout[Choice::recompute_layers] = required(run.layers, "the number of layers") / row->every;
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
   }
   if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {

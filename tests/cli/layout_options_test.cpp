@@ -34,6 +34,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"virtual_stages", {"2", "3"}},
     {"micro_batch_group", {"2", "4"}},
     {"recompute", {"none", "full"}},
+    {"recompute_layers", {"1", "2"}},
     {"stage_blocks", {"1,5", "4,2"}},
     {"tied_gradients", {"together", "apart"}},
     {"input_slots", {"in_flight", "in_flight+1"}},

@@ -329,6 +329,7 @@ TEST_CASE("on a GPU a pipeline equals accumulation on one rank to the bit, and Z
         std::mt19937 apart = random;  // so that the draw changes no others
         ParallelSpec back = random_spec(graph, training, 2, pipelined, apart);
         back.recompute = stages.recompute;
+        back.recompute_layers = 0;
         back.stage_recompute.clear();
         INFO(model << ": " << describe(back));
         check_equal(run_on_gpu(gpu, graph, training, back, 3), accumulated);

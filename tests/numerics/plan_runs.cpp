@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/program/verify.h"
 #include "planner/schedule/schedules.h"
 #include "tests/numerics/reference.h"
@@ -73,8 +75,8 @@ std::string describe(const ParallelSpec& spec) {
   return fmt::format(
       "dp {} tp {} pp {} order {} sp {} overlap {} zero {} in groups of {} mb {} {} recompute {} stages [{}]",
       spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
-      spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute),
-      fmt::join(spec.stage_blocks, ", "));
+      spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
+      write_stage_recompute({spec.recompute, spec.recompute_layers}), fmt::join(spec.stage_blocks, ", "));
 }
 
 Outcome run_plan(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec, std::int64_t count) {
@@ -224,6 +226,10 @@ ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int
   spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
   std::mt19937 apart = random;  // so that the draw changes no others
   if (spec.sequence_parallel && !request[Choice::tp_overlap] && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
+  const std::vector<int> layers = layers_of_stages(spec);
+  if (spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage &&
+      !request[Choice::recompute_layers] && std::ranges::max(layers) > 0 && apart() % 2 == 0)
+    spec.recompute_layers = 1 + static_cast<int>(apart() % static_cast<unsigned>(std::ranges::max(layers)));
   return spec;
 }
 

@@ -19,6 +19,7 @@
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/pipeline.h"
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/tensor.h"
 
 using namespace parplan;
@@ -88,6 +89,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
       {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = static_cast<Offload>(value); }},
+      {"recompute", [](const OpGraph&, ParallelSpec& spec, int layers) { spec.recompute_layers = layers; }},
       {"master",
        [](const OpGraph&, ParallelSpec& spec, int value) { spec.dp_method = static_cast<DataMethod>(value); }},
   };
@@ -100,6 +102,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
           const bool sequence_parallel = setting == 1;
           ParallelSpec spec = layout(*graph, dp, sequence_parallel ? 2 : 1, 1);
           spec.sequence_parallel = sequence_parallel;
+          if (row.name == "recompute" && dp == 1) spec.recompute = Recompute::full;
           TrainingSpec training = batch_of(12);
           if (setting == 2)
             training.engine = {.name = "poor",
@@ -112,7 +115,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .most_zero_in_pipelines = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
-          const bool of_values = row.name == "zero" || row.name == "offload" || row.name == "master";
+          const bool of_values = row.name == "zero" || row.name == "offload" ||
+                                 row.name == "recompute" || row.name == "master";
           for (int degree = of_values ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);
@@ -379,6 +383,14 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
       with([](ParallelSpec& spec) { spec.recompute = Recompute::activation; }),
       with([](ParallelSpec& spec) { spec.recompute = Recompute::full; }),
       with([](ParallelSpec& spec) {
+        spec.recompute = Recompute::full;
+        spec.recompute_layers = 1;
+      }),
+      with([](ParallelSpec& spec) {
+        spec.recompute = Recompute::per_stage;
+        spec.stage_recompute = {{Recompute::mlp, 1}, Recompute::none};
+      }),
+      with([](ParallelSpec& spec) {
         spec.recompute = Recompute::per_stage;
         spec.stage_recompute = {Recompute::full, Recompute::none};
       }),
@@ -413,7 +425,7 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
     CHECK(used > 0);
     CHECK(used < static_cast<int>(specs.size()));
     const bool is_said = lacking_in_words(training.engine) == row.name;
-    CHECK(is_said == (row.choice != Choice::recompute));
+    CHECK(is_said == (row.choice != Choice::recompute && row.choice != Choice::recompute_layers));
   }
   // What does not apply to a layout without a pipeline, or without tensor parallelism, is refused
   // all the same where it is asked for.
@@ -430,6 +442,45 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         "engine poor has no ZeRO stage 2 in pipelines; its highest where pp is above 1 is 1");
   spec.mesh.degree.pp = 1;
   CHECK(!lacked_by_engine(sharding, spec));
+}
+
+TEST_CASE("A stage recomputes no more layers than it has") {
+  const TrainingSpec training = batch_of(16);
+  const auto reason_of = [&](const ParallelSpec& spec) {
+    return illegal(tiny_gpt2(), training, spec).value_or("legal");
+  };
+  // Four layers, on stages that are not cut yet, cut evenly or not.
+  ParallelSpec spec = layout(tiny_gpt2(), 1, 1, 2);
+  spec.recompute = Recompute::full;
+  for (const auto& [cut, most] : {std::pair(std::vector<int>{}, 2), std::pair(std::vector<int>{3, 3}, 2),
+                                  std::pair(std::vector<int>{5, 1}, 4), std::pair(std::vector<int>{2, 4}, 3)}) {
+    spec.stage_blocks = cut;
+    CHECK(most_layers_of_a_stage(tiny_gpt2(), spec) == most);
+    CHECK(legal_recompute_layers(tiny_gpt2(), training, spec, 9).size() == static_cast<std::size_t>(most) + 1);
+    spec.recompute_layers = most;
+    CHECK(reason_of(spec) == "legal");
+    spec.recompute_layers = most + 1;
+    CHECK(reason_of(spec) == fmt::format("recompute_layers is {}, and no stage has more than {} layers; take 1 to {}, "
+                                         "or leave it out: all layers recompute",
+                                         most + 1, most, most));
+  }
+  spec = layout(tiny_gpt2(), 1, 1, 1);
+  spec.recompute = Recompute::norms;
+  spec.recompute_layers = 5;
+  CHECK(reason_of(spec) == "recompute_layers is 5, and the model has 4 layers; take 1 to 4, or leave it out: all "
+                           "layers recompute");
+  spec.recompute = Recompute::none;
+  CHECK(reason_of(spec) == "recompute_layers says how many layers of each stage recompute, and recompute is none");
+  spec = layout(tiny_gpt2(), 1, 1, 2);
+  spec.stage_blocks = {4, 2};
+  spec.recompute = Recompute::per_stage;
+  spec.stage_recompute = {{Recompute::full, 3}, {Recompute::norms, 1}};
+  CHECK(reason_of(spec) == "legal");
+  spec.stage_recompute.back().layers = 2;
+  CHECK(reason_of(spec) == "stage 1 recomputes 2 of its layers (norms:2), and it has 1; take at most 1, or norms for "
+                           "all of them");
+  spec.stage_recompute.back() = {Recompute::none, 1};
+  CHECK(reason_of(spec) == "stage 1 recomputes nothing of 1 layers; say what they recompute, or leave the number out");
 }
 
 TEST_CASE("Engines that count layers hold as many on each stage, or count embedding and head as layers") {

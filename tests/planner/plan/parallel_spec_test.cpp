@@ -1,6 +1,10 @@
 #include "planner/plan/parallel_spec.h"
 
+#include <string>
+
 #include <doctest/doctest.h>
+
+#include "planner/plan/layout.h"
 
 using namespace parplan;
 
@@ -29,6 +33,7 @@ TEST_CASE("the key of a block's Segments tells apart what they do, and nothing a
   around.stage_blocks = {2, 2, 2};
   around.tied_gradients = TiedGradients::apart;
   around.input_slots = InputSlots::one_more;
+  around.recompute_layers = 1;
   CHECK(block_key(around, Recompute::none) == key);
 
   CHECK(block_key(spec, Recompute::full) != key);
@@ -76,4 +81,36 @@ TEST_CASE("the key of a cut that fits tells apart all but the cut itself and the
   other = spec;
   other.input_slots = InputSlots::one_more;
   CHECK(fitting_cut_key(other) != fitting_cut_key(spec));
+}
+
+TEST_CASE("the first layers of a stage recompute, neither the embedding nor the head among them") {
+  const auto recomputing = [](const ParallelSpec& spec) {
+    std::string blocks;
+    const Layout layout = lay_out(spec, {});
+    for (int block = 0; block < layout.stages.back().last; ++block)
+      blocks += layout.of_block(block).recompute == Recompute::none ? '.' : 'R';
+    return blocks;
+  };
+  ParallelSpec spec;
+  spec.recompute = Recompute::full;
+  spec.mesh.degree.pp = 3;
+  spec.stage_blocks = {4, 3, 2};
+  CHECK(recomputing(spec) == "RRRRRRRRR");
+  spec.recompute_layers = 1;
+  CHECK(recomputing(spec) == "RR..R..RR");
+  // A stage with fewer layers recomputes all of its own; the head, which has no choice, goes with them.
+  spec.recompute_layers = 2;
+  CHECK(recomputing(spec) == "RRR.RR.RR");
+  spec.recompute_layers = 3;
+  CHECK(recomputing(spec) == "RRRRRRRRR");
+  spec.recompute = Recompute::per_stage;
+  spec.recompute_layers = 0;
+  spec.stage_recompute = {{Recompute::full, 2}, Recompute::none, Recompute::norms};
+  CHECK(recomputing(spec) == "RRR....RR");
+  // One stage that begins and ends the model.
+  spec = ParallelSpec();
+  spec.stage_blocks = {5};
+  spec.recompute = Recompute::norms;
+  spec.recompute_layers = 2;
+  CHECK(recomputing(spec) == "RRR..");
 }

@@ -10,6 +10,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
@@ -35,7 +36,7 @@ inline std::string describe(const ParallelSpec& spec) {
       "{} recompute {} tied gradients {} input slots {} stages [{}] data by {}",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), write_order(spec.mesh.order),
       spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch,
-      name(spec.schedule), name(spec.recompute), name(spec.tied_gradients), name(spec.input_slots),
+      name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}), name(spec.tied_gradients), name(spec.input_slots),
       fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
 }
 
@@ -77,6 +78,8 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
       }
       std::ranges::shuffle(spec.stage_blocks, apart);
     }
+    if (spec.recompute != Recompute::none && apart() % 2 == 0)
+      spec.recompute_layers = std::min(static_cast<int>(apart() % 3), most_layers_of_a_stage(graph, spec));
     if (!illegal(graph, training, spec)) return spec;
   }
 }

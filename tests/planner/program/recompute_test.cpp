@@ -15,6 +15,7 @@
 
 #include "planner/plan/recompute.h"
 #include "planner/program/lower_block.h"
+#include "planner/program/verify.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "tests/numerics/op_graphs.h"
 #include "tests/planner/program/random_plans.h"
@@ -280,4 +281,33 @@ TEST_CASE("whatever a block keeps, its output and its gradients have the same bi
       }
   CHECK(partly > 50);
   CHECK(communicating > 50);
+}
+
+TEST_CASE("a layer whose backward reads what its forward does not keep is a fault") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  TrainingSpec training;
+  training.global_batch = 4;
+  training.sequence_length = 16;
+  ParallelSpec spec;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  spec.recompute_layers = 1;
+  for (const RecomputeRow& row : recompute_rows()) {
+    if (row.kind == Recompute::none) continue;
+    INFO(row.name);
+    spec.recompute = row.kind;
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    CHECK(find_faults(programs).empty());
+    // The first layer, whose backward comes last, gets the backward of one that keeps all.
+    std::vector<Program> planted = programs;
+    Program& program = planted.front();
+    std::vector<Call*> backwards;
+    for (Call& call : program.calls)
+      if (program.segments[call.segment].name == "layers.backward") backwards.push_back(&call);
+    const std::size_t layers = graph.blocks.size() - 2;
+    REQUIRE(backwards.size() == layers * 4);
+    REQUIRE(backwards.front()->segment == backwards[layers - 2]->segment);
+    REQUIRE(backwards.front()->segment != backwards[layers - 1]->segment);
+    backwards[layers - 1]->segment = backwards.front()->segment;
+    CHECK(!find_faults(planted).empty());
+  }
 }

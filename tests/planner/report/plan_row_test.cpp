@@ -86,7 +86,8 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "told_from_first",
                                                 "memory_host_bytes",
                                                 "dp_method",
-                                                "tp_overlap"};  // the last sixteen are additions
+                                                "tp_overlap",
+                                                "recompute_layers"};  // the last seventeen are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -123,7 +124,7 @@ TEST_CASE("a row holds every value of a small plan") {
     "tied_gradients": "together", "input_slots": "in_flight", "micro_batch_group": null, "dp_shard": 2,
     "step_time_low_s": null, "step_time_high_s": null, "memory_reserve_bytes": 0, "fit": "fits",
     "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620, "told_from_first": null,
-    "memory_host_bytes": 0, "dp_method": "all_reduce", "tp_overlap": null})");
+    "memory_host_bytes": 0, "dp_method": "all_reduce", "tp_overlap": null, "recompute_layers": null})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -229,9 +230,15 @@ TEST_CASE("a layout is told in one line") {
   spec.schedule = ScheduleKind::gpipe;
   spec.recompute = Recompute::full;
   CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full pp>dp>tp");
+  spec.recompute_layers = 3;
+  CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full:3 pp>dp>tp");
+  spec.recompute_layers = 0;
   spec.recompute = Recompute::per_stage;
   spec.stage_recompute = {Recompute::full, Recompute::none};
   CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full,none pp>dp>tp");
+  spec.stage_recompute = {{Recompute::full, 2}, {Recompute::norms, 1}};
+  CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full:2,norms:1 pp>dp>tp");
+  spec.stage_recompute = {Recompute::full, Recompute::none};
   spec.tied_gradients = TiedGradients::apart;
   CHECK(layout_text(spec) == "dp4 tp8+sp pp2 zero3 mb16 gpipe recompute=full,none tied-gradients=apart pp>dp>tp");
   spec.input_slots = InputSlots::one_more;

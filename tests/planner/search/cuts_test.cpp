@@ -50,7 +50,7 @@ std::vector<ParallelSpec> with_every_mix(ParallelSpec spec, const Engine& engine
   std::vector<ParallelSpec> all{spec};
   if (!mixes || spec.recompute != Recompute::none) return all;
   spec.recompute = Recompute::per_stage;
-  for (std::vector<Recompute>& choices : recompute_choices(spec, engine)) {
+  for (std::vector<StageRecompute>& choices : recompute_choices(spec, engine)) {
     spec.stage_recompute = std::move(choices);
     all.push_back(spec);
   }

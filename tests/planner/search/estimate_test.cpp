@@ -37,7 +37,7 @@ using testing::training_of;
 TEST_CASE("an estimate has the memory that lowering plans and bounds below the simulated step, for every objective") {
   std::mt19937 random(3);
   double gaps = 0.0;
-  int count = 0, in_parts = 0;
+  int count = 0, in_parts = 0, some_layers = 0;
   for (int setting = 0; setting < 300; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
@@ -73,6 +73,8 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
         for (int s = 0; s < spec.stages(); ++s)
           spec.stage_recompute.push_back(recompute_rows()[random() % recompute_rows().size()].kind);
       }
+      testing::recompute_some_layers(spec, random);
+      some_layers += recomputes_some_layers(spec);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       const Placements placements = place(graph, spec);
       const ScheduleRow& row = row_of(spec.schedule);
@@ -113,6 +115,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
   MESSAGE("simulated over bound: " << 100.0 * gaps / count << "% above on average");
   CHECK(gaps / count < 0.3);
   CHECK(in_parts > 300);
+  CHECK(some_layers > 300);
 }
 
 TEST_CASE("an estimate has the memory of every home that lowering plans, and only the device's must fit") {
@@ -264,7 +267,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
   const ScheduleForms interleaved = forms_of(row_of(ScheduleKind::interleaved));
   ScheduleForms played = interleaved;
   played.closed_form = nullptr;
-  int tried = 0;
+  int tried = 0, some_layers = 0;
   double gaps = 0.0;
   for (int setting = 0; setting < 150; ++setting) {
     const bool gpu = setting % 4 != 0;
@@ -300,6 +303,8 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
         for (int s = 0; s < stages; ++s)
           spec.stage_recompute.push_back(recompute_rows()[random() % recompute_rows().size()].kind);
       }
+      testing::recompute_some_layers(spec, random);
+      some_layers += recomputes_some_layers(spec);
       if (may_offload && trial % 2 == 0) spec.offload = Offload::activations;
       const Schedule schedule = schedule_of(spec, training);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
@@ -322,12 +327,13 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
   }
   MESSAGE(tried << " layouts; simulated over bound: " << 100.0 * gaps / tried << "% above on average");
   CHECK(tried > 100);
+  CHECK(some_layers > 30);
   CHECK(gaps / tried < 0.35);
 }
 
 TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks and back, too") {
   std::mt19937 random(17);
-  int tried = 0, whole = 0;
+  int tried = 0, whole = 0, some_layers = 0;
   double gaps = 0.0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
@@ -353,6 +359,8 @@ TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks an
         for (int s = 0; s < spec.stages(); ++s)
           spec.stage_recompute.push_back(recompute_rows()[random() % recompute_rows().size()].kind);
       }
+      testing::recompute_some_layers(spec, random);
+      some_layers += recomputes_some_layers(spec);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
                       << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
       const Placements placements = place(graph, spec);
@@ -372,6 +380,7 @@ TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks an
   MESSAGE(tried << " layouts; simulated over bound: " << 100.0 * gaps / tried << "% above on average");
   CHECK(tried > 300);
   CHECK(whole > 50);
+  CHECK(some_layers > 50);
   CHECK(gaps / tried < 0.35);
 }
 
@@ -443,6 +452,46 @@ TEST_CASE("the bound knows boundaries between stages that lie nearer to each oth
         CHECK(bound_over_simulated(graph, cluster, training, spec) <= 1 + 1e-12);
       }
   CHECK(differ);
+}
+
+TEST_CASE("each layer more that recomputes takes its work once more and frees what it saves") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const Cluster cluster = cluster_of("dgx-a100", 1);
+  const TrainingSpec training = training_of(8, DataType::bf16);
+  Estimator estimator(graph, cluster, training);
+  for (const Recompute rule : {Recompute::norms | Recompute::mlp, Recompute::full}) {
+    ParallelSpec spec;
+    spec.micro_batch = 2;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Placements placements = place(graph, spec);
+    const auto kind = static_cast<std::size_t>(graph.blocks[1].kind);
+    const std::int64_t saved = estimator.lowered_blocks(spec, placements, Recompute::none)[kind].saved_bytes -
+                               estimator.lowered_blocks(spec, placements, rule)[kind].saved_bytes;
+    const auto simulated = [&] {
+      return simulate_spec(graph, estimator.networks(), training, spec, placements, schedule_of(spec, training),
+                           nullptr);
+    };
+    const StepResult none = simulated();
+    CHECK(none.time.recompute == Seconds(0.0));
+    spec.recompute = rule;
+    const StepResult all = simulated();
+    const int layers = static_cast<int>(graph.blocks.size()) - 2;
+    std::int64_t before = none.memory.activations.count;
+    for (int number = 1; number <= layers; ++number) {
+      INFO(std::string(name(rule)) << " of " << number);
+      spec.recompute_layers = number;
+      const StepResult some = simulated();
+      const double share = static_cast<double>(number) / layers;
+      CHECK(some.time.recompute.value == doctest::Approx(share * all.time.recompute.value).epsilon(1e-9));
+      CHECK(some.time.total().value ==
+            doctest::Approx((none.time.total() + share * (all.time.total() - none.time.total())).value).epsilon(1e-9));
+      // The first one may need more scratch, in which it computes again.
+      const std::int64_t freed = before - some.memory.activations.count;
+      CHECK((number == 1 ? freed <= saved : freed == saved));
+      before = some.memory.activations.count;
+    }
+    CHECK(all.memory.activations.count == before);
+  }
 }
 
 }  // namespace parplan

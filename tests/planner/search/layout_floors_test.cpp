@@ -41,7 +41,8 @@ std::vector<SpacePart> groups_of(Space& space, const SpacePart& part) {
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
-  int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0, smaller_known = 0;
+  int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0, smaller_known = 0,
+      some_layers = 0, as_given = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = setting % 10 == 0   ? graph_of("tiny-mlp", 16)
@@ -58,6 +59,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
                                       ScheduleKind::dualpipe_v};
     if (setting % 5 == 3) request[Choice::schedule] = in_two_parts[static_cast<std::size_t>(setting) % 3];
     if (setting % 3 == 1) request[Choice::tp_overlap] = TensorOverlap::ring;
+    if (setting % 6 == 2) request[Choice::recompute_layers] = std::int64_t{1};
     Space space(graph, training, request, usual_width(graph, training.engine, request));
     const std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
     NetworkCache networks(cluster, training.engine);
@@ -72,14 +74,20 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       ParallelSpec spec = layout;
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       std::vector<Recompute> choices{spec.recompute};
-      if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0) {
+      as_given += spec.recompute_layers > 0;
+      const bool is_given = request[Choice::recompute_layers].has_value();
+      if (spec.pp() > 1 && spec.recompute == Recompute::none && trial % 2 == 0 && !is_given) {
         const std::span<const Recompute> searched = searched_recomputes(training.engine);
         choices.assign(searched.begin(), searched.end());
         spec.recompute = Recompute::per_stage;
         for (int s = 0; s < spec.stages(); ++s)
           spec.stage_recompute.push_back(s < spec.pp() ? choices[random() % choices.size()]
                                                        : spec.stage_recompute[rank_of_stage(spec, s)]);
+        if (trial % 4 == 0) testing::recompute_some_layers(spec, random);
       }
+      SpaceWidth width = usual_width(graph, training.engine, request);
+      width.recomputes_fewest_layers = recomputes_some_layers(spec);
+      some_layers += width.recomputes_fewest_layers;
       interleaved += spec.virtual_stages > 1;
       in_parts += runs_backward_in_parts(spec.schedule) && spec.pp() > 1;
       const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
@@ -90,7 +98,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       Cluster tight = cluster;
       if (cluster.groups.size() == 1) tight.groups.front().device.memory_capacity = simulated.memory.peak();
       CandidateMaker maker(graph, tight, training);
-      LayoutFloors floors(graph, tight, training, request, usual_width(graph, training.engine, request), maker);
+      LayoutFloors floors(graph, tight, training, request, width, maker);
       const Seconds time = simulated.time.total() * (1 + 1e-12);
       const Floor of_degrees = floors.of_degrees(part.spec), at_peak = floors.of_micro_batch_at_peak(group.spec),
                   of_micro_batch = floors.of_micro_batch(group.spec);
@@ -138,6 +146,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   CHECK(bound_by_data > 50);
   CHECK(bound_by_share > 50);
   CHECK(smaller_known > 50);
+  CHECK(some_layers > 20);
+  CHECK(as_given > 20);
 }
 
 TEST_CASE("a rank of a context axis takes at least its share of what samples take without one") {

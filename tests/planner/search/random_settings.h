@@ -19,7 +19,9 @@
 #include "planner/graph/engine_graph.h"
 #include "planner/graph/trained_graph.h"
 #include "planner/graph/training_spec.h"
+#include "planner/parallel/recompute.h"
 #include "planner/plan/parallel_spec.h"
+#include "planner/plan/parallel_spec_text.h"
 
 // Models, clusters, trainings and stage cuts to search over: small ones, and random ones.
 namespace parplan::testing {
@@ -59,9 +61,10 @@ inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {}", spec.dp(), spec.tp(),
+  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {} [{}]", spec.dp(), spec.tp(),
                      spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
-                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule), name(spec.recompute));
+                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
+                     write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec));
 }
 
 // A decoder with random sizes.
@@ -119,6 +122,19 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
+}
+
+// Half of the stages that recompute do so in some of their layers alone. `spec` is cut.
+inline void recompute_some_layers(ParallelSpec& spec, const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that these draws change no others
+  const std::vector<int> layers = layers_of_stages(spec);
+  const auto some_of = [&](int most) {
+    return most > 0 && apart() % 2 == 0 ? 1 + static_cast<int>(apart() % static_cast<unsigned>(most)) : 0;
+  };
+  if (spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage)
+    spec.recompute_layers = some_of(std::ranges::max(layers));
+  for (std::size_t stage = 0; stage < spec.stage_recompute.size(); ++stage)
+    if (StageRecompute& own = spec.stage_recompute[stage]; own.rule != Recompute::none) own.layers = some_of(layers[stage]);
 }
 
 // Everything is trained in half of the cases; else adapters, a block, or both. `graph`: becomes how

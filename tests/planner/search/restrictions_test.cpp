@@ -34,7 +34,7 @@ constexpr const char* data_parallel = "DataParallel";
 constexpr const char* overlap = "tensor parallelism overlapped by slices";
 constexpr const char* context = "context parallelism";
 constexpr const char* offload = "offload";
-constexpr const char* recompute = "other modules to recompute";
+constexpr const char* recompute = "other modules or only some layers to recompute";
 
 LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& value) {
   request[choice] = value;

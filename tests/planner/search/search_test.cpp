@@ -77,7 +77,7 @@ void try_every_layout(const OpGraph& graph, NetworkCache& networks, const Traini
       try_layout(graph, networks, training, one, all);
       if (spec.recompute != Recompute::none || !training.engine.has_recompute_per_stage) continue;
       one.recompute = Recompute::per_stage;
-      for (const std::vector<Recompute>& choices : recompute_choices(spec, training.engine)) {
+      for (const std::vector<StageRecompute>& choices : recompute_choices(spec, training.engine)) {
         one.stage_recompute = choices;
         try_layout(graph, networks, training, one, all);
       }

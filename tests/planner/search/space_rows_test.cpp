@@ -65,7 +65,8 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 
 // Choices that no search makes by itself, among values without names.
 bool is_on_request(const ChoiceRow& row) {
-  return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard;
+  return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard ||
+         row.choice == Choice::recompute_layers;
 }
 
 // Orders that differ only on axes of one rank are one order.
@@ -239,7 +240,7 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
         if (value == ChoiceValue(Recompute::per_stage)) {
           ParallelSpec& spec = specs.emplace_back(*std::ranges::find(specs, 2, &ParallelSpec::pp));
           row.set(spec, value);
-          spec.stage_recompute = {Recompute::full, Recompute::none};
+          spec.stage_recompute = {{Recompute::full, 1}, Recompute::none};
         }
     if (row.named)
       for (const ChoiceValue& value : row.named())
@@ -263,6 +264,11 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
       const auto sharded = std::ranges::find_if(
           space.specs, [](const ParallelSpec& spec) { return spec.replicas() == 4 && spec.zero_stage == 2; });
       row.set(specs.emplace_back(*sharded), std::int64_t{2});
+    }
+    if (row.choice == Choice::recompute_layers) {
+      ParallelSpec& spec = specs.emplace_back(space.specs.front());
+      spec.recompute = Recompute::full;
+      row.set(spec, std::int64_t{1});
     }
     for (ParallelSpec& spec : specs) {
       if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.stages());

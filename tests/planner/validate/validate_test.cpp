@@ -213,10 +213,12 @@ TEST_CASE("selective recompute is what the engine calls so") {
   run.notes = "FSDP2 1D, AC = selective op.";
   CHECK(recompute() == Recompute::every_other_product);
   CHECK(state(run, as_stated).assumed.empty());
+  CHECK(!state(run, as_stated).layout[Choice::recompute_layers]);
   run.notes = "FSDP2 1D, AC = selective layer.";
-  CHECK(recompute() == Recompute::every_other_product);
+  CHECK(recompute() == Recompute::full);
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::recompute_layers) == *run.layers / 2);
   CHECK(state(run, as_stated).assumed ==
-        std::vector<std::string>{"recompute of every second layer as of every other product"});
+        std::vector<std::string>{"recompute of every second layer as of the first half of the layers"});
 }
 
 TEST_CASE("half of the network is half of the bandwidth between nodes, and changes nothing within") {
