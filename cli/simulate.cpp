@@ -9,6 +9,7 @@
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
 #include "planner/calibrate/calibration_report.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/report/explain.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/plan_table.h"
@@ -131,7 +132,7 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
   if (!arguments.plan_file.empty())
     write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
   const Bytes needed = plan.prediction.memory.peak();
-  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
   switch (verdict_of(subject_of(plan))) {
     case MemoryVerdict::fits:
       break;

@@ -70,7 +70,7 @@ RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
       estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
   return {
       candidate.spec,
-      {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
+      {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .memory_replica = estimate.memory_replica, .communication = {}}};
 }
 
 const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
@@ -231,6 +231,8 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
 }
 
 OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& fastest, Bytes room_in_all) const {
+  // The fastest cut is one for stages as slow as their slowest devices.
+  if (!spec.replica_micro_batches.empty()) return {.time = Seconds(0.0), .room_in_all = room_in_all};
   const PipelineShape shape = shape_of(spec, training_);
   const ScheduleRow& row = row_of(spec.schedule);
   // The slowest stage was found to within 1e-9.
@@ -322,7 +324,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const int blocks = static_cast<int>(graph_.blocks.size());
   CutsBelow below{.candidates = {}, .rest = Seconds(none)};
-  if (has_few_cuts(spec)) {
+  if (has_few_cuts(spec) || !spec.replica_micro_batches.empty()) {
     below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
     return below;
   }
@@ -402,7 +404,7 @@ bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
 }
 
 std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
-  if (has_few_cuts(spec)) return std::nullopt;
+  if (has_few_cuts(spec) || !spec.replica_micro_batches.empty()) return std::nullopt;
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
@@ -480,7 +482,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::vector<char> is_left(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
-      is_left[i] = has_few_cuts(spec) || !makers[thread]->has_equal_memory(spec);
+      is_left[i] = has_few_cuts(spec) || !spec.replica_micro_batches.empty() || !makers[thread]->has_equal_memory(spec);
       if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {

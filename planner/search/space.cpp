@@ -22,7 +22,9 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 
 SpaceWidth usual_width(const OpGraph& graph, const LayoutRequest& request) {
   return {.interleaves_freely = request[Choice::schedule].has_value(),
-          .shares_context = shares_context(graph, request)};
+          .shares_context = shares_context(graph, request),
+          .unlike_replicas = static_cast<int>(
+              given<std::vector<int>>(request, Choice::replica_micro_batches).value_or(std::vector<int>()).size())};
 }
 
 SpaceWidth with_context(SpaceWidth width) {

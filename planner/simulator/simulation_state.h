@@ -95,7 +95,7 @@ struct PlayedRank {
 };
 
 struct Simulation {
-  std::vector<PlayedRank> ranks;  // of the pipeline
+  std::vector<PlayedRank> ranks;  // of the pipeline, of one unlike replica after the other
   std::vector<Meeting> meetings;
   bool notes_crossings = false;
   // Nobody gets further while kernels wait to know what is in flight beside them: they start
@@ -108,7 +108,7 @@ struct Simulation {
 enum class CallsInARow { apart, joined };
 
 // A step ready to be played: costs the Segments and seats their instructions. programs[r] is that
-// of rank r of the pipeline.
+// of rank r of the pipeline; where replicas do unlike work, those of the next replica follow.
 Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,
                    bool notes_crossings);
 // Queues the calls on the streams that they use: the first that happens when a step is played, and
