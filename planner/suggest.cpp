@@ -172,9 +172,14 @@ SuggestResult suggest(const SuggestRequest& request) {
 
 Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
   ParallelSpec spec = fixed_spec(request);
-  if (spec.stage_blocks.empty())
-    spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training).cut_of(spec);
+  CandidateMaker maker(*request.graph, request.cluster, request.training);
+  if (spec.stage_blocks.empty()) spec.stage_blocks = maker.cut_of(spec);
+  const std::optional<ParallelSpec> balanced =
+      request.options.balances_replicas ? maker.balanced(spec) : std::nullopt;
+  if (balanced) spec = *balanced;
   Plan plan = complete(request, spec);
+  if (request.options.balances_replicas && !balanced)
+    plan.notes.push_back("replicas have equally many micro-batches: no other numbers are legal and better");
   plan.prediction = simulate_plan(*request.graph, plan, timeline);
   if (spec.mesh.size() < request.cluster.devices()) plan.notes.push_back(devices_left_idle(request, plan));
   return plan;

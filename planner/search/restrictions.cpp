@@ -128,6 +128,20 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
                                 .has_same_floors = true}}};
 }
 
+// Devices of one kind are as fast as one another: replicas are then best alike but for a remainder.
+std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space) {
+  if (!is_own(space.training.engine) || space.cluster.groups.size() == 1 || space.width.balances_replicas ||
+      space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
+    return std::nullopt;
+  const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.dp() > 1; };
+  return Restriction{
+      .what = "replicas with unlike numbers of micro-batches",
+      .wider = {{.request = space.request,
+                 .width = space.width,
+                 .beyond = {.of_degrees = has_replicas, .layout = {}, .until = Beyond::Until::samples},
+                 .samples = SampleFloors::shared_by_unlike_replicas}}};
+}
+
 // Slices of a product take no less than the whole.
 std::optional<Restriction> sliced_products(const SearchedSpace& space) {
   const Engine& engine = space.training.engine;
@@ -228,8 +242,10 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   return recompute;
 }
 
-constexpr std::array restriction_rows = {other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,
-                                         sliced_products,   shared_context, host_offload,    other_recompute};
+constexpr std::array restriction_rows = {other_interleaved, zero_bubble,     hybrid_sharding,
+                                         data_parallel,     unlike_replicas_of_layouts,
+                                         sliced_products,   shared_context,  host_offload,
+                                         other_recompute};
 
 }  // namespace
 

@@ -57,9 +57,11 @@ class SpaceSearch {
     const std::shared_ptr<KnownBlockShapes> shapes =
         options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
     for (int thread = 0; thread < threads; ++thread) {
-      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes));
+      owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes,
+                                                        options.balances_replicas));
       makers_.push_back(owned_.back().get());
     }
+    width_.balances_replicas = options.balances_replicas;
     counts_.space = space_in_words(cluster, training.engine, request, width_, options.fewer_devices);
     floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
     parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
@@ -119,7 +121,8 @@ class SpaceSearch {
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for;
     // zero-bubble ones have no others in any case. How much faster these may be is said.
-    if (runs_backward_in_parts(part.spec.schedule) || !part.spec.replica_micro_batches.empty() || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
+    if (runs_backward_in_parts(part.spec.schedule) || width_.balances_replicas ||
+        !part.spec.replica_micro_batches.empty() || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
       for (const OpenLayout& other : made.others)
         leave(score_of_second(other.spec) * std::max(other.time, part.floor.time).value);
       made.others.clear();

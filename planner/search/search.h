@@ -34,6 +34,9 @@ struct SearchOptions {
   // where that promises much (space_width.h); or to search it in any case.
   bool bounds_left_out = false;
   bool searches_context = false;
+  // Whether each layout gives its replicas the numbers of micro-batches that suit their devices by
+  // the bound (replica_shares.h).
+  bool balances_replicas = false;
   // Shared with other searches for the same model; may be null.
   SimulatedSteps* steps = nullptr;
   std::shared_ptr<KnownBlockShapes> shapes = {};

@@ -259,6 +259,12 @@ Values every_value(const SpaceRow& row, const SpaceContext& context, const Paral
   return values;
 }
 
+// Equally many micro-batches, where replicas have unlike numbers.
+Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
+  if (own.replica_micro_batches.empty()) return {};
+  return {std::vector<int>{}};
+}
+
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
@@ -387,7 +393,8 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::replica_micro_batches,
              .follows_from = {Choice::dp},
              .decides_legality = true,
-             .values = alike_replicas},
+             .values = alike_replicas,
+             .neighbours = alike_instead},
     SpaceRow{.choice = Choice::micro_batch,
              .follows_from = {Choice::dp, Choice::pp, Choice::replica_micro_batches},
              .values = micro_batch_sizes,

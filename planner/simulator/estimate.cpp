@@ -902,6 +902,14 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   return estimate(spec, placements, schedule, Wanted::all);
 }
 
+Bound Estimator::bound_of_replica(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                                  int replica) {
+  replica_ = replica;
+  const Bound bound = estimate_replica(spec, placements, schedule, Wanted::bound);
+  replica_.reset();
+  return bound;
+}
+
 Bound Estimator::bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
   return estimate(spec, placements, schedule, Wanted::bound);
 }

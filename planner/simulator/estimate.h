@@ -157,6 +157,11 @@ class Estimator {
   // Without `lower_bound` where it does not fit.
   Bound bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
 
+  // The same of a replica with unlike micro-batches, at this coordinate of the data axis, as if it
+  // waited for no other.
+  Bound bound_of_replica(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                         int replica);
+
   // What all cuts of a layout have in common.
   struct CutFrame {
     PipelineShape shape;
