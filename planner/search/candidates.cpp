@@ -63,7 +63,10 @@ const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
 }
 
 std::optional<ParallelSpec> CandidateMaker::balanced(const ParallelSpec& spec) {
-  if (spec.dp() == 1 || !spec.replica_micro_batches.empty()) return std::nullopt;
+  const bool meets_each_micro_batch = spec.zero_stage > 1 && spec.mesh.dp_shard == 0;
+  if (spec.dp() == 1 || !spec.replica_micro_batches.empty() || meets_each_micro_batch || is_v_shaped(spec.schedule) ||
+      !is_own(training_.engine))
+    return std::nullopt;
   const std::vector<int> kinds = kinds_of_replicas(cluster_, spec.mesh);
   if (std::ranges::adjacent_find(kinds, std::ranges::not_equal_to()) == kinds.end()) return std::nullopt;
   // Interleaved pipelines run whole groups.

@@ -35,8 +35,8 @@ struct Floor {
 // What floors of samples (LayoutFloors::seconds_of_sample) follow from: from layouts as they run;
 // for any context parallelism, from what samples take without it, of which each rank has its share,
 // since what is cut into parts takes no less; or, for communication over the tensor axis that is
-// hidden however well, from all else; or, for replicas with unlike numbers of micro-batches, from the
-// devices of all replicas together. The latter three have no other floors.
+// hidden however well, from all else; or, for replicas with unlike numbers of micro-batches, from
+// the devices of all replicas together. The latter three have no other floors.
 enum class SampleFloors { as_run, shared_over_context, without_tensor_communication, shared_by_unlike_replicas };
 
 // Floors of layouts whose choices are made step by step: each step costs more and tells more. They

@@ -129,17 +129,12 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
 }
 
 // Devices of one kind are as fast as one another: replicas are then best alike but for a remainder.
+// Unlike ones may be any number, whether or not it divides the batch.
 std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space) {
   if (!is_own(space.training.engine) || space.cluster.groups.size() == 1 || space.width.balances_replicas ||
       space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
     return std::nullopt;
-  const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.dp() > 1; };
-  return Restriction{
-      .what = "replicas with unlike numbers of micro-batches",
-      .wider = {{.request = space.request,
-                 .width = space.width,
-                 .beyond = {.of_degrees = has_replicas, .layout = {}, .until = Beyond::Until::samples},
-                 .samples = SampleFloors::shared_by_unlike_replicas}}};
+  return Restriction{.what = "replicas with unlike numbers of micro-batches", .wider = {}, .by_devices = true};
 }
 
 // Slices of a product take no less than the whole.
@@ -286,10 +281,27 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
   return std::nullopt;
 }
 
+// Of two devices or more.
+std::optional<double> least_of_devices(const SearchedSpace& space, const Score& best, const LayoutFloors& floors) {
+  const int all = space.cluster.devices();
+  std::optional<double> least;
+  for (int devices = space.fewer_devices ? 2 : all; devices <= all; ++devices) {
+    ParallelSpec spec;
+    spec.mesh.degree.dp = devices;
+    const Floor floor = floors.of_devices(devices);
+    MemoryUse memory;
+    memory.parameters = floor.memory;
+    const double one = score(space.objective, space.cluster, spec, floor.time, memory).first;
+    least = std::min(least.value_or(one), one);
+  }
+  return least && *least < best.first ? least : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
                                    const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker) {
+  if (restriction.by_devices) return least_of_devices(space, best, floors);
   const int most = restriction.is_context ? most_parts_where_lifted : most_parts_beyond;
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider)
