@@ -334,8 +334,9 @@ void check_balance(bool balances, const LayoutRequest& layout, const Engine& eng
   if (layout[Choice::replica_micro_batches])
     throw ConfigError("--balance-replicas chooses what --replica-micro-batches gives; leave one of them out");
   if (!is_own(engine))
-    throw ConfigError(fmt::format(
-        "--balance-replicas: engine {} gives all replicas equally many micro-batches; leave the option out", engine.name));
+    throw ConfigError(
+        fmt::format("--balance-replicas: engine {} gives all replicas equally many micro-batches; leave the option out",
+                    engine.name));
 }
 
 void add_headroom(CLI::App& app, const std::string& group, std::optional<double>& headroom) {

@@ -174,8 +174,7 @@ Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
   ParallelSpec spec = fixed_spec(request);
   CandidateMaker maker(*request.graph, request.cluster, request.training);
   if (spec.stage_blocks.empty()) spec.stage_blocks = maker.cut_of(spec);
-  const std::optional<ParallelSpec> balanced =
-      request.options.balances_replicas ? maker.balanced(spec) : std::nullopt;
+  const std::optional<ParallelSpec> balanced = request.options.balances_replicas ? maker.balanced(spec) : std::nullopt;
   if (balanced) spec = *balanced;
   Plan plan = complete(request, spec);
   if (request.options.balances_replicas && !balanced)

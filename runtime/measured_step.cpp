@@ -70,8 +70,7 @@ CommunicationVolume measured_communication(const Plan& plan, const JobStep& step
   const int replicas = plan.spec.replica_micro_batches.empty() ? 1 : plan.spec.dp();
   for (int replica = 0; replica < replicas; ++replica)
     for (int stage = 0; stage < plan.spec.pp(); ++stage) {
-      const CommunicationVolume& sent =
-          step.ranks[rank_at(plan.spec.mesh, {.pp = stage, .dp = replica})].communication;
+      const CommunicationVolume& sent = step.ranks[rank_at(plan.spec.mesh, {.pp = stage, .dp = replica})].communication;
       if (sum(sent) > sum(most)) most = sent;
     }
   return most;

@@ -24,8 +24,7 @@ namespace {
 bool promised(const StepResult& promise, const StepResult& result) {
   const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
   return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage &&
-         promise.memory_replica == result.memory_replica &&
-         promise.communication == result.communication;
+         promise.memory_replica == result.memory_replica && promise.communication == result.communication;
 }
 
 // The best other layout that was simulated and fits. The plan in another order of axes with the

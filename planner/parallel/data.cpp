@@ -26,21 +26,24 @@ std::optional<std::string> illegal_replicas(const TrainingSpec& training, const 
   if (std::optional<std::string> reason = other_batch_than_replicas(spec, training))
     return *reason + fmt::format(": they must sum to {} / micro_batch", training.global_batch);
   if (spec.dp_method == DataMethod::master)
-    return given + " needs replicas that go on alone, and dp_method is master, which gathers the logits of every "
-                   "micro-batch; dp_method must be all_reduce";
+    return given +
+           " needs replicas that go on alone, and dp_method is master, which gathers the logits of every "
+           "micro-batch; dp_method must be all_reduce";
   if (is_v_shaped(spec.schedule))
-    return fmt::format("{} needs an order of actions that fewer micro-batches share, and the schedule is {}; legal "
-                       "schedules: gpipe, 1f1b, interleaved, zero_bubble_h1",
-                       given, name(spec.schedule));
+    return fmt::format(
+        "{} needs an order of actions that fewer micro-batches share, and the schedule is {}; legal "
+        "schedules: gpipe, 1f1b, interleaved, zero_bubble_h1",
+        given, name(spec.schedule));
   // Of each group of ranks that share out a bucket, which gathers or reduces it for every micro-batch.
   for (int first = 0; spec.zero_stage > 1 && first < spec.replicas(); first += spec.shard_ranks())
     for (int rank = first; rank < first + spec.shard_ranks(); ++rank)
       if (const int one = first / spec.cp(), other = rank / spec.cp(); replicas[one] != replicas[other])
-        return fmt::format("ZeRO stage {} {} for every micro-batch over the ranks that shard, and replicas {} and {} "
-                           "among them have {} and {} micro-batches: take ZeRO stage 0 or 1, or shard over groups "
-                           "of replicas with equal numbers (dp_shard)",
-                           spec.zero_stage, spec.zero_stage == 2 ? "reduces gradients" : "gathers parameters", one,
-                           other, replicas[one], replicas[other]);
+        return fmt::format(
+            "ZeRO stage {} {} for every micro-batch over the ranks that shard, and replicas {} and {} "
+            "among them have {} and {} micro-batches: take ZeRO stage 0 or 1, or shard over groups "
+            "of replicas with equal numbers (dp_shard)",
+            spec.zero_stage, spec.zero_stage == 2 ? "reduces gradients" : "gathers parameters", one, other,
+            replicas[one], replicas[other]);
   return std::nullopt;
 }
 

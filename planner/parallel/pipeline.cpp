@@ -52,9 +52,10 @@ std::optional<std::string> illegal_interleaving(const TrainingSpec& training, co
                        spec.pp(), spec.pp(), group);
   for (const int of_replica : spec.replica_micro_batches)
     if (of_replica % group != 0)
-      return fmt::format("an interleaved pipeline of replicas with unlike numbers of micro-batches runs whole groups "
-                         "of {}, and one has {}: take multiples of {}",
-                         group, of_replica, group);
+      return fmt::format(
+          "an interleaved pipeline of replicas with unlike numbers of micro-batches runs whole groups "
+          "of {}, and one has {}: take multiples of {}",
+          group, of_replica, group);
   if (count < group)
     return fmt::format("an interleaved pipeline runs micro-batches in groups of {}, and there {} {}: take smaller "
                        "micro-batches, less data parallelism, or a larger batch",

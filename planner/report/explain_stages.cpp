@@ -198,7 +198,8 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     // After its own work a stage waits for the others until the end of the step.
     const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
     names.push_back(short_name(plan, stages[i]));
-    times.push_back({fmt::format("{}", layers[stages[i].pipeline_rank]), format_duration(time.compute), format_duration(time.recompute)});
+    times.push_back({fmt::format("{}", layers[stages[i].pipeline_rank]), format_duration(time.compute),
+                     format_duration(time.recompute)});
     for (const Axis axis : inner_axes_first)
       if (is_named(plan, axis)) times.back().push_back(format_duration(time.exposed[axis]));
     times.back().push_back(format_duration(waiting));
@@ -269,11 +270,10 @@ std::string critical_path_table(const Plan& plan, const Reasons& reasons) {
       rest.time += row.time;
       continue;
     }
-    std::string where =
-        !several                                  ? ""
-        : plan.spec.replica_micro_batches.empty() ? fmt::format("stage{} {}: ", row.stages.size() == 1 ? "" : "s",
-                                                                numbers(row.stages))
-                                                  : fmt::format("{}: ", names_of(plan, reasons, row.stages));
+    std::string where = !several ? ""
+                        : plan.spec.replica_micro_batches.empty()
+                            ? fmt::format("stage{} {}: ", row.stages.size() == 1 ? "" : "s", numbers(row.stages))
+                            : fmt::format("{}: ", names_of(plan, reasons, row.stages));
     cells.push_back({where + row.what, fmt::format("{} x", row.runs), format_duration(row.time),
                      format_share(row.time.value, total.value)});
   }

@@ -102,9 +102,12 @@ Candidate CandidateMaker::estimated(ParallelSpec spec) {
 RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
   const Estimate estimate =
       estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
-  return {
-      candidate.spec,
-      {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .memory_replica = estimate.memory_replica, .communication = {}}};
+  return {candidate.spec,
+          {.time = estimate.time,
+           .memory = estimate.memory,
+           .memory_stage = estimate.memory_stage,
+           .memory_replica = estimate.memory_replica,
+           .communication = {}}};
 }
 
 const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec& spec) {

@@ -65,8 +65,8 @@ std::vector<std::vector<Recompute>> recompute_choices(const ParallelSpec& spec, 
 class CandidateMaker {
  public:
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                 Objective objective = Objective::time,
-                 std::shared_ptr<KnownBlockShapes> known_shapes = nullptr, bool balances_replicas = false);
+                 Objective objective = Objective::time, std::shared_ptr<KnownBlockShapes> known_shapes = nullptr,
+                 bool balances_replicas = false);
 
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, or those of an engine that counts layers, that one; if it does not

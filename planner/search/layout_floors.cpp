@@ -84,7 +84,8 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
   width_ = width;
-  samples_of_ = width.unlike_replicas > 0 || width.balances_replicas ? SampleFloors::shared_by_unlike_replicas : samples;
+  samples_of_ =
+      width.unlike_replicas > 0 || width.balances_replicas ? SampleFloors::shared_by_unlike_replicas : samples;
   method_ = given<ContextMethod>(request, Choice::cp_method);
   overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));

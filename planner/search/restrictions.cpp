@@ -237,10 +237,9 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   return recompute;
 }
 
-constexpr std::array restriction_rows = {other_interleaved, zero_bubble,     hybrid_sharding,
-                                         data_parallel,     unlike_replicas_of_layouts,
-                                         sliced_products,   shared_context,  host_offload,
-                                         other_recompute};
+constexpr std::array restriction_rows = {
+    other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,  unlike_replicas_of_layouts,
+    sliced_products,   shared_context, host_offload,    other_recompute};
 
 }  // namespace
 

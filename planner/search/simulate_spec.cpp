@@ -154,8 +154,7 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
                                              const ScheduleRow& row, std::span<const CostModel> models,
                                              StepDetails* details) {
   LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), unlike_replicas(cluster, spec), row,
-                    shape_of(spec, training).group, models,
-                    details != nullptr);
+                    shape_of(spec, training).group, models, details != nullptr);
   return play_steady(layout, details);
 }
 
@@ -163,8 +162,7 @@ SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const 
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
                             StepDetails* details) {
   LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), unlike_replicas(cluster, spec),
-                    row_of(spec.schedule),
-                    shape_of(spec, training).group, models, details != nullptr);
+                    row_of(spec.schedule), shape_of(spec, training).group, models, details != nullptr);
   if (const std::optional<SimulatedSpec> steady = play_steady(layout, details)) return *steady;
   Simulation step = layout.in_full();
   return {.result = play_step(step, details), .micro_batches = layout.micro_batches_in_all()};
@@ -181,8 +179,8 @@ StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Pla
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          Timeline* timeline) {
-  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule,
-                       cost_models(networks, spec), timeline);
+  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec),
+                       timeline);
 }
 
 }  // namespace parplan

@@ -99,11 +99,8 @@ void add_rows(std::vector<CriticalWork>& path, const Traced& traced, int rank) {
       };
       auto found = std::ranges::find_if(path, same);
       if (found == path.end())
-        found = path.insert(path.end(), {.rank = rank,
-                                         .segment = name,
-                                         .label = static_cast<Label>(label),
-                                         .runs = 0,
-                                         .time = {}});
+        found = path.insert(path.end(),
+                            {.rank = rank, .segment = name, .label = static_cast<Label>(label), .runs = 0, .time = {}});
       found->runs += share.runs;
       found->time += share.time;
     }

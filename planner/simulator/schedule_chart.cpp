@@ -100,8 +100,7 @@ std::vector<ChartSpan> chart_spans(const Timeline& timeline) {
     const auto [entry, inserted] = spans.try_emplace(key);
     ChartSpan& span = entry->second;
     if (inserted) {
-      span = {
-          .rank = event.rank, .action = {}, .start = event.start, .end = event.end, .replica = event.replica};
+      span = {.rank = event.rank, .action = {}, .start = event.start, .end = event.end, .replica = event.replica};
       if (is_action) span.action = Action{*event.stage, *event.phase, *event.micro_batch};
     }
     span.start = std::min(span.start, event.start);

@@ -49,7 +49,10 @@ std::string write_trace(const Timeline& timeline) {
     streams.insert({event.rank, event.stream});
   }
   for (const auto& [rank, held] : stages)
-    events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"tid", 0},
+    events.push_back({{"name", "process_name"},
+                      {"ph", "M"},
+                      {"pid", rank},
+                      {"tid", 0},
                       {"args", {{"name", process_name(rank, held, replicas[rank])}}}});
   for (const auto& [rank, stream] : streams)
     events.push_back({{"name", "thread_name"}, {"ph", "M"}, {"pid", rank}, {"tid", static_cast<int>(stream)},

@@ -47,8 +47,8 @@ TEST_CASE("random plans with unlike replicas train as the one-rank reference doe
       if (trial % 2 == 1) training.clip_norm = 0.5;
       const int dp = 2 + trial % 3;
       const bool whole_groups = trial % 6 == 5;
-      std::vector<int> shares = random_shares(dp, static_cast<int>(global_batch) / (trial % 4 == 0 && dp == 2 ? 2 : 1),
-                                              random);
+      std::vector<int> shares =
+          random_shares(dp, static_cast<int>(global_batch) / (trial % 4 == 0 && dp == 2 ? 2 : 1), random);
       if (whole_groups) shares = {4, 2, 2};
       LayoutRequest request;
       request[Choice::replica_micro_batches] = shares;
@@ -58,7 +58,8 @@ TEST_CASE("random plans with unlike replicas train as the one-rank reference doe
         request[Choice::pp] = 2;
       }
       const int replica_ranks = whole_groups ? 2 : 1 + trial / 3 % 2;
-      ParallelSpec spec = random_spec(graph, training, static_cast<int>(shares.size()) * replica_ranks, request, random);
+      ParallelSpec spec =
+          random_spec(graph, training, static_cast<int>(shares.size()) * replica_ranks, request, random);
       if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe(spec) << ", clip " << training.clip_norm << ", " << layout_text(spec));
       REQUIRE(spec.replica_micro_batches == shares);
