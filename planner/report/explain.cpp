@@ -79,8 +79,9 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       if (plan.spec.zero_stage >= 2 && time.exposed.dp.value > 0.0)
         signs.push_back(
             fmt::format("{} waits for the communication of ZeRO-{}", share(time.exposed.dp), plan.spec.zero_stage));
-      signs.push_back(fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
-                                  format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction))));
+      signs.push_back(
+          fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
+                      format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction))));
       return join(signs);
     }
     case Constraint::compute:
@@ -188,9 +189,9 @@ std::string time_and_memory(const Plan& plan) {
       costs ? fmt::format(" and costs {}", format_cost(plan.cluster, plan.spec.mesh.size(), time.total())) : "",
       format_count(tokens_per_second(subject)), format_flop_rate(model_rate_per_device(subject)));
   text += where_time_goes(time);
-  text +=
-      fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()),
-                  100.0 * memory_share(plan), format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction)));
+  text += fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()),
+                      100.0 * memory_share(plan),
+                      format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction)));
   return text + where_memory_goes(memory);
 }
 
@@ -273,8 +274,8 @@ std::string explain_briefly(const Plan& plan) {
 
 std::string explain(const Plan& plan, const Reasons& reasons) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan) + stage_tables(plan, reasons) +
-                     deciding_device(plan, reasons) + critical_path_table(plan, reasons) +
-                     where_kernel_times_come_from(reasons) + where_communication_times_come_from(reasons);
+                     deciding_device(plan, reasons) + critical_path_table(plan, reasons) + where_kernel_times_come_from(reasons) +
+                     where_communication_times_come_from(reasons);
   text += "\nbinding constraint: " + what_binds(plan, reasons);
   text += "\n" + (reasons.runner_up ? runner_up(plan, *reasons.runner_up) : runner_up(plan)) + how_sure(plan, reasons);
   text += neighbour_table(plan, reasons) + family_table(plan, reasons) + rules_of_thumb(plan, reasons) +
