@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "planner/cluster/node_layout.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/program/job.h"
@@ -49,19 +50,22 @@ void each_share(int replicas, int micro_batches, const std::function<void(const 
   }
 }
 
-// A node of devices and one of devices that take `slower` times as long in everything, over links that
-// take no time.
-Cluster two_kinds(int devices, double slower) {
-  Cluster cluster = testing::cluster_of(source + "/tests/data/clusters/unit.yaml", devices);
-  cluster.groups.push_back(cluster.groups.front());
-  NodeGroup& slow = cluster.groups.back();
-  slow.device.name = "slow";
-  slow.device.title = "Slow device";
-  for (DeviceRates& rates : slow.device.rates)
-    for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.vector}) *rate /= slower;
-  for (DeviceRates& rates : slow.device.rates) rates.memory /= slower;
-  for (NodeGroup& group : cluster.groups)
-    for (Link& link : group.node.links) link.bandwidth = BytesPerSecond(1e30);
+// A node of so many cores and one of cores that take `slower` times as long in everything, over links
+// of this bandwidth.
+Cluster two_kinds(int devices, double slower, double bandwidth) {
+  Cluster cluster = testing::cluster_of(source + "/tests/data/clusters/cpu-two-kinds.yaml");
+  DeviceKind& slow = cluster.groups.back().device;
+  const DeviceKind& fast = cluster.groups.front().device;
+  slow.rates = fast.rates;
+  slow.kernel_launch = fast.kernel_launch * slower;
+  for (DeviceRates& rates : slow.rates) {
+    for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.vector}) *rate *= 1.0 / slower;
+    rates.memory *= 1.0 / slower;
+  }
+  for (NodeGroup& group : cluster.groups) {
+    group.node = first_devices(group.node, devices);
+    for (Link& link : group.node.links) link.bandwidth = BytesPerSecond(bandwidth);
+  }
   return cluster;
 }
 
@@ -105,9 +109,9 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
   int count = 0;
   for (int setting = 0; setting < 60; ++setting) {
     OpGraph graph = random_graph(random, 16);
-    const bool gpu = setting % 4 != 0;
-    const Cluster cluster = random_cluster(random, gpu, true);
-    TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
+    Cluster cluster = random_cluster(random, true, true);
+    for (NodeGroup& group : cluster.groups) group.device.overlaps_communication = setting % 4 != 0;
+    TrainingSpec training = training_of(16, DataType::bf16);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
     Estimator estimator(graph, cluster, training);
@@ -144,7 +148,8 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
       CHECK(estimate.memory_replica == simulated.memory_replica);
       CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
       CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
-      // The step in full of every replica, where the first of each kind stands for the others.
+      // The step in full of every replica, where the first of each kind stands for the others: ZeRO's
+      // shards begin and end in other parameters on each, and so have another piece or two.
       std::vector<int> all(static_cast<std::size_t>(spec.dp()));
       std::iota(all.begin(), all.end(), 0);
       std::vector<CostModel> models;
@@ -153,7 +158,7 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
           models.push_back(cost_model(estimator.networks(), spec, rank, replica));
       const Job job = job_of(graph, cluster, training, spec, placements, schedule);
       const StepResult in_full = simulate(lower_replicas(job, all), models);
-      CHECK(in_full.time.total().value == doctest::Approx(simulated.time.total().value).epsilon(1e-9));
+      CHECK(in_full.time.total().value == doctest::Approx(simulated.time.total().value).epsilon(spec.zero_stage == 0 ? 1e-9 : 2e-3));
       CHECK(in_full.memory.peak() == simulated.memory.peak());
       several_kinds += unlike_replicas(cluster, spec).size() > 2;
       pipelines += spec.pp() > 1;
@@ -174,7 +179,7 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
 TEST_CASE("replicas with micro-batches in proportion to their devices compute equally long") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   TrainingSpec training = training_of(16, DataType::fp32);
-  const Cluster cluster = two_kinds(2, 3.0);
+  const Cluster cluster = two_kinds(2, 3.0, 1e30);
   NetworkCache networks(cluster);
   ParallelSpec spec;
   spec.mesh.degree = {.dp = 4};
@@ -192,8 +197,9 @@ TEST_CASE("replicas with micro-batches in proportion to their devices compute eq
   CHECK(details.ranks[0].replica == 0);
   CHECK(details.ranks[1].replica == 2);
   CHECK(details.ranks[0].time.compute.value == doctest::Approx(details.ranks[1].time.compute.value));
-  // Four micro-batches on devices that take three times as long, or two: what is done once a step is small.
-  CHECK(alike / unlike > 1.8);
+  // Four micro-batches on devices that take three times as long, or two; the update, once a step, takes
+  // them three times as long in both.
+  CHECK(alike / unlike > 1.3);
   CHECK(alike / unlike < 2.0);
 }
 
@@ -202,9 +208,8 @@ TEST_CASE("the numbers that a layout is given have the least bound of all") {
   std::mt19937 random(20261129);
   int unlike = 0;
   for (int setting = 0; setting < 12; ++setting) {
-    Cluster cluster = two_kinds(2, 1.0 + static_cast<double>(random() % 50) / 10.0);
-    for (NodeGroup& group : cluster.groups)
-      for (Link& link : group.node.links) link.bandwidth = BytesPerSecond(setting % 2 == 0 ? 1e30 : 1e3);
+    const Cluster cluster =
+        two_kinds(2, 1.0 + static_cast<double>(random() % 50) / 10.0, setting % 2 == 0 ? 1e30 : 1e8);
     const TrainingSpec training = training_of(12, DataType::fp32);
     CandidateMaker maker(graph, cluster, training);
     for (const int pp : {1, 2}) {
@@ -232,21 +237,21 @@ TEST_CASE("the numbers that a layout is given have the least bound of all") {
 }
 
 TEST_CASE("a search for balanced replicas finds no slower plan, and the gap that was said holds for it") {
-  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  const OpGraph graph = graph_of("tiny-llama", 64);
   int faster = 0, said = 0;
-  for (const double slower : {1.5, 2.0, 3.0, 5.0})
-    for (const double bandwidth : {1e2, 1e5, 1e30}) {
-      Cluster cluster = two_kinds(2, slower);
-      for (NodeGroup& group : cluster.groups)
-        for (Link& link : group.node.links) link.bandwidth = BytesPerSecond(bandwidth);
-      const TrainingSpec training = training_of(24, DataType::fp32);
+  const LayoutRequest replicas{{Choice::tp, std::int64_t{1}}, {Choice::pp, std::int64_t{1}}};
+  for (const double slower : {2.0, 4.0})
+    for (const LayoutRequest& request : {LayoutRequest(), replicas}) {
+      const Cluster cluster = two_kinds(2, slower, 1e9);
+      TrainingSpec training = training_of(48, DataType::fp32);
+      training.sequence_length = 64;
       SearchOptions options;
       options.threads = 1;
       options.top = 1;
       options.bounds_left_out = true;
-      const SearchResult alike = search(graph, cluster, training, {}, options);
+      const SearchResult alike = search(graph, cluster, training, request, options);
       options.balances_replicas = true;
-      const SearchResult balanced = search(graph, cluster, training, {}, options);
+      const SearchResult balanced = search(graph, cluster, training, request, options);
       REQUIRE(!alike.plans.empty());
       REQUIRE(!balanced.plans.empty());
       CHECK(balanced.counts.certified);
@@ -264,8 +269,9 @@ TEST_CASE("a search for balanced replicas finds no slower plan, and the gap that
       for (const LeftOut& one : balanced.counts.left_out)
         CHECK(one.what != "replicas with unlike numbers of micro-batches");
     }
-  CHECK(faster > 2);
-  CHECK(said == 12);
+  // Among whole replicas, the best of equal ones wait for the slow devices, or leave them out.
+  CHECK(faster >= 2);
+  CHECK(said == 4);
 }
 
 }  // namespace parplan
