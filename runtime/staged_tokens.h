@@ -13,8 +13,8 @@ namespace parplan {
 // Whether a kernel takes its output from the data loader.
 bool is_load(const Instruction& instruction);
 
-// The samples of a batch that a rank trains in a step. A master's replicas have as many each, behind
-// its own.
+// The samples of a batch that a rank trains in a step. A master's replicas have as many each,
+// behind its own.
 struct SampleRange {
   std::int64_t first = 0;
   std::int64_t count = 0;

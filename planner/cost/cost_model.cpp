@@ -257,7 +257,7 @@ std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spe
   std::set<std::pair<int, int>> known;
   for (int replica = 0; replica < spec.dp(); ++replica) {
     const bool is_new = known.emplace(spec.replica_micro_batches[replica], kinds[replica]).second;
-    // Ranks that share out a bucket meet their group and, once, those at their own place of the others.
+    // Ranks that share out a bucket meet their group and, once, those at their place in others.
     if (is_new || spec.mesh.dp_shard > 0) replicas.push_back(replica);
   }
   return replicas;

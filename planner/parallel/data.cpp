@@ -34,7 +34,7 @@ std::optional<std::string> illegal_replicas(const TrainingSpec& training, const 
         "{} needs an order of actions that fewer micro-batches share, and the schedule is {}; legal "
         "schedules: gpipe, 1f1b, interleaved, zero_bubble_h1",
         given, name(spec.schedule));
-  // Of each group of ranks that share out a bucket, which gathers or reduces it for every micro-batch.
+  // Each group of ranks that share out a bucket gathers or reduces it for every micro-batch.
   for (int first = 0; spec.zero_stage > 1 && first < spec.replicas(); first += spec.shard_ranks())
     for (int rank = first; rank < first + spec.shard_ranks(); ++rank)
       if (const int one = first / spec.cp(), other = rank / spec.cp(); replicas[one] != replicas[other])

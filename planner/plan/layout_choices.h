@@ -130,8 +130,8 @@ const ChoiceRow& row_of(Choice choice);
 // For a use with an order of its own: first the given choices, then all others.
 std::vector<const ChoiceRow*> choice_rows(std::span<const Choice> first);
 
-// Why the micro-batches of replicas with unlike numbers are not the global batch; nothing where they
-// are.
+// Why the micro-batches of replicas with unlike numbers are not the global batch; nothing if
+// they are.
 std::optional<std::string> other_batch_than_replicas(const ParallelSpec& spec, const TrainingSpec& training);
 
 std::string phrase(const ChoiceRow& row, const ChoiceValue& value);

@@ -9,8 +9,8 @@
 
 namespace parplan {
 
-// The kinds of device among which the rank is that fills its device most, as bits by their groups in
-// the cluster: those of its stage, and of its replica where replicas do unlike work.
+// The kinds of device among which the rank is that fills its device most, as bits by their groups
+// in the cluster: those of its stage, and of its replica where replicas do unlike work.
 std::uint64_t groups_of_fullest(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);
 // The least memory of these.
 Bytes memory_capacity(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);

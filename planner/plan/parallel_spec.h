@@ -73,7 +73,7 @@ struct ParallelSpec {
   bool sequence_parallel = false;
   int zero_stage = 0;
   std::int64_t micro_batch = 1;  // sequences
-  // Micro-batches of each replica along the data axis in a step, where these are unlike; else empty.
+  // Micro-batches of each replica along the data axis in a step, where they are unlike; else empty.
   std::vector<int> replica_micro_batches;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;

@@ -9,8 +9,8 @@
 
 namespace parplan {
 
-// One rank of the pipeline in a step, of one replica. Its time ends with its last work; for the rest of the step it
-// waits for others.
+// One rank of the pipeline in a step, of one replica. Its time ends with its last work; for the
+// rest of the step it waits for others.
 struct RankResult {
   int pipeline_rank = 0;
   int replica = 0;  // its coordinate on the data axis

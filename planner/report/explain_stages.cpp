@@ -72,8 +72,8 @@ std::string numbers(const std::vector<int>& ascending) {
   return join(words, ",");
 }
 
-// Where ranks of unlike replicas are shown, one replica after the other: "2.0", stage 0 of replica 2;
-// else by their place in the pipeline.
+// Where ranks of unlike replicas are shown, one replica after the other: "2.0", stage 0 of replica
+// 2; else by their place in the pipeline.
 std::string short_name(const Plan& plan, const RankResult& rank) {
   return plan.spec.replica_micro_batches.empty() ? fmt::format("{}", rank.pipeline_rank)
                                                  : fmt::format("{}.{}", rank.replica, rank.pipeline_rank);

@@ -185,7 +185,9 @@ constexpr std::array column_rows = {
            "fits; tight (less than the headroom is free, or the allocator must give back what it keeps); does_not_fit",
            [](const Subject& s) { return Json(name(verdict_of(s))); }},
     Column{"usable_bytes", "B", "the capacity less the headroom that plans leave free",
-           [](const Subject& s) { return bytes(usable_memory(memory_capacity(s.cluster, s.spec, s.result), s.cluster.memory_headroom)); }},
+           [](const Subject& s) {
+             return bytes(usable_memory(memory_capacity(s.cluster, s.spec, s.result), s.cluster.memory_headroom));
+           }},
     Column{"allocated_bytes", "B", "of the peak: tensors (torch.cuda.max_memory_allocated)",
            [](const Subject& s) { return bytes(s.result.memory.arena()); }},
     Column{"reserved_bytes", "B", "of the peak: with what the allocator keeps (torch.cuda.max_memory_reserved)",

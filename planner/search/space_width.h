@@ -27,8 +27,8 @@ struct SpaceWidth {
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
   bool shards_freely = false;  // ZeRO may shard over groups of any number of ranks, or only over all
-  // The replicas for whose unlike numbers of micro-batches the request asks; 0: it does not. Or each
-  // layout has the numbers that suit its devices (replica_shares.h).
+  // The replicas for whose unlike numbers of micro-batches the request asks; 0: it does not. Or
+  // each layout has the numbers that suit its devices (replica_shares.h).
   int unlike_replicas = 0;
   bool balances_replicas = false;
 };

@@ -10,8 +10,8 @@
 
 namespace parplan {
 
-// What a rank of the pipeline, of one replica, computes from `start` to `end`, with the collectives in between: an
-// action of the schedule, or the update at the end of the step.
+// What a rank of the pipeline, of one replica, computes from `start` to `end`, with the collectives
+// in between: an action of the schedule, or the update at the end of the step.
 struct ChartSpan {
   int rank = 0;
   std::optional<Action> action;

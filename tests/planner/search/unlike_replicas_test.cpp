@@ -1,5 +1,5 @@
-// Replicas with unlike numbers of micro-batches on unlike devices: their bound, their simulation, and the
-// numbers that suit the devices.
+// Replicas with unlike numbers of micro-batches on unlike devices: their bound, their simulation,
+// and the numbers that suit the devices.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -50,8 +50,8 @@ void each_share(int replicas, int micro_batches, const std::function<void(const 
   }
 }
 
-// A node of so many cores and one of cores that take `slower` times as long in everything, over links
-// of this bandwidth.
+// A node of so many cores and one of cores that take `slower` times as long in everything, over
+// links of this bandwidth.
 Cluster two_kinds(int devices, double slower, double bandwidth) {
   Cluster cluster = testing::cluster_of(source + "/tests/data/clusters/cpu-two-kinds.yaml");
   DeviceKind& slow = cluster.groups.back().device;
@@ -148,8 +148,8 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
       CHECK(estimate.memory_replica == simulated.memory_replica);
       CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
       CHECK(estimate.time.total().value == doctest::Approx(estimate.lower_bound.value).epsilon(1e-9));
-      // The step in full of every replica, where the first of each kind stands for the others: ZeRO's
-      // shards begin and end in other parameters on each, and so have another piece or two.
+      // The step in full of every replica, where the first of each kind stands for the others:
+      // ZeRO's shards begin and end in other parameters on each, and so have another piece or two.
       std::vector<int> all(static_cast<std::size_t>(spec.dp()));
       std::iota(all.begin(), all.end(), 0);
       std::vector<CostModel> models;
@@ -157,8 +157,9 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
         for (int rank = 0; rank < spec.pp(); ++rank)
           models.push_back(cost_model(estimator.networks(), spec, rank, replica));
       const Job job = job_of(graph, cluster, training, spec, placements, schedule);
+      const double apart = spec.zero_stage == 0 ? 1e-9 : 2e-3;
       const StepResult in_full = simulate(lower_replicas(job, all), models);
-      CHECK(in_full.time.total().value == doctest::Approx(simulated.time.total().value).epsilon(spec.zero_stage == 0 ? 1e-9 : 2e-3));
+      CHECK(in_full.time.total().value == doctest::Approx(simulated.time.total().value).epsilon(apart));
       CHECK(in_full.memory.peak() == simulated.memory.peak());
       several_kinds += unlike_replicas(cluster, spec).size() > 2;
       pipelines += spec.pp() > 1;
@@ -197,8 +198,8 @@ TEST_CASE("replicas with micro-batches in proportion to their devices compute eq
   CHECK(details.ranks[0].replica == 0);
   CHECK(details.ranks[1].replica == 2);
   CHECK(details.ranks[0].time.compute.value == doctest::Approx(details.ranks[1].time.compute.value));
-  // Four micro-batches on devices that take three times as long, or two; the update, once a step, takes
-  // them three times as long in both.
+  // Four micro-batches on devices that take three times as long, or two; the update, once a step,
+  // takes them three times as long in both.
   CHECK(alike / unlike > 1.3);
   CHECK(alike / unlike < 2.0);
 }
