@@ -323,6 +323,22 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
   }
 }
 
+void add_balance(CLI::App& app, bool& balances) {
+  add_flag(app, "Layout", "--balance-replicas",
+           "give each data-parallel replica as many micro-batches as its devices sustain, where devices are unlike",
+           [&] { balances = true; });
+}
+
+void check_balance(bool balances, const LayoutRequest& layout, const Engine& engine) {
+  if (!balances) return;
+  if (layout[Choice::replica_micro_batches])
+    throw ConfigError("--balance-replicas chooses what --replica-micro-batches gives; leave one of them out");
+  if (!is_own(engine))
+    throw ConfigError(
+        fmt::format("--balance-replicas: engine {} gives all replicas equally many micro-batches; leave the option out",
+                    engine.name));
+}
+
 void add_headroom(CLI::App& app, const std::string& group, std::optional<double>& headroom) {
   add(app, group, "--memory-headroom", "PERCENT",
       "share of a device's memory that plans leave free, such as 5%; 0% for none (default: what published runs took "

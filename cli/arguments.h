@@ -58,6 +58,9 @@ void add_number_formats(CLI::App& app, WhatArguments& what);
 
 // [layout]
 void add_layout(CLI::App& app, LayoutRequest& layout);
+// --balance-replicas, and whether it agrees with the rest.
+void add_balance(CLI::App& app, bool& balances);
+void check_balance(bool balances, const LayoutRequest& layout, const Engine& engine);
 
 // [limits]
 struct MemoryLimit {

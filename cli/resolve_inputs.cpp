@@ -268,7 +268,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   LayoutRequest judged = layout;
   for (const ChoiceRow& row : choice_rows())
     if (row.presumes && !layout[*row.presumes]) judged[row.choice].reset();
-  if (const auto reason = illegal(graph, training, with_given(judged))) throw ConfigError(*reason);
+  if (const auto reason = illegal(graph, training, with_given(judged, training))) throw ConfigError(*reason);
 }
 
 ReportInputs report_inputs(const Inputs& inputs) {

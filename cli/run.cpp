@@ -141,7 +141,8 @@ std::vector<InstructionTimes> join_instructions(const LoadedPlan& loaded, const 
   const Plan& plan = loaded.plan;
   const Job job = job_of(loaded.graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
   const Program program = lower(job, report.measured_rank);
-  const CostModel model = cost_model(plan.cluster, plan.spec.mesh, program.pipeline_rank);
+  NetworkCache networks(plan.cluster);
+  const CostModel model = cost_model(networks, plan.spec, program.pipeline_rank, program.replica);
   std::vector<InstructionTimes> joined;
   auto measured = report.instructions.begin();
   for (const Segment& segment : program.segments)

@@ -9,6 +9,7 @@
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
 #include "planner/calibrate/calibration_report.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/report/explain.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/plan_table.h"
@@ -27,6 +28,7 @@ struct SimulateArguments {
   WhereArguments where;
   WhatArguments what;
   LayoutRequest layout;
+  bool balances_replicas = false;
   MeasuredArguments measured;
   OutputArguments output;
   std::optional<double> headroom;
@@ -38,7 +40,7 @@ struct SimulateArguments {
 
 // A plan is simulated unchanged; only the cluster may be another one.
 LoadedPlan simulate_file(const SimulateArguments& arguments, Terminal& terminal, Timeline* timeline) {
-  if (!(arguments.layout == LayoutRequest{}) || !(arguments.what == WhatArguments{}))
+  if (!(arguments.layout == LayoutRequest{}) || arguments.balances_replicas || !(arguments.what == WhatArguments{}))
     throw ConfigError(fmt::format("{} is a plan: it fixes layout and training; give the model instead to choose them",
                                   arguments.subject));
   LoadedPlan loaded = load_plan(arguments.subject);
@@ -92,7 +94,10 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     Inputs inputs = resolve_inputs(arguments.subject, arguments.where, arguments.what, terminal, arguments.output);
     leave_headroom(inputs.cluster, inputs.training.engine, arguments.headroom, false);
     check_layout(inputs, arguments.layout, arguments.where);
-    plan = simulate_layout(request_of(inputs, arguments.layout), wanted);
+    check_balance(arguments.balances_replicas, arguments.layout, inputs.training.engine);
+    SuggestRequest request = request_of(inputs, arguments.layout);
+    request.options.balances_replicas = arguments.balances_replicas;
+    plan = simulate_layout(request, wanted);
     // The user did not ask whether fewer devices would be better.
     std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
     reported = report_inputs(inputs);
@@ -131,7 +136,7 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
   if (!arguments.plan_file.empty())
     write_said(arguments.plan_file, write_plan(plan), terminal, !arguments.output.quiet);
   const Bytes needed = plan.prediction.memory.peak();
-  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
   switch (verdict_of(subject_of(plan))) {
     case MemoryVerdict::fits:
       break;
@@ -158,6 +163,7 @@ CommandBody declare_simulate(CLI::App& app) {
   add_where(app, arguments->where);
   add_what(app, arguments->what);
   add_layout(app, arguments->layout);
+  add_balance(app, arguments->balances_replicas);
   add_headroom(app, "Limits", arguments->headroom);
   add_measured(app, arguments->measured);
   add_option(app,

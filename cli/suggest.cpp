@@ -31,6 +31,7 @@ struct SuggestArguments {
   WhereArguments where;
   WhatArguments what;
   LayoutRequest layout;
+  bool balances_replicas = false;
   LimitArguments limits;
   OutputArguments output;
   std::string plan_file;
@@ -84,6 +85,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   leave_headroom(inputs.cluster, inputs.training.engine, arguments.limits.headroom,
                  arguments.limits.memory.has_value());
   check_layout(inputs, arguments.layout, arguments.where);
+  check_balance(arguments.balances_replicas, arguments.layout, inputs.training.engine);
 
   SuggestRequest request = request_of(inputs, arguments.layout);
   const int top_each = arguments.top_each.value_or(gives_every_degree(arguments.layout) ? arguments.top : 1);
@@ -91,6 +93,7 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   request.options.recomputes_fewest_layers = arguments.recomputes_fewest_layers;
   request.options.top = arguments.top;
   request.options.top_each = top_each;
+  request.options.balances_replicas = arguments.balances_replicas;
   request.options.most_simulated = arguments.limits.most_candidates;
   request.options.threads = arguments.limits.threads;
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
@@ -158,6 +161,7 @@ CommandBody declare_suggest(CLI::App& app) {
   add_what(app, arguments->what);
   add_limits(app, arguments->limits);
   add_layout(app, arguments->layout);
+  add_balance(app, arguments->balances_replicas);
   add_option(app,
              {.names = "-o,--output",
               .type = "PLAN.yaml",

@@ -79,7 +79,7 @@ std::string groups_taken(const SuggestRequest& request, const Plan& plan, const 
 // The note on a plan that does not leave the headroom.
 std::string tight_memory(const Plan& plan) {
   const double headroom = plan.cluster.memory_headroom;
-  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
   if (memory_verdict(plan.prediction.memory, capacity, headroom) == MemoryVerdict::fits) return "";
   return fmt::format(
       "tight: takes {} of a device's {}; no plan leaves {:.0f} % of memory free, as it should for "
@@ -97,7 +97,7 @@ void check_host(const Cluster& cluster, const LayoutRequest& layout) {
 ParallelSpec fixed_spec(const SuggestRequest& request) {
   check_host(request.cluster, request.layout);
   const int devices = request.cluster.devices();
-  ParallelSpec spec = with_given(request.layout);
+  ParallelSpec spec = with_given(request.layout, request.training);
   if (!request.layout[Choice::dp]) spec.mesh.degree.dp = std::max(devices / spec.mesh.size(), 1);
   if (spec.mesh.size() > devices) {
     std::vector<std::string> degrees;
@@ -136,7 +136,7 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
   NetworkCache networks(arranged.cluster, engine);
   for (RankedPlan& plan : arranged.found.plans)
     plan.result = simulate_soon(graph, arranged.cluster, with, plan.spec, place(graph, plan.spec),
-                                cost_models(networks, plan.spec.mesh))
+                                cost_models(networks, plan.spec))
                       .result;
   return arranged;
 }
@@ -172,9 +172,13 @@ SuggestResult suggest(const SuggestRequest& request) {
 
 Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
   ParallelSpec spec = fixed_spec(request);
-  if (spec.stage_blocks.empty())
-    spec.stage_blocks = CandidateMaker(*request.graph, request.cluster, request.training).cut_of(spec);
+  CandidateMaker maker(*request.graph, request.cluster, request.training);
+  if (spec.stage_blocks.empty()) spec.stage_blocks = maker.cut_of(spec);
+  const std::optional<ParallelSpec> balanced = request.options.balances_replicas ? maker.balanced(spec) : std::nullopt;
+  if (balanced) spec = *balanced;
   Plan plan = complete(request, spec);
+  if (request.options.balances_replicas && !balanced)
+    plan.notes.push_back("replicas have equally many micro-batches: no other numbers are legal and better");
   plan.prediction = simulate_plan(*request.graph, plan, timeline);
   if (spec.mesh.size() < request.cluster.devices()) plan.notes.push_back(devices_left_idle(request, plan));
   return plan;

@@ -34,13 +34,12 @@ int event_after_segments(const Program& program) {
 }  // namespace
 
 Executor::Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
-                   const Arena& arena, int batch_rank, int batch_ranks)
+                   const Arena& arena, SampleRange samples)
     : program_(program),
       backend_(backend),
       communicator_(communicator),
       arena_(arena),
-      batch_rank_(batch_rank),
-      batch_ranks_(batch_ranks),
+      samples_(samples),
       first_segment_event_(program.events),
       fork_event_(event_after_segments(program)),
       tokens_(program, backend),
@@ -99,7 +98,7 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   sent_ = {};
   copied_ = {};
   profile_.clear();
-  tokens_.stage(batch, batch_rank_, batch_ranks_);
+  tokens_.stage(batch, samples_);
   backend_.set_scalars(scalars);
   constexpr int compute = static_cast<int>(Stream::compute);
   if (program_.loss_scale_buffer)

@@ -38,7 +38,7 @@ class Executor {
  public:
   // `batch_rank` of `batch_ranks` determines this rank's samples of a batch.
   Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
-           const Arena& arena, int batch_rank, int batch_ranks);
+           const Arena& arena, SampleRange samples);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -87,8 +87,7 @@ class Executor {
   Backend& backend_;
   Communicator& communicator_;
   const Arena& arena_;
-  int batch_rank_;
-  int batch_ranks_;
+  SampleRange samples_;
   std::vector<Link> links_;                    // by group of the Program
   std::vector<Submission> submissions_;        // by segment
   std::vector<std::int64_t> keys_;             // by call: equal for equal work

@@ -190,10 +190,13 @@ void LocalJob::prepare(const InitialValues& initial) {
     const int number = hosted()[r];
     const Program& program = programs_[number];
     const DeviceMesh& mesh = job_.layout.mesh;
+    const int replica = batch_rank(mesh, coordinates_of(mesh, number));
+    const std::int64_t samples =
+        micro_batches(job_.layout, job_.training, replica) * job_.layout.layouts.front().micro_batch;
     Rank& rank = *ranks_[r];
     rank.backend->attach_thread();
     rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena,
-                                               batch_rank(mesh, coordinates_of(mesh, number)), mesh.batch_ranks());
+                                               SampleRange{first_sample(job_.layout, job_.training, replica), samples});
     initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
   });
 }

@@ -23,9 +23,8 @@ StagedTokens::~StagedTokens() {
   backend_.release_host(ids_);
 }
 
-void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
+void StagedTokens::stage(const Batch& batch, SampleRange of_rank) {
   const std::int64_t stride = batch.sequence + 1;
-  const std::int64_t global_batch = static_cast<std::int64_t>(batch.ids.size()) / stride;
   std::int32_t* to = ids_;
   for (const Call& call : program_.calls)
     for (const Instruction& instruction : program_.segments[call.segment].instructions) {
@@ -37,8 +36,8 @@ void StagedTokens::stage(const Batch& batch, int data_rank, int data_ranks) {
       const std::int64_t from_stride = has_own ? batch.sequence : stride;
       // A master loads those of its replicas, too, one rank's after another's.
       const std::int64_t loaded_ranks = instruction.shape.rows / (instruction.shape.sequence * samples);
-      for (std::int64_t rank = data_rank; rank < data_rank + loaded_ranks; ++rank) {
-        const std::int64_t first = rank * (global_batch / data_ranks) + *call.micro_batch * samples;
+      for (std::int64_t rank = 0; rank < loaded_ranks; ++rank) {
+        const std::int64_t first = of_rank.first + rank * of_rank.count + *call.micro_batch * samples;
         for (std::int64_t s = 0; s < instruction.shape.sequence; ++s)
           for (std::int64_t b = 0; b < samples; ++b)
             *to++ = from[(first + b) * from_stride + instruction.shape.position(s)];

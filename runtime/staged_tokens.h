@@ -13,6 +13,13 @@ namespace parplan {
 // Whether a kernel takes its output from the data loader.
 bool is_load(const Instruction& instruction);
 
+// The samples of a batch that a rank trains in a step. A master's replicas have as many each,
+// behind its own.
+struct SampleRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
 // A step's token ids in host memory, from where the device copies them.
 class StagedTokens {
  public:
@@ -22,8 +29,8 @@ class StagedTokens {
   StagedTokens& operator=(const StagedTokens&) = delete;
 
   // Brings the ids of the micro-batches into memory order [sequence, batch]; targets are the
-  // batch's own, or the ids one position later. `data_rank` of `data_ranks` determines the samples.
-  void stage(const Batch& batch, int data_rank, int data_ranks);
+  // batch's own, or the ids one position later.
+  void stage(const Batch& batch, SampleRange of_rank);
   // Those that `load`, an instruction of call number `call`, takes.
   const std::int32_t* ids_of(const Instruction& load, std::size_t call) const;
 

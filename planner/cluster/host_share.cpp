@@ -98,7 +98,10 @@ std::optional<std::string> lacks_host(const Cluster& cluster) {
 }
 
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, int pipeline_rank) {
-  const std::uint64_t groups = groups_of_stage(cluster, mesh, pipeline_rank);
+  return host_memory(cluster, mesh, groups_of_stage(cluster, mesh, pipeline_rank));
+}
+
+std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups) {
   std::optional<Bytes> least;
   for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
     const NodeGroup& group = cluster.groups[g];

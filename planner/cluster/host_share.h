@@ -29,5 +29,7 @@ std::optional<std::string> lacks_host(const Cluster& cluster);
 // What of the host's memory a rank of the pipeline may take; nothing where the cluster does not
 // state it. The least of heterogeneous machines.
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, int pipeline_rank);
+// The same on these kinds of device, as bits by their groups in the cluster.
+std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups);
 
 }  // namespace parplan

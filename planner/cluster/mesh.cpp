@@ -114,8 +114,23 @@ std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, in
   return groups;
 }
 
+std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage, int replica) {
+  std::vector<int> ends;  // of the groups: behind the last device
+  for (const NodeGroup& group : cluster.groups) ends.push_back((ends.empty() ? 0 : ends.back()) + group.devices());
+  std::uint64_t groups = 0;
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    const Coordinates at = coordinates_of(mesh, rank);
+    if (at.pp != stage || at.dp != replica) continue;
+    groups |= std::uint64_t{1} << (std::ranges::upper_bound(ends, rank) - ends.begin());
+  }
+  return groups;
+}
+
 Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
-  const std::uint64_t groups = groups_of_stage(cluster, mesh, stage);
+  return memory_capacity(cluster, groups_of_stage(cluster, mesh, stage));
+}
+
+Bytes memory_capacity(const Cluster& cluster, std::uint64_t groups) {
   Bytes least(std::numeric_limits<std::int64_t>::max());
   for (std::size_t g = 0; g < cluster.groups.size(); ++g)
     if (groups >> g & 1u) least = std::min(least, cluster.groups[g].device.memory_capacity);

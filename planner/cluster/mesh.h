@@ -47,8 +47,11 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 
 // The kinds of device that hold ranks of a stage, as bits by their groups in the cluster.
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage);
-// The least memory among the devices of a stage.
+// The same of the replica at this coordinate of the data axis alone.
+std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage, int replica);
+// The least memory among the devices of a stage, or of such kinds.
 Bytes memory_capacity(const Cluster& cluster, const DeviceMesh& mesh, int stage);
+Bytes memory_capacity(const Cluster& cluster, std::uint64_t groups);
 // What plans may use of it: all but the cluster's headroom.
 Bytes usable_memory(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 Bytes usable_memory(Bytes capacity, double headroom);

@@ -1,6 +1,8 @@
 #include "planner/cost/cost_model.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -159,7 +161,14 @@ DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
 }  // namespace
 
 const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, int stage) {
-  const std::uint64_t groups = groups_of_stage(*cluster_, mesh, stage);
+  return device_of(mesh, groups_of_stage(*cluster_, mesh, stage));
+}
+
+const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, int stage, int replica) {
+  return device_of(mesh, groups_of_stage(*cluster_, mesh, stage, replica));
+}
+
+const NetworkCache::StageDevice& NetworkCache::device_of(const DeviceMesh& mesh, std::uint64_t groups) {
   int most_active = 0;  // in a node
   for (const NodeGroup& group : cluster_->groups)
     most_active = std::max(most_active, std::min(mesh.size(), group.devices_per_node()));
@@ -180,10 +189,11 @@ const NetworkCache::StageDevice& NetworkCache::device(const DeviceMesh& mesh, in
   return result;
 }
 
-CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
+namespace {
+
+CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, const NetworkCache::StageDevice& device) {
   const int ranks = mesh.degree_of(Axis::pp);
   PARPLAN_ASSERT(rank >= 0 && rank < ranks, fmt::format("rank {} of {}", rank, ranks));
-  const NetworkCache::StageDevice& device = networks.device(mesh, rank);
   CostModel model{.device = device.device,
                   .rates = device.rates,
                   .execution = execution_of(*device.device, networks.engine()),
@@ -211,14 +221,52 @@ CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
   return model;
 }
 
+}  // namespace
+
+CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank) {
+  return model_of(networks, mesh, rank, networks.device(mesh, rank));
+}
+
+CostModel cost_model(NetworkCache& networks, const ParallelSpec& spec, int rank, int replica) {
+  return spec.replica_micro_batches.empty()
+             ? cost_model(networks, spec.mesh, rank)
+             : model_of(networks, spec.mesh, rank, networks.device(spec.mesh, rank, replica));
+}
+
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank) {
   NetworkCache networks(cluster);
   return cost_model(networks, mesh, rank);
 }
 
-std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh) {
+std::vector<int> kinds_of_replicas(const Cluster& cluster, const DeviceMesh& mesh) {
+  std::vector<int> kinds;
+  std::map<std::vector<std::uint64_t>, int> known;
+  for (int replica = 0; replica < mesh.degree_of(Axis::dp); ++replica) {
+    std::vector<std::uint64_t> stages;
+    for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage)
+      stages.push_back(groups_of_stage(cluster, mesh, stage, replica));
+    kinds.push_back(known.try_emplace(std::move(stages), replica).first->second);
+  }
+  return kinds;
+}
+
+std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spec) {
+  if (spec.replica_micro_batches.empty()) return {0};
+  std::vector<int> replicas;
+  const std::vector<int> kinds = kinds_of_replicas(cluster, spec.mesh);
+  std::set<std::pair<int, int>> known;
+  for (int replica = 0; replica < spec.dp(); ++replica) {
+    const bool is_new = known.emplace(spec.replica_micro_batches[replica], kinds[replica]).second;
+    // Ranks that share out a bucket meet their group and, once, those at their place in others.
+    if (is_new || spec.mesh.dp_shard > 0) replicas.push_back(replica);
+  }
+  return replicas;
+}
+
+std::vector<CostModel> cost_models(NetworkCache& networks, const ParallelSpec& spec) {
   std::vector<CostModel> models;
-  for (int rank = 0; rank < mesh.degree_of(Axis::pp); ++rank) models.push_back(cost_model(networks, mesh, rank));
+  for (const int replica : unlike_replicas(networks.cluster(), spec))
+    for (int rank = 0; rank < spec.pp(); ++rank) models.push_back(cost_model(networks, spec, rank, replica));
   return models;
 }
 

@@ -12,6 +12,7 @@
 #include "planner/cluster/host_share.h"
 #include "planner/cluster/mesh.h"
 #include "planner/graph/engine.h"
+#include "planner/plan/parallel_spec.h"
 #include "planner/program/program.h"
 
 namespace parplan {
@@ -77,8 +78,12 @@ class NetworkCache {
     std::optional<HostShare> host;
   };
   const StageDevice& device(const DeviceMesh& mesh, int stage);
+  // That of one replica's ranks alone, by its coordinate on the data axis.
+  const StageDevice& device(const DeviceMesh& mesh, int stage, int replica);
 
  private:
+  const StageDevice& device_of(const DeviceMesh& mesh, std::uint64_t groups);
+
   const Cluster* cluster_;
   Engine engine_;
   std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
@@ -94,8 +99,19 @@ class NetworkCache {
 // the other, around the ring; tied what the first and the last rank see.
 CostModel cost_model(NetworkCache& networks, const DeviceMesh& mesh, int rank);
 CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
-// One cost model for each rank of the pipeline, the first rank first.
-std::vector<CostModel> cost_models(NetworkCache& networks, const DeviceMesh& mesh);
+// That of one replica, on its own devices, where replicas have unlike numbers of micro-batches;
+// else as above.
+CostModel cost_model(NetworkCache& networks, const ParallelSpec& spec, int rank, int replica);
+// By replica, its coordinate on the data axis: the first replica whose stages are on the same kinds
+// of device.
+std::vector<int> kinds_of_replicas(const Cluster& cluster, const DeviceMesh& mesh);
+// The replicas whose ranks do unlike work or do it on unlike devices, by their coordinates on the
+// data axis: the first of each kind, or with hybrid sharding each. The first alone where all have
+// equal numbers of micro-batches: their stages count as slow as the slowest device.
+std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spec);
+// One cost model for each rank of the pipeline, the first rank first, of one unlike replica after
+// the other.
+std::vector<CostModel> cost_models(NetworkCache& networks, const ParallelSpec& spec);
 
 // Bytes of the whole buffer of a communication (collective_time.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);

@@ -108,7 +108,7 @@ class AmongSpecs {
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     std::vector<Ranked> ranked;
     for (const Open& turn : turns) {
-      const std::vector<CostModel> models = cost_models(networks(), turn.candidate->spec.mesh);
+      const std::vector<CostModel> models = cost_models(networks(), turn.candidate->spec);
       RankedPlan plan = simulated(
           with_input_slot(maker_, *turn.candidate, models, explained_.plan.training, explained_.objective()).spec);
       const Score score = counted(plan.spec, plan.result.time.total(), plan.result.memory);

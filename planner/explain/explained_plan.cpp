@@ -18,7 +18,7 @@ void ExplainedPlan::say(const std::string& doing) const {
 RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& training,
                                     const ParallelSpec& spec) const {
   const Placements placements = place(graph, spec);
-  const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+  const std::vector<CostModel> models = cost_models(networks, spec);
   const bool same_tasks = spec.pp() == plan.spec.pp() && spec.stages() == plan.spec.stages() &&
                           spec.schedule == plan.spec.schedule &&
                           micro_batches(spec, training) == micro_batches(plan.spec, plan.training);

@@ -14,6 +14,7 @@
 #include "planner/explain/rules_of_thumb.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/search/candidates.h"
 #include "planner/search/simulate_spec.h"
 
@@ -23,7 +24,7 @@ namespace {
 bool promised(const StepResult& promise, const StepResult& result) {
   const double apart = std::abs(promise.time.total() / result.time.total() - 1.0);
   return apart < 1e-6 && promise.memory == result.memory && promise.memory_stage == result.memory_stage &&
-         promise.communication == result.communication;
+         promise.memory_replica == result.memory_replica && promise.communication == result.communication;
 }
 
 // The best other layout that was simulated and fits. The plan in another order of axes with the
@@ -86,8 +87,13 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   Reasons reasons;
   explained.say("the plan, stage by stage");
   simulate_soon(graph, networks, plan, &reasons.details);
-  for (int stage = 0; stage < plan.spec.pp(); ++stage)
-    reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec.mesh, stage));
+  for (const RankResult& rank : reasons.details.ranks)
+    reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec,
+                                                 {.time = {},
+                                                  .memory = {},
+                                                  .memory_stage = rank.pipeline_rank,
+                                                  .memory_replica = rank.replica,
+                                                  .communication = {}}));
   reasons.error = model_error(plan.cluster);
   reasons.elsewhere = model_error_elsewhere(plan.cluster);
   reasons.neighbours = find_neighbours(explained);

@@ -101,6 +101,11 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const Parallel
   for (const EngineLayoutRow& row : layout_rows)
     if (!(engine.*row.has) && row.uses(spec))
       return fmt::format("engine {} has no {}: {}", engine.name, row.name, row.must);
+  if (!is_own(engine) && !spec.replica_micro_batches.empty())
+    return fmt::format(
+        "engine {} gives all replicas equally many micro-batches: replica_micro_batches must be left "
+        "out",
+        engine.name);
   if (spec.zero_stage > Engine{}.most_zero) return std::nullopt;  // no engine has it: the technique's own reason
   if (spec.zero_stage > engine.most_zero)
     return fmt::format("engine {} has no ZeRO stage {}; its highest is {}", engine.name, spec.zero_stage,

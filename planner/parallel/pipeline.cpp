@@ -41,13 +41,21 @@ std::optional<std::string> illegal_interleaving(const TrainingSpec& training, co
                        "1f1b has one",
                        spec.virtual_stages);
   const std::int64_t of_round = spec.mesh.batch_ranks() * spec.micro_batch;
-  if (training.global_batch % of_round != 0) return std::nullopt;  // no number of micro-batches; another reason
-  const std::int64_t count = training.global_batch / of_round;
+  const bool are_unlike = !spec.replica_micro_batches.empty();
+  // No number of micro-batches: another reason.
+  if (!are_unlike && training.global_batch % of_round != 0) return std::nullopt;
+  const std::int64_t count = micro_batches(spec, training);
   const std::int64_t group = spec.micro_batch_group > 0 ? spec.micro_batch_group : spec.pp();
   if (group < spec.pp())
     return fmt::format("an interleaved pipeline of {} ranks runs micro-batches in groups of at least {}, and "
                        "micro_batch_group is {}",
                        spec.pp(), spec.pp(), group);
+  for (const int of_replica : spec.replica_micro_batches)
+    if (of_replica % group != 0)
+      return fmt::format(
+          "an interleaved pipeline of replicas with unlike numbers of micro-batches runs whole groups "
+          "of {}, and one has {}: take multiples of {}",
+          group, of_replica, group);
   if (count < group)
     return fmt::format("an interleaved pipeline runs micro-batches in groups of {}, and there {} {}: take smaller "
                        "micro-batches, less data parallelism, or a larger batch",

@@ -51,7 +51,8 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
                 .layouts = {},
                 .layout_of_block = {},
                 .tied_gradients = spec.tied_gradients,
-                .input_slots = spec.input_slots};
+                .input_slots = spec.input_slots,
+                .replica_micro_batches = spec.replica_micro_batches};
   const auto lay_out_until = [&](int end, Recompute recompute) {
     if (static_cast<std::size_t>(end) == layout.layout_of_block.size()) return;
     const BlockLayout block = block_layout(spec, placements, recompute);
@@ -71,8 +72,21 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
   return layout;
 }
 
-std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training) {
+std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training, int replica) {
+  if (!layout.replica_micro_batches.empty()) return layout.replica_micro_batches[replica];
   return training.global_batch / (layout.mesh.batch_ranks() * layout.layouts.front().micro_batch);
+}
+
+std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training) {
+  if (!layout.replica_micro_batches.empty()) return std::ranges::max(layout.replica_micro_batches);
+  return micro_batches(layout, training, 0);
+}
+
+std::int64_t first_sample(const Layout& layout, const TrainingSpec& training, int replica) {
+  const std::int64_t micro_batch = layout.layouts.front().micro_batch;
+  if (layout.replica_micro_batches.empty()) return replica * micro_batch * micro_batches(layout, training, replica);
+  const auto first = layout.replica_micro_batches.begin();
+  return micro_batch * std::accumulate(first, first + replica, std::int64_t{0});
 }
 
 }  // namespace parplan

@@ -44,6 +44,7 @@ struct Layout {
   std::vector<int> layout_of_block;   // index into `layouts`, for each of the graph's blocks
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
+  std::vector<int> replica_micro_batches = {};  // ParallelSpec
 
   // Whether the first rank of the data axis alone updates parameters.
   bool has_master() const { return layouts.front().dp_method == DataMethod::master; }
@@ -64,8 +65,12 @@ StateHomes state_homes(const ParallelSpec& spec);
 // One block under the recipe. `recompute` is not per_stage.
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
 
-// The number of micro-batches that each data-parallel rank runs in a step, of the size that all
-// blocks have.
+// The number of micro-batches that a data-parallel rank, at this coordinate of its axis, runs in a
+// step, of the size that all blocks have.
+std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training, int replica);
+// The most of any.
 std::int64_t micro_batches(const Layout& layout, const TrainingSpec& training);
+// The first sample of the global batch that it trains: replicas have theirs one after another.
+std::int64_t first_sample(const Layout& layout, const TrainingSpec& training, int replica);
 
 }  // namespace parplan

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <system_error>
 #include <type_traits>
 
@@ -19,6 +20,7 @@ namespace {
 
 constexpr std::int64_t most_devices = std::int64_t{1} << 20;
 constexpr std::int64_t most = std::int64_t{1} << 40;
+constexpr std::int64_t most_micro_batches = std::int64_t{1} << 20;
 
 // ---- values ----
 
@@ -80,10 +82,14 @@ std::optional<std::string> write_micro_batches(const ParallelSpec& spec, const T
 
 void read_micro_batches(const YamlNode& layout, const TrainingSpec& training, ParallelSpec& spec) {
   const YamlNode node = layout.at("micro_batches");
-  if (const std::int64_t found = node.as_integer(1); found != micro_batches(spec, training))
-    node.fail(
-        fmt::format("a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
-                    training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
+  const std::int64_t found = node.as_integer(1);
+  if (found == micro_batches(spec, training)) return;
+  if (!spec.replica_micro_batches.empty())
+    node.fail(fmt::format("the most of replica_micro_batches is {}, and micro_batches is {}",
+                          micro_batches(spec, training), found));
+  node.fail(
+      fmt::format("a global batch of {} over dp {} x micro_batch {} makes {} micro-batches, and micro_batches is {}",
+                  training.global_batch, spec.dp(), spec.micro_batch, micro_batches(spec, training), found));
 }
 
 std::optional<std::string> write_stages_recompute(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
@@ -141,7 +147,15 @@ std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, con
   return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
 }
 
+// Of replicas with unlike numbers of micro-batches.
+std::optional<std::string> other_replicas_than_dp(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (static_cast<int>(spec.replica_micro_batches.size()) == spec.dp()) return std::nullopt;
+  return fmt::format("replica_micro_batches names {} replicas, and dp is {}", spec.replica_micro_batches.size(),
+                     spec.dp());
+}
+
 std::optional<std::string> micro_batch_divides_not(const ParallelSpec& spec, const TrainingSpec& training) {
+  if (!spec.replica_micro_batches.empty()) return other_batch_than_replicas(spec, training);
   // The product of the two may need more than 64 bits.
   const int ranks = spec.mesh.batch_ranks();
   if (training.global_batch % ranks == 0 && training.global_batch / ranks % spec.micro_batch == 0)
@@ -227,6 +241,17 @@ std::string word_of_order(const ParallelSpec& spec) {
   for (const Axis axis : spec.mesh.axes())
     if (spec.mesh.degree_of(axis) > 1) axes.push_back(name(axis));
   return axes.size() > 1 ? join(axes, ">") : "";
+}
+
+// "6*2,2*2": runs of adjacent replicas with equally many micro-batches.
+std::string runs_of(const std::vector<int>& replicas) {
+  std::vector<std::string> runs;
+  for (auto first = replicas.begin(); first != replicas.end();) {
+    const auto last = std::find_if(first, replicas.end(), [&](int count) { return count != *first; });
+    runs.push_back(last - first == 1 ? fmt::format("{}", *first) : fmt::format("{}*{}", *first, last - first));
+    first = last;
+  }
+  return join(runs, ",");
 }
 
 std::string sequence_parallelism(bool on) {
@@ -373,6 +398,37 @@ constexpr std::array rows = {
                   [](const ChoiceValue& value) {
                     return number(value) == 0 ? std::string("sharding over all data-parallel ranks")
                                               : fmt::format("sharding over groups of {}", number(value));
+                  }},
+    // All alike: the default, an empty list.
+    ChoiceRow{.choice = Choice::replica_micro_batches,
+              .key = "replica_micro_batches",
+              .option = "--replica-micro-batches",
+              .operand = "N,N,...",
+              .description = "micro-batches of each data-parallel replica in a step, for replicas on unlike devices "
+                             "(default: all alike)",
+              .get = get<&ParallelSpec::replica_micro_batches>,
+              .set = set<&ParallelSpec::replica_micro_batches>,
+              .maximum = most_micro_batches,
+              .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
+              .presumes = Choice::dp,
+              .implies = [](const ChoiceValue& value,
+                            const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
+                return {Choice::dp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
+              },
+              .fault = other_replicas_than_dp,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return spec.replica_micro_batches.empty()
+                               ? ""
+                               : fmt::format("micro-batches={}", runs_of(spec.replica_micro_batches));
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    const auto& replicas = std::get<std::vector<int>>(value);
+                    return replicas.empty() ? std::string("equally many micro-batches on all replicas")
+                                            : fmt::format("{} micro-batches on the replicas", runs_of(replicas));
                   }},
     ChoiceRow{.choice = Choice::micro_batch,
               .key = "micro_batch",
@@ -675,6 +731,17 @@ std::vector<const ChoiceRow*> choice_rows(std::span<const Choice> first) {
   return ordered;
 }
 
+std::optional<std::string> other_batch_than_replicas(const ParallelSpec& spec, const TrainingSpec& training) {
+  const std::int64_t micro_batches =
+      std::accumulate(spec.replica_micro_batches.begin(), spec.replica_micro_batches.end(), std::int64_t{0});
+  // The product may need more than 64 bits.
+  if (training.global_batch % spec.micro_batch == 0 && training.global_batch / spec.micro_batch == micro_batches)
+    return std::nullopt;
+  return fmt::format("replica_micro_batches [{}] are {} micro-batches of {}, and the global batch is {}",
+                     fmt::join(spec.replica_micro_batches, ", "), micro_batches, spec.micro_batch,
+                     training.global_batch);
+}
+
 std::string phrase(const ChoiceRow& row, const ChoiceValue& value) {
   return row.phrase ? row.phrase(value) : fmt::format("{} {}", row.key, write_value(value));
 }
@@ -700,6 +767,15 @@ ParallelSpec with_given(const LayoutRequest& request) {
   ParallelSpec spec;
   for (const ChoiceRow& row : rows)
     if (request[row.choice] && (!row.applies || row.applies(spec))) row.set(spec, *request[row.choice]);
+  return spec;
+}
+
+ParallelSpec with_given(const LayoutRequest& request, const TrainingSpec& training) {
+  ParallelSpec spec = with_given(request);
+  const std::vector<int>& replicas = spec.replica_micro_batches;
+  if (replicas.empty() || request[Choice::micro_batch]) return spec;
+  const auto micro_batches = std::accumulate(replicas.begin(), replicas.end(), std::int64_t{0});
+  if (training.global_batch % micro_batches == 0) spec.micro_batch = training.global_batch / micro_batches;
   return spec;
 }
 

@@ -32,6 +32,7 @@ enum class Choice {
   cp_method,
   zero_stage,
   dp_shard,
+  replica_micro_batches,
   micro_batch,
   schedule,
   virtual_stages,
@@ -130,6 +131,10 @@ const ChoiceRow& row_of(Choice choice);
 // For a use with an order of its own: first the given choices, then all others.
 std::vector<const ChoiceRow*> choice_rows(std::span<const Choice> first);
 
+// Why the micro-batches of replicas with unlike numbers are not the global batch; nothing if
+// they are.
+std::optional<std::string> other_batch_than_replicas(const ParallelSpec& spec, const TrainingSpec& training);
+
 std::string phrase(const ChoiceRow& row, const ChoiceValue& value);
 std::string instead(const ChoiceRow& row, const ParallelSpec& now, const ChoiceValue& given);
 
@@ -142,5 +147,8 @@ bool gives_every_degree(const LayoutRequest& request);
 std::int64_t product_of_degrees(const LayoutRequest& request);
 // The simplest layout with the given values.
 ParallelSpec with_given(const LayoutRequest& request);
+// The same, in which the size of micro-batches follows from their numbers where these are given and
+// the size is not.
+ParallelSpec with_given(const LayoutRequest& request, const TrainingSpec& training);
 
 }  // namespace parplan

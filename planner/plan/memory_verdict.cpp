@@ -7,6 +7,16 @@
 
 namespace parplan {
 
+std::uint64_t groups_of_fullest(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result) {
+  return spec.replica_micro_batches.empty()
+             ? groups_of_stage(cluster, spec.mesh, result.memory_stage)
+             : groups_of_stage(cluster, spec.mesh, result.memory_stage, result.memory_replica);
+}
+
+Bytes memory_capacity(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result) {
+  return memory_capacity(cluster, groups_of_fullest(cluster, spec, result));
+}
+
 const char* name(MemoryVerdict verdict) {
   constexpr std::array names = {"fits", "tight", "does_not_fit"};
   return names[index_of(verdict)];

@@ -1,9 +1,19 @@
 #pragma once
 
+#include <cstdint>
+
 #include "planner/base/units.h"
+#include "planner/cluster/cluster.h"
+#include "planner/plan/parallel_spec.h"
 #include "planner/plan/step_result.h"
 
 namespace parplan {
+
+// The kinds of device among which the rank is that fills its device most, as bits by their groups
+// in the cluster: those of its stage, and of its replica where replicas do unlike work.
+std::uint64_t groups_of_fullest(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);
+// The least memory of these.
+Bytes memory_capacity(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);
 
 // Whether a step fits a device, with a margin for what predictions of memory miss.
 enum class MemoryVerdict {

@@ -58,6 +58,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.mesh.degree.pp = one.mesh.degree.pp;
   spec.mesh.order = one.mesh.order;
   spec.mesh.dp_shard = one.mesh.dp_shard;
+  spec.replica_micro_batches.clear();
   spec.schedule = one.schedule;
   spec.recompute_layers = one.recompute_layers;
   spec.stage_recompute.clear();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -72,6 +73,8 @@ struct ParallelSpec {
   bool sequence_parallel = false;
   int zero_stage = 0;
   std::int64_t micro_batch = 1;  // sequences
+  // Micro-batches of each replica along the data axis in a step, where they are unlike; else empty.
+  std::vector<int> replica_micro_batches;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;
   // The layers of each stage that recompute, its first ones; 0: all, and so with none and per_stage.
@@ -125,14 +128,24 @@ ParallelSpec cut_key(const ParallelSpec& spec);
 // How blocks are cut so that they fit; used together with the stages' paces.
 ParallelSpec fitting_cut_key(const ParallelSpec& spec);
 
-// The number of micro-batches that each data-parallel rank runs in a step (gradient accumulation).
-// `global_batch` is a multiple of the sequences of one round.
+// The number of micro-batches that each data-parallel rank runs in a step (gradient accumulation),
+// and where replicas have unlike numbers, the largest. `global_batch` is a multiple of the
+// sequences of one round.
 inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training) {
+  if (!spec.replica_micro_batches.empty()) return std::ranges::max(spec.replica_micro_batches);
   return training.global_batch / (spec.mesh.batch_ranks() * spec.micro_batch);
 }
-inline PipelineShape shape_of(const ParallelSpec& spec, const TrainingSpec& training) {
-  return {spec.pp(), spec.stages(), static_cast<int>(micro_batches(spec, training)),
+// That of the replica at this coordinate of the data axis.
+inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training, int replica) {
+  return spec.replica_micro_batches.empty() ? micro_batches(spec, training) : spec.replica_micro_batches[replica];
+}
+// The pipeline of a replica with so many micro-batches; without a number, with the most.
+inline PipelineShape shape_of(const ParallelSpec& spec, std::int64_t micro_batches) {
+  return {spec.pp(), spec.stages(), static_cast<int>(micro_batches),
           spec.micro_batch_group > 0 ? spec.micro_batch_group : spec.pp()};
+}
+inline PipelineShape shape_of(const ParallelSpec& spec, const TrainingSpec& training) {
+  return shape_of(spec, micro_batches(spec, training));
 }
 
 }  // namespace parplan

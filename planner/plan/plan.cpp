@@ -42,6 +42,7 @@ constexpr std::array<TimeKey, 2> time_keys_behind = {{
     {"time_bubble_s", &StepTime::bubble},
     {"time_optimizer_s", &StepTime::optimizer},
 }};
+constexpr const char* replica_key = "memory_replica";  // only where it is not the first
 constexpr const char* host_key = "memory_host_bytes";  // the same
 constexpr const char* offload_key = "time_offload_s";  // only where there is some
 std::string exposed_key(Axis axis) {
@@ -237,6 +238,7 @@ std::string write_result(const StepResult& result) {
   if (result.memory.reserve.count > 0) out += fmt::format("{}: {}\n", reserve_key, result.memory.reserve.count);
   if (result.memory.host.count > 0) out += fmt::format("{}: {}\n", host_key, result.memory.host.count);
   out += fmt::format("memory_stage: {}\n", result.memory_stage);
+  if (result.memory_replica > 0) out += fmt::format("{}: {}\n", replica_key, result.memory_replica);
   for (const Axis axis : inner_axes_first)
     if (is_planned(axis) && (!may_be_unnamed(axis) || took_part(result, axis)))
       out += fmt::format("{}: {}\n", communication_key(axis), result.communication[axis].count);
@@ -508,7 +510,7 @@ StepResult read_result(const YamlNode& node) {
   for_each_time([&](const TimeKey& row) { keys.push_back(row.key); });
   for_each_axis([&](Axis axis) { keys.insert(keys.end(), {exposed_key(axis), communication_key(axis)}); });
   for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
-  keys.insert(keys.end(), {reserve_key, host_key, "memory_stage", offload_key});
+  keys.insert(keys.end(), {reserve_key, host_key, "memory_stage", replica_key, offload_key});
   node.allow_keys(keys);
   StepResult result;
   for_each_time([&](const TimeKey& row) { result.time.*row.part = read_time(node.at(row.key)); });
@@ -521,6 +523,7 @@ StepResult read_result(const YamlNode& node) {
   if (const auto reserve = node.find(reserve_key)) result.memory.reserve = read_part(*reserve);
   if (const auto host = node.find(host_key)) result.memory.host = read_part(*host);
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
+  if (const auto replica = node.find(replica_key)) result.memory_replica = read_int(*replica, 0);
   for_each_axis([&](Axis axis) {
     if (!may_be_unnamed(axis) || node.find(communication_key(axis)))
       result.communication[axis] = read_part(node.at(communication_key(axis)));

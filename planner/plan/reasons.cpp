@@ -4,6 +4,7 @@
 #include <array>
 
 #include "planner/base/enum_index.h"
+#include "planner/plan/memory_verdict.h"
 
 namespace parplan {
 
@@ -19,12 +20,12 @@ const char* name(Resource resource) {
 }
 
 double memory_share(const Plan& plan) {
-  const Bytes capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
   return static_cast<double>(plan.prediction.memory.peak().count) / static_cast<double>(capacity.count);
 }
 
 Rival rival(const Cluster& cluster, RankedPlan plan) {
-  const Bytes capacity = memory_capacity(cluster, plan.spec.mesh, plan.result.memory_stage);
+  const Bytes capacity = memory_capacity(cluster, plan.spec, plan.result);
   return {.plan = std::move(plan), .capacity = capacity};
 }
 

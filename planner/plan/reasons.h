@@ -190,7 +190,7 @@ struct Remedy {
 // Why a plan is as it is.
 struct Reasons {
   StepDetails details;
-  std::vector<Bytes> capacities;        // of each stage's devices
+  std::vector<Bytes> capacities;        // of the devices of each of details.ranks
   std::optional<ModelError> error;      // where runs on such devices are known
   std::optional<ModelError> elsewhere;  // else, for accelerators, on the devices that have runs
   // The next best of all layouts that were simulated, where the plan keeps no alternatives.

@@ -338,6 +338,12 @@ int gradient_way(const Schedule& schedule, int stage) {
   return way_of(schedule, stage, &ExchangeWays::gradients);
 }
 
+Schedule first_micro_batches(Schedule schedule, int micro_batches) {
+  for (std::vector<Action>& rank : schedule.ranks)
+    std::erase_if(rank, [&](const Action& action) { return action.micro_batch >= micro_batches; });
+  return schedule;
+}
+
 std::optional<std::string> find_fault(const Schedule& schedule, int micro_batches) {
   if (schedule.rank_of_stage.empty()) return "the schedule has no stages";
   if (micro_batches < 1)

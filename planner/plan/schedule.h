@@ -101,6 +101,10 @@ constexpr ExchangeWays exchange_ways(bool is_v, int rank, int ranks) {
 int output_way(const Schedule& schedule, int stage);
 int gradient_way(const Schedule& schedule, int stage);
 
+// What a replica with fewer micro-batches does: the same but for the actions of those that it does
+// not have. What can run can run without its last micro-batches.
+Schedule first_micro_batches(Schedule schedule, int micro_batches);
+
 // Checks that stages go around the ring, or down the ranks and back; that each stage runs each
 // micro-batch forward and then backward exactly once, with backwards, and the weight gradients, in
 // ascending order; that both ends of every channel (from one rank to another, forwards or

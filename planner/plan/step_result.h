@@ -84,6 +84,7 @@ struct StepResult {
   StepTime time;
   MemoryUse memory;      // of the worst rank
   int memory_stage = 0;  // that rank's place in the pipeline
+  int memory_replica = 0;  // and on the data axis, where replicas do unlike work
   // For the rank of the pipeline that sends most, at data and tensor coordinate 0: where a buffer
   // does not divide evenly, its neighbours send a few bytes more or less.
   CommunicationVolume communication;

@@ -80,7 +80,7 @@ void set_neighbours(Lowering& lowering) {
 
 // The Segments of blocks of one kind and layout, of backwards those that the actions call.
 void lower_blocks(Lowering& lowering) {
-  const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.pipeline_rank];
+  const std::vector<Action>& actions = lowering.schedule.ranks[lowering.program.pipeline_rank];
   for (const int stage : lowering.stages) {
     const bool has_whole = std::ranges::any_of(
         actions, [&](const Action& action) { return action.stage == stage && action.phase == Phase::backward; });
@@ -156,6 +156,15 @@ std::vector<Program> lower_representatives(const Job& job, std::span<const int> 
   JobLowering shared(job);
   std::vector<Program> programs;
   for (const int rank : named) programs.push_back(lower(shared, rank_at(job.layout.mesh, {.pp = rank})));
+  return programs;
+}
+
+std::vector<Program> lower_replicas(const Job& job, std::span<const int> replicas) {
+  JobLowering shared(job);
+  std::vector<Program> programs;
+  for (const int replica : replicas)
+    for (int rank = 0; rank < job.layout.mesh.degree_of(Axis::pp); ++rank)
+      programs.push_back(lower(shared, rank_at(job.layout.mesh, {.pp = rank, .dp = replica})));
   return programs;
 }
 

@@ -17,6 +17,9 @@ Program lower(const Job& job, int rank);
 std::vector<Program> lower_representatives(const Job& job);
 // Those of the ranks of the pipeline that are named.
 std::vector<Program> lower_representatives(const Job& job, std::span<const int> ranks);
+// One Program per rank of the pipeline, of one of these replicas after the other, which are
+// coordinates on the data axis; at coordinate 0 of the other axes.
+std::vector<Program> lower_replicas(const Job& job, std::span<const int> replicas);
 // One Program per rank.
 std::vector<Program> lower_all(const Job& job);
 

@@ -69,16 +69,26 @@ const LoweredBlock& JobLowering::lowered(int block, const BlockContext& context)
   return known_.back().lowered;
 }
 
+const Schedule& JobLowering::schedule_of(int replica) {
+  if (job.layout.replica_micro_batches.empty()) return job.schedule;
+  const std::int64_t count = micro_batches(job.layout, job.training, replica);
+  const auto [known, is_new] = schedules_.try_emplace(count);
+  if (is_new) known->second = first_micro_batches(job.schedule, static_cast<int>(count));
+  return known->second;
+}
+
 Lowering::Lowering(JobLowering& of_job, int rank)
     : shared(of_job),
       job(of_job.job),
       graph(*of_job.job.graph),
       at(coordinates_of(of_job.job.layout.mesh, rank)),
+      schedule(of_job.schedule_of(at.dp)),
       tied_blocks(of_job.tied_blocks),
-      splits_backward(of_job.splits_backward) {
+      splits_backward(parplan::splits_backward(schedule)) {
   program.rank = rank;
   program.pipeline_rank = at.pp;
-  for (int stage = 0; stage < job.schedule.stages(); ++stage)
+  program.replica = at.dp;
+  for (int stage = 0; stage < schedule.stages(); ++stage)
     if (rank_of_stage(stage) == at.pp) stages.push_back(stage);
   segments_at.assign(graph.blocks.size(), nullptr);
   bucket_at.assign(graph.blocks.size(), -1);
@@ -86,9 +96,9 @@ Lowering::Lowering(JobLowering& of_job, int rank)
   for (const int stage : stages)
     for (int block = blocks_of(stage).first; block < blocks_of(stage).last; ++block) bucket_at[block] = buckets++;
   input_apart.assign(graph.blocks.size(), false);
-  for (int stage = 1; stage < job.schedule.stages(); ++stage)
+  for (int stage = 1; stage < schedule.stages(); ++stage)
     input_apart[blocks_of(stage).first] =
-        job.layout.input_slots == InputSlots::one_more || hands_over(job.schedule, {stage - 1, Phase::forward, 0});
+        job.layout.input_slots == InputSlots::one_more || hands_over(schedule, {stage - 1, Phase::forward, 0});
 }
 
 Lowering::SegmentsKey Lowering::segments_key(int block) const {

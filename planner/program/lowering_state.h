@@ -37,6 +37,8 @@ class JobLowering {
 
   // A block, lowered once for all ranks and blocks for which that is the same.
   const LoweredBlock& lowered(int block, const BlockContext& context);
+  // What the pipeline of a replica does, at this coordinate of the data axis.
+  const Schedule& schedule_of(int replica);
 
  private:
   struct Known {
@@ -45,6 +47,7 @@ class JobLowering {
     LoweredBlock lowered;
   };
   std::deque<Known> known_;
+  std::map<std::int64_t, Schedule> schedules_;  // by micro-batches, where replicas have unlike numbers
 };
 
 // The Program of one rank under construction, which the passes of lower.cpp share. Each pass is a
@@ -56,12 +59,13 @@ struct Lowering {
   const Job& job;
   const OpGraph& graph;
   Coordinates at;                // of the rank in the mesh
+  const Schedule& schedule;      // of its replica
   const std::vector<int>& tied_blocks;
   std::vector<int> stages;       // that the rank holds, ascending
   // By block of the graph: whether its input arrives, or is handed over by the stage before, in a
   // buffer of its own.
   std::vector<char> input_apart;
-  const std::vector<char>& splits_backward;  // by stage
+  std::vector<char> splits_backward;  // by stage
   Program program;
 
   // The Segments of blocks of one kind (Block::kind) and layout (by number), after a block of one
@@ -133,7 +137,7 @@ struct Lowering {
   std::map<PiecesKey, int> known_pieces;
 
   int next_call() const { return static_cast<int>(program.calls.size()); }
-  int rank_of_stage(int stage) const { return job.schedule.rank_of_stage[stage]; }
+  int rank_of_stage(int stage) const { return schedule.rank_of_stage[stage]; }
   BlockRange blocks_of(int stage) const { return job.layout.stages[stage]; }
   SegmentsKey segments_key(int block) const;
   const BlockSegments& segments_of(int block) const { return *segments_at[block]; }

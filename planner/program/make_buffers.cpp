@@ -87,7 +87,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
     if (sizes.size() <= at) sizes.resize(at + 1);
     sizes[at] = {.bytes = std::max(sizes[at].bytes, bytes), .times = 1, .home = home};
   };
-  const Schedule& schedule = lowering.job.schedule;
+  const Schedule& schedule = lowering.schedule;
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
     for (int b = range.first; b < range.last; ++b) {
@@ -254,7 +254,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
-  lowering.slots = play_slots(lowering.job.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
+  lowering.slots = play_slots(lowering.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
   lowering.position_in_slot = positions_in_slot(
       lowering, [&](int block) { return lowering.segments_of(block).saved_bytes; },
       [&](int block) { return lowering.has_own_slots(block); });

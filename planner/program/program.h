@@ -326,6 +326,7 @@ inline bool is_updated_elsewhere(const Bucket& bucket) {
 struct Program {
   int rank = 0;
   int pipeline_rank = 0;  // its coordinate on the pipeline axis; actions say which stage they run
+  int replica = 0;        // its coordinate on the data axis
   std::vector<Group> groups;
   std::vector<Segment> segments;
   std::vector<Buffer> buffers;

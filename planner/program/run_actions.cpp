@@ -203,7 +203,7 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
 
 // Whether an action is of the last micro-batch, after which gradients are whole.
 bool is_last(const Lowering& lowering, const Action& action) {
-  return action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training);
+  return action.micro_batch + 1 == micro_batches(lowering.job.layout, lowering.job.training, lowering.at.dp);
 }
 
 // Communication of one buffer: over a group, or with a neighbouring stage.
@@ -231,13 +231,13 @@ int parts_of(const Lowering& lowering, const Crossing& crossing) {
 }
 
 Call& send(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
-  return communicate(lowering, crossing.what, InstructionKind::send, towards(lowering.job.schedule, stage, neighbour),
+  return communicate(lowering, crossing.what, InstructionKind::send, towards(lowering.schedule, stage, neighbour),
                      Access::read, buffer, crossing.bytes / parts_of(lowering, crossing));
 }
 
 void receive(Lowering& lowering, const Crossing& crossing, int stage, int neighbour, int buffer) {
   const int parts = parts_of(lowering, crossing);
-  communicate(lowering, crossing.what, InstructionKind::receive, towards(lowering.job.schedule, stage, neighbour),
+  communicate(lowering, crossing.what, InstructionKind::receive, towards(lowering.schedule, stage, neighbour),
               Access::write, buffer, crossing.bytes / parts);
   if (parts > 1)
     communicate(lowering, crossing.what, InstructionKind::all_gather, all_along(Axis::tp), Access::update, buffer,
@@ -259,14 +259,14 @@ std::optional<int> stage_elsewhere(const Lowering& lowering, const std::optional
 
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   hand_out_parameters(lowering);
-  const int stages = lowering.job.schedule.stages();
+  const int stages = lowering.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
   const std::optional<int> from = stage_elsewhere(lowering, input_of(action, stages)),
                            to = stage_elsewhere(lowering, output_of(action, stages));
   // The result, to be sent, or handed over to the next stage of this rank.
   std::optional<int> result;
   if (to) result = lowering.output[slots.exchange];
-  if (hands_over(lowering.job.schedule, action)) result = lowering.input[slots.handed_over];
+  if (hands_over(lowering.schedule, action)) result = lowering.input[slots.handed_over];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   // That of the block that runs, which leaves its output where the next one saves it.
   SavedBuffers own = saved_for_forward(lowering, range.first, slots);
@@ -302,13 +302,13 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
 
 void backward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   Program& program = lowering.program;
-  const int stages = lowering.job.schedule.stages();
+  const int stages = lowering.schedule.stages();
   const BlockRange range = lowering.blocks_of(action.stage);
   const int gradient = lowering.gradient[slots.exchange];
   const std::optional<int> input = input_of_stage(lowering, range, slots);
   std::optional<int> from = stage_elsewhere(lowering, input_of(action, stages)),
                      to = stage_elsewhere(lowering, output_of(action, stages));
-  bool passes_on = to || hands_over(lowering.job.schedule, action);
+  bool passes_on = to || hands_over(lowering.schedule, action);
   // Where nothing before is trained, the backward ends: in this stage, or in one behind it.
   if (!passes_gradient_on(lowering.graph, range.last)) from = std::nullopt;
   if (!passes_gradient_on(lowering.graph, range.first)) to = std::nullopt, passes_on = false;
@@ -428,7 +428,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
 }  // namespace
 
 void run_actions(Lowering& lowering) {
-  const std::vector<Action>& actions = lowering.job.schedule.ranks[lowering.program.pipeline_rank];
+  const std::vector<Action>& actions = lowering.schedule.ranks[lowering.program.pipeline_rank];
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const int first = lowering.next_call();
     const auto run = actions[i].phase == Phase::forward            ? forward

@@ -10,6 +10,7 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/text.h"
 #include "planner/cluster/price_and_power.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/explain_rivals.h"
 #include "planner/report/explain_rules.h"
@@ -80,7 +81,7 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
             fmt::format("{} waits for the communication of ZeRO-{}", share(time.exposed.dp), plan.spec.zero_stage));
       signs.push_back(
           fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
-                      format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage))));
+                      format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction))));
       return join(signs);
     }
     case Constraint::compute:
@@ -190,7 +191,7 @@ std::string time_and_memory(const Plan& plan) {
   text += where_time_goes(time);
   text += fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()),
                       100.0 * memory_share(plan),
-                      format_bytes(memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage)));
+                      format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction)));
   return text + where_memory_goes(memory);
 }
 
@@ -273,8 +274,8 @@ std::string explain_briefly(const Plan& plan) {
 
 std::string explain(const Plan& plan, const Reasons& reasons) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan) + stage_tables(plan, reasons) +
-                     critical_path_table(reasons) + where_kernel_times_come_from(reasons) +
-                     where_communication_times_come_from(reasons);
+                     deciding_device(plan, reasons) + critical_path_table(plan, reasons) +
+                     where_kernel_times_come_from(reasons) + where_communication_times_come_from(reasons);
   text += "\nbinding constraint: " + what_binds(plan, reasons);
   text += "\n" + (reasons.runner_up ? runner_up(plan, *reasons.runner_up) : runner_up(plan)) + how_sure(plan, reasons);
   text += neighbour_table(plan, reasons) + family_table(plan, reasons) + rules_of_thumb(plan, reasons) +

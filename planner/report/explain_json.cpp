@@ -125,6 +125,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   for (const char* of_suggest : {"changes", "environment", "launch"}) json.erase(of_suggest);
 
   const Seconds step = plan.prediction.time.total();
+  const bool has_replicas = !plan.spec.replica_micro_batches.empty();
   json["stages"] = Json::array();
   for (std::size_t i = 0; i < reasons.details.ranks.size(); ++i) {
     const RankResult& stage = reasons.details.ranks[i];
@@ -133,11 +134,13 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
     RankedPlan of_stage{.spec = plan.spec,
                         .result = {.time = stage.time,
                                    .memory = stage.memory,
-                                   .memory_stage = static_cast<int>(i),
+                                   .memory_stage = stage.pipeline_rank,
+                                   .memory_replica = stage.replica,
                                    .communication = stage.communication}};
     of_stage.result.time.bubble += std::max(step - stage.time.total(), Seconds(0.0));
     const Json whole = row_of(plan, of_stage, {.cluster = plan.cluster, .training = plan.training});
-    Json part{{"stage", i}, {"layers", layers_of_ranks(plan.spec)[i]}};
+    Json part{{"stage", stage.pipeline_rank}, {"layers", layers_of_ranks(plan.spec)[stage.pipeline_rank]}};
+    if (has_replicas) part["replica"] = stage.replica;
     for (const auto& [column, value] : whole.items())
       if (column.starts_with("time_") || column.starts_with("memory_") || column.starts_with("communication_"))
         part[column] = value;
@@ -146,12 +149,15 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   }
   json["critical_path"] = Json::array();
   for (const CriticalWork& work : reasons.details.critical_path)
-    json["critical_path"].push_back({{"stage", work.rank},
+    json["critical_path"].push_back({{"stage", reasons.details.ranks[work.rank].pipeline_rank},
                                      {"what", describe(work)},
                                      {"segment", work.segment},
                                      {"label", name(work.label)},
                                      {"runs", work.runs},
                                      {"time_s", json_number(work.time.value)}});
+  if (has_replicas)
+    for (std::size_t i = 0; i < reasons.details.critical_path.size(); ++i)
+      json["critical_path"][i]["replica"] = reasons.details.ranks[reasons.details.critical_path[i].rank].replica;
   json["kernels"] = Json::object();
   for (std::size_t i = 0; i < count_of<Origin>; ++i) {
     const auto origin = static_cast<Origin>(i);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/text.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/explain_words.h"
 #include "planner/report/part_names.h"
@@ -19,8 +20,9 @@ namespace {
 
 // One row per stage; equal neighbours share one, and columns in which no stage has anything are
 // left out. A long pipeline shows the first stages, the last ones, and where `most` is largest.
-std::string stage_table(std::vector<std::string> heads, const std::vector<std::vector<std::string>>& cells,
-                        const std::vector<double>& most) {
+// `names`: of the stages.
+std::string stage_table(std::vector<std::string> heads, const std::vector<std::string>& names,
+                        const std::vector<std::vector<std::string>>& cells, const std::vector<double>& most) {
   constexpr std::size_t most_rows = 16;
   constexpr std::size_t ends = 4;
   std::vector<bool> wanted;
@@ -51,7 +53,7 @@ std::string stage_table(std::vector<std::string> heads, const std::vector<std::v
                        (run.first <= largest && largest <= run.last);
     if (shown)
       rows.push_back(
-          row_of(run.first == run.last ? fmt::format("{}", run.first) : fmt::format("{}-{}", run.first, run.last),
+          row_of(run.first == run.last ? names[run.first] : fmt::format("{}-{}", names[run.first], names[run.last]),
                  cells[run.first]));
     else if (rows.back().front() != "...")
       rows.push_back(row_of("...", std::vector<std::string>(heads.size())));
@@ -70,9 +72,38 @@ std::string numbers(const std::vector<int>& ascending) {
   return join(words, ",");
 }
 
+// Where ranks of unlike replicas are shown, one replica after the other: "2.0", stage 0 of replica
+// 2; else by their place in the pipeline.
+std::string short_name(const Plan& plan, const RankResult& rank) {
+  return plan.spec.replica_micro_batches.empty() ? fmt::format("{}", rank.pipeline_rank)
+                                                 : fmt::format("{}.{}", rank.replica, rank.pipeline_rank);
+}
+
+// "stages 0.0, 2.0", by the places of ranks in the details.
+std::string names_of(const Plan& plan, const Reasons& reasons, const std::vector<int>& ranks) {
+  std::vector<std::string> words;
+  for (const int rank : ranks) words.push_back(short_name(plan, reasons.details.ranks[static_cast<std::size_t>(rank)]));
+  return fmt::format("stage{} {}", ranks.size() == 1 ? "" : "s", join(words));
+}
+
 // Whether a table about the plan has a column for the axis.
 bool is_named(const Plan& plan, Axis axis) {
   return is_planned(axis) && (!may_be_unnamed(axis) || plan.spec.mesh.degree_of(axis) > 1);
+}
+
+// The kinds of device on which ranks do what this one does.
+std::string devices_of(const Plan& plan, const RankResult& rank) {
+  const std::uint64_t groups = groups_of_fullest(plan.cluster, plan.spec,
+                                                 {.time = {},
+                                                  .memory = {},
+                                                  .memory_stage = rank.pipeline_rank,
+                                                  .memory_replica = rank.replica,
+                                                  .communication = {}});
+  std::vector<std::string> titles;
+  for (std::size_t g = 0; g < plan.cluster.groups.size(); ++g)
+    if ((groups >> g & 1u) != 0 && std::ranges::find(titles, plan.cluster.groups[g].device.title) == titles.end())
+      titles.push_back(plan.cluster.groups[g].device.title);
+  return join(titles, " and ");
 }
 
 }  // namespace
@@ -114,11 +145,48 @@ std::string describe(const CriticalWork& work) {
   return axis ? communication_words(*axis) : block;
 }
 
+std::string deciding_device(const Plan& plan, const Reasons& reasons) {
+  const std::vector<RankResult>& ranks = reasons.details.ranks;
+  if (ranks.size() < 2) return "";
+  const Seconds step = plan.prediction.time.total();
+  const bool by_replica = !plan.spec.replica_micro_batches.empty();
+  std::vector<std::string> devices;
+  std::vector<Seconds> waits;
+  for (const RankResult& rank : ranks) {
+    devices.push_back(devices_of(plan, rank));
+    waits.push_back(rank.time.bubble + std::max(step - rank.time.total(), Seconds(0.0)));
+  }
+  if (std::ranges::adjacent_find(devices, std::ranges::not_equal_to()) == devices.end()) return "";
+  // The one that waits least; of those that wait as long, the one that computes longest.
+  const auto computing = [&](std::size_t i) { return ranks[i].time.compute + ranks[i].time.recompute; };
+  std::size_t decides = 0;
+  for (std::size_t i = 1; i < ranks.size(); ++i)
+    if (std::pair(waits[i], computing(decides)) < std::pair(waits[decides], computing(i))) decides = i;
+  const auto place = [&](std::size_t i) {
+    std::string words = plan.spec.pp() > 1 ? fmt::format("stage {}", ranks[i].pipeline_rank) : "";
+    if (by_replica)
+      words += fmt::format("{}replica {} ({} micro-batches)", words.empty() ? "" : " of ", ranks[i].replica,
+                           plan.spec.replica_micro_batches[static_cast<std::size_t>(ranks[i].replica)]);
+    return words + " on " + devices[i];
+  };
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i == decides) continue;
+    std::vector<std::string> row{place(i), format_duration(waits[i]), format_share(waits[i].value, step.value)};
+    if (rows.empty() || rows.back() != row) rows.push_back(std::move(row));
+  }
+  return fmt::format("\nwhich device decides: {} computes {} of {} and waits {}; the others wait for it:\n",
+                     place(decides), format_duration(computing(decides)), format_duration(step),
+                     format_duration(waits[decides])) +
+         indent(align_columns(rows, 1));
+}
+
 std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   const std::vector<RankResult>& stages = reasons.details.ranks;
   if (stages.size() < 2) return "";
   const Seconds step = plan.prediction.time.total();
   const std::vector<int> layers = layers_of_ranks(plan.spec);
+  std::vector<std::string> names;
   std::vector<std::vector<std::string>> times;
   std::vector<std::vector<std::string>> memory;
   std::vector<double> computing;
@@ -129,7 +197,9 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
     const MemoryUse& use = stages[i].memory;
     // After its own work a stage waits for the others until the end of the step.
     const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
-    times.push_back({fmt::format("{}", layers[i]), format_duration(time.compute), format_duration(time.recompute)});
+    names.push_back(short_name(plan, stages[i]));
+    times.push_back({fmt::format("{}", layers[stages[i].pipeline_rank]), format_duration(time.compute),
+                     format_duration(time.recompute)});
     for (const Axis axis : inner_axes_first)
       if (is_named(plan, axis)) times.back().push_back(format_duration(time.exposed[axis]));
     times.back().push_back(format_duration(waiting));
@@ -153,13 +223,14 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   if (keeps) parts.emplace_back("kept");
   parts.insert(parts.end(), {"peak", "of capacity"});
   // Interleaved pipelines have several stages on a rank.
-  const char* const each = plan.spec.virtual_stages == 1 ? "each stage" : "each pipeline rank";
+  const std::string each = std::string(plan.spec.virtual_stages == 1 ? "each stage" : "each pipeline rank") +
+                           (plan.spec.replica_micro_batches.empty() ? "" : " of each kind of replica (replica.stage)");
   return fmt::format("\n{}'s time, communication as far as it is waited for:\n", each) +
-         stage_table(std::move(titles), times, computing) + fmt::format("\n{}'s memory:\n", each) +
-         stage_table(std::move(parts), memory, peaks);
+         stage_table(std::move(titles), names, times, computing) + fmt::format("\n{}'s memory:\n", each) +
+         stage_table(std::move(parts), names, memory, peaks);
 }
 
-std::string critical_path_table(const Reasons& reasons) {
+std::string critical_path_table(const Plan& plan, const Reasons& reasons) {
   const std::vector<CriticalWork>& path = reasons.details.critical_path;
   Seconds total;
   std::vector<double> by_stage(reasons.details.ranks.size(), 0.0);
@@ -199,8 +270,10 @@ std::string critical_path_table(const Reasons& reasons) {
       rest.time += row.time;
       continue;
     }
-    std::string where =
-        several ? fmt::format("stage{} {}: ", row.stages.size() == 1 ? "" : "s", numbers(row.stages)) : "";
+    std::string where = !several ? ""
+                        : plan.spec.replica_micro_batches.empty()
+                            ? fmt::format("stage{} {}: ", row.stages.size() == 1 ? "" : "s", numbers(row.stages))
+                            : fmt::format("{}: ", names_of(plan, reasons, row.stages));
     cells.push_back({where + row.what, fmt::format("{} x", row.runs), format_duration(row.time),
                      format_share(row.time.value, total.value)});
   }

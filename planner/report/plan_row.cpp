@@ -7,11 +7,13 @@
 #include <variant>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "planner/base/error.h"
 #include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/layout_choices.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/report/error_band.h"
 
 namespace parplan {
@@ -118,7 +120,7 @@ constexpr std::array column_rows = {
     Column{"time_offload_s", "s", "copies to and from host memory that computation waits for",
            [](const Subject& s) { return seconds(s.result.time.offload); }},
     Column{"memory_capacity_bytes", "B", "memory of one device that may be used",
-           [](const Subject& s) { return bytes(memory_capacity(s.cluster, s.spec.mesh, s.result.memory_stage)); }},
+           [](const Subject& s) { return bytes(memory_capacity(s.cluster, s.spec, s.result)); }},
     Column{"memory_peak_bytes", "B", "most memory in use at once, on the worst rank",
            [](const Subject& s) { return bytes(s.result.memory.peak()); }},
     Column{"memory_parameters_bytes", "B", "of the peak: parameters",
@@ -183,7 +185,9 @@ constexpr std::array column_rows = {
            "fits; tight (less than the headroom is free, or the allocator must give back what it keeps); does_not_fit",
            [](const Subject& s) { return Json(name(verdict_of(s))); }},
     Column{"usable_bytes", "B", "the capacity less the headroom that plans leave free",
-           [](const Subject& s) { return bytes(usable_memory(s.cluster, s.spec.mesh, s.result.memory_stage)); }},
+           [](const Subject& s) {
+             return bytes(usable_memory(memory_capacity(s.cluster, s.spec, s.result), s.cluster.memory_headroom));
+           }},
     Column{"allocated_bytes", "B", "of the peak: tensors (torch.cuda.max_memory_allocated)",
            [](const Subject& s) { return bytes(s.result.memory.arena()); }},
     Column{"reserved_bytes", "B", "of the peak: with what the allocator keeps (torch.cuda.max_memory_reserved)",
@@ -205,6 +209,11 @@ constexpr std::array column_rows = {
            [](const Subject& s) {
              return s.spec.recompute_layers > 0 ? Json(s.spec.recompute_layers) : Json(nullptr);
            }},
+    Column{"replica_micro_batches", "", "micro-batches of each data-parallel replica, where these are unlike",
+           [](const Subject& s) {
+             const std::vector<int>& replicas = s.spec.replica_micro_batches;
+             return replicas.empty() ? Json(nullptr) : Json(fmt::format("{}", fmt::join(replicas, ",")));
+           }},
 };
 
 }  // namespace
@@ -217,10 +226,10 @@ std::optional<bool> told_from_first(const RowSubject& subject) {
 }
 
 MemoryVerdict verdict_of(const RowSubject& subject) {
-  const int stage = subject.result.memory_stage;
-  const std::optional<Bytes> host = host_memory(subject.cluster, subject.spec.mesh, stage);
+  const std::uint64_t groups = groups_of_fullest(subject.cluster, subject.spec, subject.result);
+  const std::optional<Bytes> host = host_memory(subject.cluster, subject.spec.mesh, groups);
   if (host && subject.result.memory.host > *host) return MemoryVerdict::does_not_fit;
-  const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, stage);
+  const Bytes capacity = memory_capacity(subject.cluster, groups);
   return memory_verdict(subject.result.memory, capacity, subject.cluster.memory_headroom);
 }
 

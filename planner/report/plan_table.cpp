@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/price_and_power.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
@@ -29,7 +30,7 @@ std::string memory_line(const Plan& plan) {
 
 // "83 %", and "97 % (tight)" where the plan does not fit with its headroom.
 std::string share_of_capacity(const RowSubject& subject) {
-  const Bytes capacity = memory_capacity(subject.cluster, subject.spec.mesh, subject.result.memory_stage);
+  const Bytes capacity = memory_capacity(subject.cluster, subject.spec, subject.result);
   const MemoryVerdict verdict = verdict_of(subject);
   return format_share(static_cast<double>(subject.result.memory.peak().count), static_cast<double>(capacity.count)) +
          (verdict == MemoryVerdict::fits ? "" : fmt::format(" ({})", words_of(verdict)));

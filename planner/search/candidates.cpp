@@ -15,6 +15,7 @@
 #include "planner/search/layout_cuts.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/rank_cuts.h"
+#include "planner/search/replica_shares.h"
 
 namespace parplan {
 namespace {
@@ -50,9 +51,11 @@ CandidateMaker::CandidateMaker(const OpGraph& graph, const Cluster& cluster, con
                                Objective objective, std::shared_ptr<KnownBlockShapes> known_shapes,
                                const SpaceWidth& width)
     : graph_(graph),
+      cluster_(cluster),
       training_(training),
       objective_(objective),
       width_(width),
+      balances_replicas_(width.balances_replicas && objective != Objective::memory),
       estimator_(graph, cluster, training, std::move(known_shapes)) {}
 
 const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
@@ -61,7 +64,37 @@ const Placements& CandidateMaker::placements_of(const ParallelSpec& spec) {
   return found != placements_.end() ? found->second : placements_.emplace(key, place(graph_, spec)).first->second;
 }
 
+std::optional<ParallelSpec> CandidateMaker::balanced(const ParallelSpec& spec) {
+  const bool meets_each_micro_batch = spec.zero_stage > 1 && spec.mesh.dp_shard == 0;
+  if (spec.dp() == 1 || !spec.replica_micro_batches.empty() || meets_each_micro_batch || is_v_shaped(spec.schedule) ||
+      !is_own(training_.engine))
+    return std::nullopt;
+  const std::vector<int> kinds = kinds_of_replicas(cluster_, spec.mesh);
+  if (std::ranges::adjacent_find(kinds, std::ranges::not_equal_to()) == kinds.end()) return std::nullopt;
+  // Interleaved pipelines run whole groups.
+  const int alike = static_cast<int>(micro_batches(spec, training_));
+  const int unit = spec.schedule == ScheduleKind::interleaved ? shape_of(spec, training_).group : 1;
+  if (alike % unit != 0) return std::nullopt;
+  const Placements& placements = placements_of(spec);
+  const ScheduleForms forms = forms_of(row_of(spec.schedule));
+  ParallelSpec with = spec;
+  with.replica_micro_batches.assign(kinds.size(), alike);
+  const std::vector<int> units = balanced_shares(kinds, spec.dp() * (alike / unit), [&](int kind, int count) {
+    with.replica_micro_batches[kind] = unit * count;
+    const Bound bound = estimator_.bound_of_replica(with, placements, forms, kind);
+    return bound.spare.count < 0 ? Seconds(std::numeric_limits<double>::infinity()) : bound.lower_bound;
+  });
+  for (std::size_t replica = 0; replica < units.size(); ++replica)
+    with.replica_micro_batches[replica] = unit * units[replica];
+  if (illegal(graph_, training_, with)) return std::nullopt;
+  const Bound unlike = estimator_.bound(with, placements, forms), own = estimator_.bound(spec, placements, forms);
+  const bool is_better = unlike.spare.count >= 0 && (own.spare.count < 0 || unlike.lower_bound < own.lower_bound);
+  return is_better ? std::optional(with) : std::nullopt;
+}
+
 Candidate CandidateMaker::estimated(ParallelSpec spec) {
+  if (balances_replicas_)
+    if (std::optional<ParallelSpec> with = balanced(spec)) spec = *std::move(with);
   Candidate candidate{.spec = std::move(spec), .bound = {}};
   candidate.bound =
       estimator_.bound(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
@@ -71,9 +104,12 @@ Candidate CandidateMaker::estimated(ParallelSpec spec) {
 RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
   const Estimate estimate =
       estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
-  return {
-      candidate.spec,
-      {.time = estimate.time, .memory = estimate.memory, .memory_stage = estimate.memory_stage, .communication = {}}};
+  return {candidate.spec,
+          {.time = estimate.time,
+           .memory = estimate.memory,
+           .memory_stage = estimate.memory_stage,
+           .memory_replica = estimate.memory_replica,
+           .communication = {}}};
 }
 
 const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
@@ -331,6 +367,9 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
 }
 
 OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& fastest, Bytes room_in_all) const {
+  // The fastest cut is one for stages as slow as their slowest devices.
+  if (balances_replicas_ || !spec.replica_micro_batches.empty())
+    return {.time = Seconds(0.0), .room_in_all = room_in_all};
   const PipelineShape shape = shape_of(spec, training_);
   const ScheduleRow& row = row_of(spec.schedule);
   // The slowest stage was found to within 1e-9.
@@ -427,7 +466,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const int blocks = static_cast<int>(graph_.blocks.size());
   CutsBelow below{.candidates = {}, .rest = Seconds(none)};
-  if (has_few_cuts(spec)) {
+  if (has_few_cuts(spec) || balances_replicas_ || !spec.replica_micro_batches.empty()) {
     below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
     return below;
   }
@@ -518,7 +557,7 @@ bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
 }
 
 std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
-  if (has_few_cuts(spec)) return std::nullopt;
+  if (has_few_cuts(spec) || balances_replicas_ || !spec.replica_micro_batches.empty()) return std::nullopt;
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
@@ -596,7 +635,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::vector<char> is_left(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
-      is_left[i] = has_few_cuts(spec) || !makers[thread]->has_equal_memory(spec);
+      is_left[i] = has_few_cuts(spec) || !spec.replica_micro_batches.empty() || !makers[thread]->has_equal_memory(spec);
       if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {

@@ -61,7 +61,8 @@ inline constexpr std::size_t most_choices = 64;
 std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
-// used by one thread.
+// used by one thread. `balances_replicas`: candidates are `balanced`, but by the objective
+// memory, of which unlike numbers need no less.
 class CandidateMaker {
  public:
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
@@ -109,6 +110,11 @@ class CandidateMaker {
   // A candidate with the times of its estimate.
   RankedPlan with_times(const Candidate& candidate);
 
+  // The same layout, cut, with the numbers of micro-batches of its replicas for which the bound of
+  // the slowest is least; nothing where the replicas are on equal devices, no other numbers are
+  // legal, or none are better.
+  std::optional<ParallelSpec> balanced(const ParallelSpec& spec);
+
   const Placements& placements_of(const ParallelSpec& spec);
   Estimator& estimator() { return estimator_; }
 
@@ -138,9 +144,11 @@ class CandidateMaker {
   void add_all_cuts(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
   const OpGraph& graph_;
+  const Cluster& cluster_;
   TrainingSpec training_;
   Objective objective_;
   SpaceWidth width_;
+  bool balances_replicas_ = false;
   Estimator estimator_;
   std::unordered_map<ParallelSpec, Placements, SpecHash> placements_;  // by placement_key
   using Paces = std::vector<std::pair<int, int>>;  // of stages

@@ -88,7 +88,8 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
   width_ = width;
-  samples_of_ = samples;
+  samples_of_ =
+      width.unlike_replicas > 0 || width.balances_replicas ? SampleFloors::shared_by_unlike_replicas : samples;
   method_ = given<ContextMethod>(request, Choice::cp_method);
   overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
@@ -171,6 +172,7 @@ Floor LayoutFloors::of_devices(int devices) const {
 }
 
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
+  if (may_be_unlike()) return of_devices(spec.mesh.size());
   return of_samples(spec, seconds_of_sample(spec), below);
 }
 
@@ -246,6 +248,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
 }
 
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
+  if (may_be_unlike()) return of_devices(spec.mesh.size());
   Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
   const std::vector<Seconds>& kernels = seconds_of_any_sample(spec);
   ParallelSpec one = spec;
@@ -373,6 +376,7 @@ std::vector<Seconds> LayoutFloors::least_seconds_by_data(const ParallelSpec& spe
 }
 
 Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
+  if (may_be_unlike()) return of_devices(spec.mesh.size());
   Floor floor = of_micro_batch_at_peak(spec);
   floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec, least_blocks(spec)));
   const PipelineShape shape = shape_of(spec, training_);
@@ -409,7 +413,7 @@ std::vector<ParallelSpec> LayoutFloors::orders_of(const ParallelSpec& spec) cons
 
 Seconds LayoutFloors::time_on_links(const ParallelSpec& spec) {
   // Where backwards may run in two parts, blocks follow from the schedule.
-  if (cluster_.groups.size() > 1 || may_divide()) return Seconds(0.0);
+  if (cluster_.groups.size() > 1 || may_divide() || may_be_unlike()) return Seconds(0.0);
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const PipelineShape shape = shape_of(spec, training_);
@@ -446,6 +450,7 @@ Seconds LayoutFloors::data_time(const ParallelSpec& spec) {
 }
 
 Seconds LayoutFloors::time_of_any_order(const ParallelSpec& spec) {
+  if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
   Seconds data(0.0);
   if (spec.zero_stage >= 2) {
     data = infinite;
@@ -500,6 +505,7 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
 }
 
 Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
   return std::max(least_layout(spec, choices).time, data_time(spec));
 }
 
@@ -615,6 +621,7 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
 }
 
 Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  if (may_be_unlike()) return Bytes(0);
   if (holds_anything(spec) || spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule))
     return Bytes(0);
   const Shares shares = shares_of(spec, choices);
@@ -648,7 +655,7 @@ Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTa
 
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
-  if (holds_anything(spec)) return true;
+  if (holds_anything(spec) || may_be_unlike()) return true;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));
@@ -749,6 +756,7 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
 }
 
 Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough) {
+  if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
   const PipelineShape shape = shape_of(spec, training_);
   const LeastLayout least = least_layout(spec, choices);
   // Tables have all layers of a stage alike.
@@ -778,7 +786,7 @@ Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<con
 
 Bytes LayoutFloors::memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least) {
   // On heterogeneous devices the fullest is not always the one that needs the most.
-  if (cluster_.groups.size() > 1) return least;
+  if (cluster_.groups.size() > 1 || may_be_unlike()) return least;
   constexpr std::size_t most_kept = 4096;
   if (memories_.size() >= most_kept) memories_.clear();
   ParallelSpec key = spec;

@@ -35,8 +35,9 @@ struct Floor {
 // What floors of samples (LayoutFloors::seconds_of_sample) follow from: from layouts as they run;
 // for any context parallelism, from what samples take without it, of which each rank has its share,
 // since what is cut into parts takes no less; or, for communication over the tensor axis that is
-// hidden however well, from all else. The latter two have no other floors.
-enum class SampleFloors { as_run, shared_over_context, without_tensor_communication };
+// hidden however well, from all else; or, for replicas with unlike numbers of micro-batches, from
+// the devices of all replicas together. The latter three have no other floors.
+enum class SampleFloors { as_run, shared_over_context, without_tensor_communication, shared_by_unlike_replicas };
 
 // Floors of layouts whose choices are made step by step: each step costs more and tells more. They
 // never exceed the simulation (a property test holds this). The graph, the cluster, the training,
@@ -66,6 +67,8 @@ class LayoutFloors {
   // With a schedule, a number of stages and a ZeRO stage, for any order of the axes: the blocks of
   // of_micro_batch, and communication over the data axis. The devices are alike.
   Seconds time_of_any_order(const ParallelSpec& spec);
+  // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
+  bool may_be_unlike() const { return samples_of_ == SampleFloors::shared_by_unlike_replicas; }
   // Whether the devices together lack the memory for any layout of these.
   bool lacks_room(const ParallelSpec& spec);
 

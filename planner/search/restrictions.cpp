@@ -130,6 +130,15 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
                                 .has_same_floors = true}}};
 }
 
+// Devices of one kind are as fast as one another: replicas are then best alike but for a remainder.
+// Unlike ones may be any number, whether or not it divides the batch.
+std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space) {
+  if (!is_own(space.training.engine) || space.cluster.groups.size() == 1 || space.width.balances_replicas ||
+      space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
+    return std::nullopt;
+  return Restriction{.what = "replicas with unlike numbers of micro-batches", .wider = {}, .by_devices = true};
+}
+
 // Slices of a product take no less than the whole.
 std::optional<Restriction> sliced_products(const SearchedSpace& space) {
   const Engine& engine = space.training.engine;
@@ -232,8 +241,9 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   return recompute;
 }
 
-constexpr std::array restriction_rows = {other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,
-                                         sliced_products,   shared_context, host_offload,    other_recompute};
+constexpr std::array restriction_rows = {
+    other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,  unlike_replicas_of_layouts,
+    sliced_products,   shared_context, host_offload,    other_recompute};
 
 }  // namespace
 
@@ -274,10 +284,27 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
   return std::nullopt;
 }
 
+// Of two devices or more.
+std::optional<double> least_of_devices(const SearchedSpace& space, const Score& best, const LayoutFloors& floors) {
+  const int all = space.cluster.devices();
+  std::optional<double> least;
+  for (int devices = space.fewer_devices ? 2 : all; devices <= all; ++devices) {
+    ParallelSpec spec;
+    spec.mesh.degree.dp = devices;
+    const Floor floor = floors.of_devices(devices);
+    MemoryUse memory;
+    memory.parameters = floor.memory;
+    const double one = score(space.objective, space.cluster, spec, floor.time, memory).first;
+    least = std::min(least.value_or(one), one);
+  }
+  return least && *least < best.first ? least : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
                                    const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker) {
+  if (restriction.by_devices) return least_of_devices(space, best, floors);
   const int most = restriction.is_context ? most_parts_where_lifted : most_parts_beyond;
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider)

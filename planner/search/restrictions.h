@@ -43,6 +43,9 @@ struct Restriction {
   };
   std::string what;  // is left out, in words
   std::vector<Wider> wider;
+  // Whether nothing but the devices bounds them, however many of these are used: layouts whose
+  // degrees are not among the space's. `wider` is empty.
+  bool by_devices = false;
   bool is_context = false;  // context parallelism that may be lifted (SearchOptions::searches_context)
   // The same layouts with closer bounds, which take longer: where more than `worth_context` may be
   // left.

@@ -32,6 +32,8 @@ struct CandidateWork {
 };
 // Candidates of one layout on equal networks are one plan, whatever the order of their axes.
 bool equal_work(const CandidateWork& a, const CandidateWork& b) {
+  // Its ranks may then be of other kinds.
+  if (!a.spec.replica_micro_batches.empty()) return a.spec == b.spec;
   ParallelSpec same_order = a.spec;
   same_order.mesh.order = b.spec.mesh.order;
   return same_order == b.spec && equal_costs(a.models, b.models);
@@ -42,6 +44,7 @@ SpaceWidth width_of(const OpGraph& graph, const TrainingSpec& training, const La
   SpaceWidth width = usual_width(graph, training.engine, request);
   if (options.searches_context) width = with_context(width);
   width.recomputes_fewest_layers = options.recomputes_fewest_layers;
+  width.balances_replicas = options.balances_replicas;
   return width;
 }
 
@@ -135,7 +138,8 @@ class SpaceSearch {
     counts_.infeasible_memory += made.count - static_cast<std::int64_t>(made.fitting.size());
     // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for;
     // zero-bubble ones have no others in any case. How much faster these may be is said.
-    if (runs_backward_in_parts(part.spec.schedule) || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
+    if (runs_backward_in_parts(part.spec.schedule) || width_.balances_replicas ||
+        !part.spec.replica_micro_batches.empty() || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
       for (const OpenLayout& other : made.others)
         leave(score_of_second(other.spec) * std::max(other.time, part.floor.time).value);
       made.others.clear();
@@ -180,7 +184,7 @@ class SpaceSearch {
 
   bool is_new(const Open& one) {
     const ParallelSpec& spec = one.candidate->spec;
-    CandidateWork work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec.mesh)};
+    CandidateWork work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec)};
     if (std::ranges::any_of(known_, [&](const CandidateWork& other) { return equal_work(work, other); })) {
       ++counts_.simulated;
       return false;
@@ -407,7 +411,7 @@ class SpaceSearch {
       if (calls >= free_calls) break;
       ParallelSpec spec = one.plan.spec;
       spec.input_slots = InputSlots::in_flight;
-      const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec.mesh));
+      const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec));
       calls += 2 * spec.stages() * without.micro_batches;
       if (needs_input_slot(one.plan.result.time.total(), without.result.time.total())) continue;
       one.score = score_of(spec, without.result.time.total(), without.result.memory);

@@ -36,6 +36,9 @@ struct SearchOptions {
   bool bounds_left_out = false;
   bool searches_context = false;
   bool recomputes_fewest_layers = false;  // SpaceWidth
+  // Whether each layout gives its replicas the numbers of micro-batches that suit their devices by
+  // the bound (replica_shares.h).
+  bool balances_replicas = false;
   // Shared with other searches for the same model; may be null.
   SimulatedSteps* steps = nullptr;
   std::shared_ptr<KnownBlockShapes> shapes = {};

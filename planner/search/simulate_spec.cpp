@@ -19,10 +19,12 @@ namespace {
 // micro-batches, from which the others follow: its middle repeats itself.
 class LayoutStep {
  public:
-  LayoutStep(Job job, const ParallelSpec& spec, const ScheduleRow& row, std::span<const CostModel> models,
-             bool with_details, LoweredSteps* known = nullptr)
+  // `replicas`: unlike_replicas.
+  LayoutStep(Job job, const ParallelSpec& spec, std::vector<int> replicas, const ScheduleRow& row,
+             std::span<const CostModel> models, bool with_details, LoweredSteps* known = nullptr)
       : job_(std::move(job)),
         spec_(spec),
+        replicas_(std::move(replicas)),
         row_(row),
         group_(shape_of(spec, job_.training).group),
         models_(models),
@@ -31,8 +33,10 @@ class LayoutStep {
         all_(static_cast<int>(micro_batches(job_.layout, job_.training))) {}
 
   int micro_batches_in_all() const { return all_; }
-  // Nothing where that would not be much shorter, or has more memory in use.
+  // Nothing where that would not be much shorter, or has more memory in use; nor for replicas with
+  // unlike numbers of micro-batches, which end their steps at different times.
   std::optional<RepeatingStep> repeating() {
+    if (!job_.layout.replica_micro_batches.empty()) return std::nullopt;
     int least = 0;
     for (int rank = 0; rank < pipeline_ranks(); ++rank) least = std::max(least, least_micro_batches(rank));
     for (int some = least; 2 * some <= all_; some *= 2) {
@@ -48,7 +52,10 @@ class LayoutStep {
     }
     return std::nullopt;
   }
-  Simulation in_full() { return lowered(all_); }
+  Simulation in_full() {
+    set_micro_batches(all_);
+    return prepared(lowered_step(lower_replicas(job_, replicas_)));
+  }
 
  private:
   int pipeline_ranks() const { return job_.layout.mesh.degree_of(Axis::pp); }
@@ -71,7 +78,7 @@ class LayoutStep {
     return static_cast<int>(in_flight) + std::max(16, 2 * period() + 4);
   }
   void set_micro_batches(int count) {
-    job_.training.global_batch = job_.training.global_batch / now_ * count;
+    if (count != now_) job_.training.global_batch = job_.training.global_batch / now_ * count;
     now_ = count;
     job_.schedule = row_.actions(shape(count));
   }
@@ -130,6 +137,7 @@ class LayoutStep {
 
   Job job_;
   const ParallelSpec& spec_;
+  std::vector<int> replicas_;
   const ScheduleRow& row_;
   int group_ = 1;  // micro-batches
   std::span<const CostModel> models_;
@@ -153,29 +161,30 @@ StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const Tra
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          std::span<const CostModel> models, Timeline* timeline, StepDetails* details) {
   const Job job = job_of(graph, cluster, training, spec, placements, schedule);
-  return simulate(lower_representatives(job), models, timeline, details);
+  return simulate(lower_replicas(job, unlike_replicas(cluster, spec)), models, timeline, details);
 }
 
 std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                              const ParallelSpec& spec, const Placements& placements,
                                              const ScheduleRow& row, std::span<const CostModel> models,
                                              StepDetails* details) {
-  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, row, models, details != nullptr);
+  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, unlike_replicas(cluster, spec), row,
+                    models, details != nullptr);
   return play_steady(layout, details);
 }
 
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
                             StepDetails* details, LoweredSteps* known) {
-  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, row_of(spec.schedule), models,
-                    details != nullptr, known);
+  LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, unlike_replicas(cluster, spec),
+                    row_of(spec.schedule), models, details != nullptr, known);
   if (const std::optional<SimulatedSpec> steady = play_steady(layout, details)) return *steady;
   Simulation step = layout.in_full();
   return {.result = play_step(step, details), .micro_batches = layout.micro_batches_in_all()};
 }
 
 StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan, StepDetails* details) {
-  const std::vector<CostModel> models = cost_models(networks, plan.spec.mesh);
+  const std::vector<CostModel> models = cost_models(networks, plan.spec);
   if (plan.schedule == schedule_of(plan.spec, plan.training))
     return simulate_soon(graph, plan.cluster, plan.training, plan.spec, plan.placements, models, details).result;
   return simulate_spec(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule, models, nullptr,
@@ -185,8 +194,8 @@ StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Pla
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
                          Timeline* timeline) {
-  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule,
-                       cost_models(networks, spec.mesh), timeline);
+  return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec),
+                       timeline);
 }
 
 }  // namespace parplan

@@ -23,7 +23,9 @@ bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {
   return {.interleaves_freely = request[Choice::schedule].has_value(),
           .shares_context = shares_context(graph, request),
-          .shards_freely = engine.has_hybrid_sharding && !engine.has_tensor && !engine.has_pipeline};
+          .shards_freely = engine.has_hybrid_sharding && !engine.has_tensor && !engine.has_pipeline,
+          .unlike_replicas = static_cast<int>(
+              given<std::vector<int>>(request, Choice::replica_micro_batches).value_or(std::vector<int>()).size())};
 }
 
 SpaceWidth with_context(SpaceWidth width) {

@@ -45,7 +45,11 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request, 
 std::string space_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
                            const SpaceWidth& width, bool fewer) {
   const char* const degrees = width.shares_context ? "dp x tp x pp x cp" : "dp x tp x pp";
-  const std::string more = cuts_in_words(cluster, request) + engine_in_words(engine, request, width);
+  const std::string more = cuts_in_words(cluster, request) +
+                           (width.balances_replicas ? ", with micro-batches shared out among replicas by what their "
+                                                      "devices sustain"
+                                                    : "") +
+                           engine_in_words(engine, request, width);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 #include "planner/parallel/cut_stages.h"
@@ -53,6 +54,10 @@ void methods_of_context(const SpaceContext& context, const ParallelSpec& spec, V
 // The degree that the other axes leave, or all that they leave room for.
 void data_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   const int left = context.devices / spec.tp() / spec.pp() / spec.cp();
+  if (const int asked = context.width.unlike_replicas; asked > 0) {
+    if (context.uses_all ? asked == left : asked <= left) values.emplace_back(std::int64_t{asked});
+    return;
+  }
   if (context.uses_all && context.training.global_batch % left == 0) values.emplace_back(left);
   if (!context.uses_all)
     for (const std::int64_t degree : divisors(context.training.global_batch))
@@ -84,10 +89,22 @@ void ranks_that_shard(const SpaceContext& context, const ParallelSpec& spec, Val
 
 void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   ParallelSpec with_size = spec;
+  if (!spec.replica_micro_batches.empty()) {
+    const std::int64_t batch = context.training.global_batch;
+    const std::int64_t all =
+        std::accumulate(spec.replica_micro_batches.begin(), spec.replica_micro_batches.end(), std::int64_t{0});
+    if (batch % all == 0) values.emplace_back(batch / all);
+    return;
+  }
   for (const std::int64_t size : divisors(context.training.global_batch / spec.mesh.batch_ranks())) {
     with_size.micro_batch = size;
     if (!too_many_calls(context.training, with_size)) values.emplace_back(size);
   }
+}
+
+// What replicas sustain follows from the rest of the layout: only for those who ask.
+void alike_replicas(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(std::vector<int>{});
 }
 
 // Interleaved stages are small: ZeRO-2 and 3, which reduce or gather what a stage holds for every
@@ -109,7 +126,9 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
 }
 
 bool accepts_schedule(const SpaceContext& /*context*/, const ParallelSpec& spec, const ChoiceValue& given) {
-  return !runs_backward_in_parts(std::get<ScheduleKind>(given)) || spec.zero_stage <= 1;
+  const auto kind = std::get<ScheduleKind>(given);
+  if (is_v_shaped(kind) && !spec.replica_micro_batches.empty()) return false;
+  return !runs_backward_in_parts(kind) || spec.zero_stage <= 1;
 }
 
 bool interleaves(const ParallelSpec& spec) {
@@ -122,6 +141,10 @@ bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const 
   if (!interleaves(spec)) return std::get<std::int64_t>(given) == 0;
   const std::int64_t group = std::get<std::int64_t>(given);
   const std::int64_t size = group == 0 ? spec.pp() : group, count = micro_batches(spec, context.training);
+  // Replicas with unlike numbers have whole groups.
+  if (!spec.replica_micro_batches.empty())
+    return size >= spec.pp() &&
+           std::ranges::all_of(spec.replica_micro_batches, [&](int replica) { return replica % size == 0; });
   return size >= spec.pp() && size <= count && (count % size == 0 || count % size >= spec.pp());
 }
 
@@ -259,6 +282,12 @@ Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context
   return values;
 }
 
+// Equally many micro-batches, where replicas have unlike numbers.
+Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
+  if (own.replica_micro_batches.empty()) return {};
+  return {std::vector<int>{}};
+}
+
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
@@ -389,24 +418,30 @@ constexpr std::array rows = {
              .decides_legality = true,
              .values = no_master,
              .frugaler = without_master},
+    SpaceRow{.choice = Choice::replica_micro_batches,
+             .follows_from = {Choice::dp},
+             .decides_legality = true,
+             .values = alike_replicas,
+             .neighbours = alike_instead},
     SpaceRow{.choice = Choice::micro_batch,
-             .follows_from = {Choice::dp, Choice::pp},
+             .follows_from = {Choice::dp, Choice::pp, Choice::replica_micro_batches},
              .values = micro_batch_sizes,
              .neighbours = next_values,
              .frugaler = smaller_sizes,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(std::int64_t{1}); }},
     // 1F1B has the fewest micro-batches in flight.
     SpaceRow{.choice = Choice::schedule,
-             .follows_from = {Choice::pp, Choice::stage_blocks, Choice::zero_stage},
+             .follows_from = {Choice::pp, Choice::stage_blocks, Choice::zero_stage, Choice::replica_micro_batches},
              .values = schedules,
              .accepts = accepts_schedule,
              .neighbours = every_value,
              .frugaler = fewer_in_flight,
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
-    SpaceRow{.choice = Choice::micro_batch_group,
-             .follows_from = {Choice::dp, Choice::pp, Choice::micro_batch, Choice::schedule},
-             .values = smallest_group,
-             .accepts = accepts_group},
+    SpaceRow{
+        .choice = Choice::micro_batch_group,
+        .follows_from = {Choice::dp, Choice::pp, Choice::replica_micro_batches, Choice::micro_batch, Choice::schedule},
+        .values = smallest_group,
+        .accepts = accepts_group},
     SpaceRow{.choice = Choice::virtual_stages,
              .follows_from = {Choice::pp, Choice::schedule},
              .values = numbers_of_virtual_stages,

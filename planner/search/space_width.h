@@ -33,6 +33,10 @@ struct SpaceWidth {
   // Where stages choose what they recompute, each does so in as few of its layers as its memory
   // demands; or in all.
   bool recomputes_fewest_layers = false;
+  // The replicas for whose unlike numbers of micro-batches the request asks; 0: it does not. Or
+  // each layout has the numbers that suit its devices (replica_shares.h).
+  int unlike_replicas = 0;
+  bool balances_replicas = false;
 };
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request);
 // The same with context parallelism, whatever the sequence.

@@ -87,7 +87,7 @@ void add_piece(Traced& traced, int piece, Seconds until) {
 }
 
 // Adds a rank's shares to the path; Segments of the same name are one row.
-void add_rows(std::vector<CriticalWork>& path, const Traced& traced) {
+void add_rows(std::vector<CriticalWork>& path, const Traced& traced, int rank) {
   const Program& program = *traced.rank->program;
   for (std::size_t g = 0; g < traced.shares.size(); ++g)
     for (std::size_t label = 0; label < count_of<Label>; ++label) {
@@ -95,15 +95,12 @@ void add_rows(std::vector<CriticalWork>& path, const Traced& traced) {
       if (share.runs == 0) continue;
       const std::string& name = program.segments[g].name;
       const auto same = [&](const CriticalWork& work) {
-        return work.rank == program.pipeline_rank && work.segment == name && work.label == static_cast<Label>(label);
+        return work.rank == rank && work.segment == name && work.label == static_cast<Label>(label);
       };
       auto found = std::ranges::find_if(path, same);
       if (found == path.end())
-        found = path.insert(path.end(), {.rank = program.pipeline_rank,
-                                         .segment = name,
-                                         .label = static_cast<Label>(label),
-                                         .runs = 0,
-                                         .time = {}});
+        found = path.insert(path.end(),
+                            {.rank = rank, .segment = name, .label = static_cast<Label>(label), .runs = 0, .time = {}});
       found->runs += share.runs;
       found->time += share.time;
     }
@@ -124,7 +121,7 @@ std::vector<CriticalWork> critical_path(const Simulation& simulation) {
     if (crossing != nullptr) traced = &ranks[crossing->rank];
   }
   std::vector<CriticalWork> path;
-  for (const Traced& one : ranks) add_rows(path, one);
+  for (std::size_t r = 0; r < ranks.size(); ++r) add_rows(path, ranks[r], static_cast<int>(r));
   return path;
 }
 

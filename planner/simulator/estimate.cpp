@@ -149,11 +149,20 @@ bool Estimator::is_sequential(int environment) const {
 }
 
 Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
+  if (replica_) {
+    const auto [entry, inserted] = replica_views_.try_emplace({mesh, *replica_});
+    if (inserted) entry->second = make_view(mesh);
+    return entry->second;
+  }
   if (last_view_ != nullptr && last_view_->first == mesh) return last_view_->second;
   const auto [entry, inserted] = views_.try_emplace(mesh);
   last_view_ = &*entry;
-  MeshView& view = entry->second;
-  if (!inserted) return view;
+  if (inserted) entry->second = make_view(mesh);
+  return entry->second;
+}
+
+Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
+  MeshView view;
   const int stages = mesh.degree_of(Axis::pp);
   const auto is_used = [&](Axis axis) {
     return is_planned(axis) && (!may_be_unnamed(axis) || mesh.degree_of(axis) > 1);
@@ -167,7 +176,8 @@ Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
     if (is_used(axis)) along_blocks[axis] = *view.along[axis];
   const NetworkCache::StageDevice* before = nullptr;
   for (int s = 0; s < stages; ++s) {
-    const NetworkCache::StageDevice& device = networks_.device(mesh, s);
+    const NetworkCache::StageDevice& device =
+        replica_ ? networks_.device(mesh, s, *replica_) : networks_.device(mesh, s);
     if (std::exchange(before, &device) == &device) {
       view.environments.push_back(view.environments.back());
       view.capacities.push_back(view.capacities.back());
@@ -180,8 +190,10 @@ Estimator::MeshView& Estimator::view_of(const DeviceMesh& mesh) {
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end())
       environments_.push_back({along_blocks, device.device, device.rates, device.host});
-    view.capacities.push_back(usable_memory(cluster_, mesh, s));
-    view.hosts.push_back(host_memory(cluster_, mesh, s));
+    const std::uint64_t groups =
+        replica_ ? groups_of_stage(cluster_, mesh, s, *replica_) : groups_of_stage(cluster_, mesh, s);
+    view.capacities.push_back(usable_memory(memory_capacity(cluster_, groups), cluster_.memory_headroom));
+    view.hosts.push_back(host_memory(cluster_, mesh, groups));
     view.is_uniform = view.is_uniform && view.environments.back() == view.environments.front();
   }
   return view;
@@ -417,7 +429,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
                                                 bool on_first_rank, bool sequential, const WayOfStage& way,
                                                 const BlockShapes& shapes, const DataCosts& data) {
   const DataShards shards = data_shards(placements, spec.replicas());
-  const int micro = static_cast<int>(micro_batches(spec, training_));
+  const int micro = static_cast<int>(micro_batches_of(spec));
   const int count = range.last - range.first;
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
@@ -692,10 +704,10 @@ Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineSha
 // communication of one rank shares one stream: the step takes at least its sum. Every term is work
 // that the simulated step does in this order, so the bound is never above the simulated time (a
 // property test holds this).
-Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
-                             Wanted wanted) {
+Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements& placements,
+                                     const ScheduleForms& schedule, Wanted wanted) {
   MeshView& view = view_of(spec.mesh);
-  const PipelineShape shape = shape_of(spec, training_);
+  const PipelineShape shape = shape_of(spec, micro_batches_of(spec));
   const int stages = shape.stages;
   const BackendKind backend = cluster_.backend();
   const bool norm = computes_norm(training_);
@@ -873,8 +885,46 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   return estimate;
 }
 
+// Replicas that do unlike work wait for one another where they reduce gradients: the step takes at
+// least as long as each of them alone.
+Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                             Wanted wanted) {
+  if (spec.replica_micro_batches.empty()) return estimate_replica(spec, placements, schedule, wanted);
+  std::optional<Estimate> all;
+  double fullest = -1.0;
+  for (const int replica : unlike_replicas(cluster_, spec)) {
+    replica_ = replica;
+    const Estimate one = estimate_replica(spec, placements, schedule, wanted);
+    const Bytes capacity = view_of(spec.mesh).capacities[static_cast<std::size_t>(one.memory_stage)];
+    const double share =
+        static_cast<double>(one.memory.peak().count) / static_cast<double>(std::max<std::int64_t>(capacity.count, 1));
+    if (!all) all = one;
+    if (share > fullest) {
+      fullest = share;
+      all->memory = one.memory;
+      all->memory_stage = one.memory_stage;
+      all->memory_replica = replica;
+    }
+    all->spare = std::min(all->spare, one.spare);
+    all->room_in_all = std::min(all->room_in_all, one.room_in_all);
+    if (one.lower_bound <= all->lower_bound) continue;
+    all->lower_bound = one.lower_bound;
+    all->time = one.time;
+  }
+  replica_.reset();
+  return *all;
+}
+
 Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {
   return estimate(spec, placements, schedule, Wanted::all);
+}
+
+Bound Estimator::bound_of_replica(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                                  int replica) {
+  replica_ = replica;
+  const Bound bound = estimate_replica(spec, placements, schedule, Wanted::bound);
+  replica_.reset();
+  return bound;
 }
 
 Bound Estimator::bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule) {

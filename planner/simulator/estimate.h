@@ -32,6 +32,7 @@ struct Bound {
   // That of the rank that fills its device most; equal to the plan of lowering.
   MemoryUse memory;
   int memory_stage = 0;
+  int memory_replica = 0;
   // The least free memory of any rank; below 0 where the candidate does not fit.
   Bytes spare;
   // What all ranks of the pipeline together have beyond the state of all blocks; below 0 where no
@@ -156,6 +157,11 @@ class Estimator {
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
   // Without `lower_bound` where it does not fit.
   Bound bound(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule);
+
+  // The same of a replica with unlike micro-batches, at this coordinate of the data axis, as if it
+  // waited for no other.
+  Bound bound_of_replica(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                         int replica);
 
   // What all cuts of a layout have in common.
   struct CutFrame {
@@ -304,6 +310,13 @@ class Estimator {
   enum class Wanted { bound, all };
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                     Wanted wanted);
+  // Of a replica, or of all where they are alike.
+  Estimate estimate_replica(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                            Wanted wanted);
+  // That the estimate is for.
+  std::int64_t micro_batches_of(const ParallelSpec& spec) const {
+    return replica_ ? micro_batches(spec, training_, *replica_) : micro_batches(spec, training_);
+  }
   // The blocks of a stage; of one that runs backwards in two parts where the schedule has such.
   int shapes_of(const ParallelSpec& spec, const Placements& placements, Recompute recompute, int stage);
   // The same where only some of its blocks may recompute.
@@ -315,6 +328,7 @@ class Estimator {
   // Whether one stream carries out all that ranks of an environment do.
   bool is_sequential(int environment) const;
   MeshView& view_of(const DeviceMesh& mesh);
+  MeshView make_view(const DeviceMesh& mesh);
   const GroupNetwork& next_network(const DeviceMesh& mesh, MeshView& view, int from, int to);
   const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const BlockShapes& shapes,
                                  const MeshView& view, int environment);
@@ -365,6 +379,10 @@ class Estimator {
   std::map<std::pair<int, int>, std::vector<SavedCopies>> copies_;  // likewise
   std::unordered_map<DeviceMesh, MeshView, MeshHash> views_;
   std::pair<const DeviceMesh, MeshView>* last_view_ = nullptr;  // that was asked for
+  // Whose estimate is made, by its coordinate on the data axis: on its own devices, with its own
+  // number of micro-batches. None where replicas are alike.
+  std::optional<int> replica_;
+  std::map<std::pair<DeviceMesh, int>, MeshView> replica_views_;
   Bytes overhead_of(const ParallelSpec& spec);  // memory_overhead, the last one kept
   struct KnownOverhead {
     DeviceMesh mesh;

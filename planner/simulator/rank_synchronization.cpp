@@ -17,6 +17,17 @@ std::optional<int> place_of(std::span<const Program> programs, int rank) {
   return static_cast<int>(found - programs.begin());
 }
 
+// Nothing where only replicas of the rank's own kind meet it: they arrive when it does.
+std::optional<SeatAt> seat_between_replicas(std::span<const Meeting> meetings, int rank, GroupKey group) {
+  for (std::size_t m = 0; m < meetings.size(); ++m) {
+    if (meetings[m].group != group || meetings[m].is_channel) continue;
+    const auto seat = std::ranges::find(meetings[m].seats, rank, &Seat::rank);
+    if (seat != meetings[m].seats.end())
+      return SeatAt{.meeting = static_cast<int>(m), .seat = static_cast<int>(seat - meetings[m].seats.begin())};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::vector<Meeting> make_meetings(std::span<const Program> programs) {
@@ -47,12 +58,23 @@ std::vector<Meeting> make_meetings(std::span<const Program> programs) {
       }
       meetings.push_back(std::move(meeting));
     }
+  const bool has_replicas =
+      std::ranges::any_of(programs, [&](const Program& one) { return one.replica != programs.front().replica; });
+  for (const GroupKey key : {all_along(Axis::dp), GroupKey{Axis::dp, Members::shard}, shard_replicas})
+    for (int one = 0; one < static_cast<int>(programs.size()) && has_replicas; ++one) {
+      Meeting meeting{.name = fmt::format("{} of stage {}", name(key), programs[one].pipeline_rank), .group = key};
+      for (const int rank : programs[one].group(key))
+        if (const std::optional<int> place = place_of(programs, rank)) meeting.seats.push_back({.rank = *place});
+      if (meeting.seats.size() > 1 && meeting.seats.front().rank == one) meetings.push_back(std::move(meeting));
+    }
   return meetings;
 }
 
 std::optional<SeatAt> seat_of(std::span<const Meeting> meetings, std::span<const Program> programs, int rank,
                               const Instruction& instruction) {
-  if (!communicates(instruction.kind) || instruction.group.axis != Axis::pp) return std::nullopt;
+  if (!communicates(instruction.kind)) return std::nullopt;
+  if (instruction.group.axis == Axis::dp) return seat_between_replicas(meetings, rank, instruction.group);
+  if (instruction.group.axis != Axis::pp) return std::nullopt;
   const bool sends = instruction.kind == InstructionKind::send;
   const bool receives = instruction.kind == InstructionKind::receive;
   const std::vector<int>& ranks = programs[rank].group(instruction.group);

@@ -51,8 +51,9 @@ struct Meeting {
   std::size_t taken = 0;
 };
 
-// The meetings of these Programs, one Program for each rank of the pipeline, as their own groups
-// determine them: channels first, then tied stages, then the whole pipeline.
+// The meetings of these Programs, one Program for each rank of the pipeline, of one replica or of
+// several that do unlike work, as their own groups determine them: channels first, then tied
+// stages, then the whole pipeline; then between replicas the ranks that hold the same stages.
 std::vector<Meeting> make_meetings(std::span<const Program> programs);
 
 struct SeatAt {

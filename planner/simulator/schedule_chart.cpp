@@ -23,6 +23,7 @@ bool is_drawn(const TimelineEvent& event) {
 struct Chart {
   int ranks = 0;
   bool has_several_stages = false;  // on a rank
+  std::vector<std::string> names;   // of ranks: "stage 1", "rank 0", "replica 2 stage 1"
   Seconds end;
   Seconds forward;  // the shortest mean forward of a stage; of any span where there is no forward
 };
@@ -30,28 +31,38 @@ struct Chart {
 Chart chart_of(const std::vector<ChartSpan>& spans) {
   Chart chart;
   std::map<int, int> stage_of_rank;
+  std::map<int, std::optional<int>> replica_of_rank;
   struct Forwards {
     Seconds sum;
     int count = 0;
   };
-  std::map<int, Forwards> forwards;  // by stage
+  std::map<std::pair<int, int>, Forwards> forwards;  // by rank and stage
   Seconds shortest(std::numeric_limits<double>::infinity());
   for (const ChartSpan& span : spans) {
     chart.ranks = std::max(chart.ranks, span.rank + 1);
     chart.end = std::max(chart.end, span.end);
+    replica_of_rank[span.rank] = span.replica;
     if (span.end > span.start) shortest = std::min(shortest, span.end - span.start);
     if (!span.action) continue;
     const int known = stage_of_rank.try_emplace(span.rank, span.action->stage).first->second;
     chart.has_several_stages = chart.has_several_stages || known != span.action->stage;
     if (span.action->phase != Phase::forward) continue;
-    Forwards& of_stage = forwards[span.action->stage];
+    Forwards& of_stage = forwards[{span.rank, span.action->stage}];
     of_stage.sum += span.end - span.start;
     ++of_stage.count;
   }
   chart.forward = Seconds(std::numeric_limits<double>::infinity());
-  for (const auto& [stage, of_stage] : forwards)
+  for (const auto& [place, of_stage] : forwards)
     if (of_stage.sum > Seconds(0.0)) chart.forward = std::min(chart.forward, of_stage.sum / of_stage.count);
   chart.forward = std::min(chart.forward, forwards.empty() ? shortest : chart.forward);
+  int of_replica = 0;  // ranks so far
+  for (int rank = 0; rank < chart.ranks; ++rank) {
+    const std::optional<int> replica = replica_of_rank[rank];
+    of_replica = rank > 0 && replica == replica_of_rank[rank - 1] ? of_replica + 1 : 0;
+    const char* const unit = chart.has_several_stages ? "rank" : "stage";
+    chart.names.push_back(replica ? fmt::format("replica {} {} {}", *replica, unit, of_replica)
+                                  : fmt::format("{} {}", unit, rank));
+  }
   return chart;
 }
 
@@ -89,7 +100,7 @@ std::vector<ChartSpan> chart_spans(const Timeline& timeline) {
     const auto [entry, inserted] = spans.try_emplace(key);
     ChartSpan& span = entry->second;
     if (inserted) {
-      span = {.rank = event.rank, .action = {}, .start = event.start, .end = event.end};
+      span = {.rank = event.rank, .action = {}, .start = event.start, .end = event.end, .replica = event.replica};
       if (is_action) span.action = Action{*event.stage, *event.phase, *event.micro_batch};
     }
     span.start = std::min(span.start, event.start);
@@ -106,18 +117,18 @@ std::string draw_schedule(const std::vector<ChartSpan>& spans, int width) {
   if (spans.empty() || !(chart.end > Seconds(0.0))) return "the schedule has no action\n";
   std::size_t cell = 1;
   for (const ChartSpan& span : spans) cell = std::max(cell, text_of(span, chart).size());
-  const char* const unit = chart.has_several_stages ? "rank" : "stage";
-  const std::string last = fmt::format("{} {}", unit, chart.ranks - 1);
+  std::size_t longest = 0;
+  for (const std::string& name : chart.names) longest = std::max(longest, name.size());
   const auto columns = static_cast<std::int64_t>(std::ceil(chart.end / chart.forward - 1e-6));
   const std::string gap = "  ...";
   const std::int64_t room = std::max<std::int64_t>(
-      (width - static_cast<std::int64_t>(last.size() + gap.size())) / static_cast<std::int64_t>(cell + 1), 2);
+      (width - static_cast<std::int64_t>(longest + gap.size())) / static_cast<std::int64_t>(cell + 1), 2);
   const std::int64_t left = columns <= room ? columns : (room + 1) / 2, right = columns <= room ? 0 : room / 2;
 
   std::string text;
   std::vector<char> is_shown(spans.size(), 0);
   for (int rank = 0; rank < chart.ranks; ++rank) {
-    std::string line = fmt::format("{:{}}", fmt::format("{} {}", unit, rank), last.size());
+    std::string line = fmt::format("{:{}}", chart.names[static_cast<std::size_t>(rank)], longest);
     const auto begin = std::ranges::lower_bound(spans, rank, {}, &ChartSpan::rank);
     const auto end = std::ranges::upper_bound(spans, rank, {}, &ChartSpan::rank);
     auto span = begin;
@@ -154,7 +165,8 @@ std::string draw_schedule(const std::vector<ChartSpan>& spans, int width) {
 
 std::string draw_schedule_svg(const std::vector<ChartSpan>& spans) {
   const Chart chart = chart_of(spans);
-  constexpr double drawn = 1400.0, margin = 64.0, row = 26.0, bar = 22.0, head = 34.0;
+  constexpr double drawn = 1400.0, row = 26.0, bar = 22.0, head = 34.0;
+  const double margin = !spans.empty() && spans.front().replica ? 136.0 : 64.0;  // for the names of ranks
   const double height = head + row * chart.ranks + 30.0;
   const double scale = chart.end > Seconds(0.0) ? drawn / chart.end.value : 0.0;
   std::string svg = fmt::format(
@@ -173,8 +185,8 @@ std::string draw_schedule_svg(const std::vector<ChartSpan>& spans) {
     at += 90.0;
   }
   for (int rank = 0; rank < chart.ranks; ++rank)
-    svg += fmt::format("<text x=\"4\" y=\"{:.1f}\">{} {}</text>\n", head + row * rank + 15.0,
-                       chart.has_several_stages ? "rank" : "stage", rank);
+    svg += fmt::format("<text x=\"4\" y=\"{:.1f}\">{}</text>\n", head + row * rank + 15.0,
+                       chart.names[static_cast<std::size_t>(rank)]);
   for (const ChartSpan& span : spans) {
     const std::string text = text_of(span, chart);
     const double x = margin + span.start.value * scale, wide = (span.end - span.start).value * scale;

@@ -10,13 +10,14 @@
 
 namespace parplan {
 
-// What a rank of the pipeline computes from `start` to `end`, with the collectives in between: an
-// action of the schedule, or the update at the end of the step.
+// What a rank of the pipeline, of one replica, computes from `start` to `end`, with the collectives
+// in between: an action of the schedule, or the update at the end of the step.
 struct ChartSpan {
   int rank = 0;
   std::optional<Action> action;
   Seconds start;
   Seconds end;
+  std::optional<int> replica = {};  // TimelineEvent
   bool operator==(const ChartSpan&) const = default;
 };
 // By rank, then by time. Transfers between stages and communication over the data axis have none.

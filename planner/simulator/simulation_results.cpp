@@ -207,13 +207,16 @@ StepResult result_of(const Simulation& simulation) {
   return {.time = time,
           .memory = fullest.program->memory,
           .memory_stage = fullest.program->pipeline_rank,
+          .memory_replica = fullest.program->replica,
           .communication = busiest.list.sent};
 }
 
 std::vector<RankResult> rank_results(const Simulation& simulation) {
   std::vector<RankResult> results;
   for (const PlayedRank& rank : simulation.ranks) {
-    RankResult& result = results.emplace_back(RankResult{.time = time_of(rank),
+    RankResult& result = results.emplace_back(RankResult{.pipeline_rank = rank.program->pipeline_rank,
+                                                         .replica = rank.program->replica,
+                                                         .time = time_of(rank),
                                                          .memory = rank.program->memory,
                                                          .communication = rank.list.sent,
                                                          .kernels = {},
@@ -227,7 +230,9 @@ std::vector<RankResult> rank_results(const Simulation& simulation) {
 }
 
 void write(const Simulation& simulation, Timeline& timeline) {
-  for (const PlayedRank& rank : simulation.ranks) {
+  const bool has_replicas = simulation.ranks.back().program->replica != simulation.ranks.front().program->replica;
+  for (std::size_t r = 0; r < simulation.ranks.size(); ++r) {
+    const PlayedRank& rank = simulation.ranks[r];
     const std::vector<std::optional<Action>> actions = actions_of_calls(*rank.program);
     for (std::size_t c = 0; c < rank.program->calls.size(); ++c) {
       const Call& call = rank.program->calls[c];
@@ -239,7 +244,7 @@ void write(const Simulation& simulation, Timeline& timeline) {
         const Played& part = playable.costed.alone[i];
         const Instruction& instruction = segment.instructions[i];
         const double longer = pieces.whole ? times_as_long(own) : 1.0;
-        timeline.events.push_back({.rank = rank.program->pipeline_rank,
+        timeline.events.push_back({.rank = static_cast<int>(r),
                                    .stage = actions[c] ? std::optional(actions[c]->stage) : std::nullopt,
                                    .stream = instruction.stream,
                                    .name = instruction_title(segment, instruction),
@@ -247,7 +252,8 @@ void write(const Simulation& simulation, Timeline& timeline) {
                                    .micro_batch = call.micro_batch,
                                    .start = pieces.whole ? own.start + longer * part.start : own.start,
                                    .end = pieces.whole ? own.start + longer * part.end : own.end,
-                                   .phase = actions[c] ? std::optional(actions[c]->phase) : std::nullopt});
+                                   .phase = actions[c] ? std::optional(actions[c]->phase) : std::nullopt,
+                                   .replica = has_replicas ? std::optional(rank.program->replica) : std::nullopt});
       }
     }
   }

@@ -146,11 +146,12 @@ Simulation prepare(std::span<const Program> programs, std::vector<PlayList> list
                    CallsInARow in_a_row, bool notes_crossings) {
   PARPLAN_ASSERT(!programs.empty() && programs.size() == lists.size() && programs.size() == models.size(),
                  fmt::format("{} programs, {} lists, {} cost models", programs.size(), lists.size(), models.size()));
+  const auto pipeline = std::ranges::max(programs, {}, &Program::pipeline_rank).pipeline_rank + 1;
   Simulation simulation{.ranks = std::vector<PlayedRank>(programs.size()),
                         .meetings = make_meetings(programs),
                         .notes_crossings = notes_crossings};
   for (int r = 0; r < static_cast<int>(programs.size()); ++r) {
-    PARPLAN_ASSERT(programs[r].pipeline_rank == r,
+    PARPLAN_ASSERT(programs[r].pipeline_rank == r % pipeline,
                    fmt::format("program {} is of rank {} of the pipeline", r, programs[r].pipeline_rank));
     PARPLAN_ASSERT(models[r].execution == models[0].execution, fmt::format("rank {} runs unlike rank 0", r));
     PlayedRank& rank = simulation.ranks[r];

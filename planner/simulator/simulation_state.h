@@ -93,7 +93,7 @@ struct PlayedRank {
 };
 
 struct Simulation {
-  std::vector<PlayedRank> ranks;  // of the pipeline
+  std::vector<PlayedRank> ranks;  // of the pipeline, of one unlike replica after the other
   std::vector<Meeting> meetings;
   bool notes_crossings = false;
   // Nobody gets further while kernels wait to know what is in flight beside them: they start
@@ -106,7 +106,8 @@ struct Simulation {
 enum class CallsInARow { apart, joined };
 
 // A step ready to be played: costs the Segments and seats their instructions. programs[r] is that
-// of rank r of the pipeline, and lists[r] what it plays: by itself, its calls.
+// of rank r of the pipeline, and lists[r] what it plays: by itself, its calls. Where replicas do
+// unlike work, those of the next replica follow.
 Simulation prepare(std::span<const Program> programs, std::vector<PlayList> lists, std::span<const CostModel> models,
                    CallsInARow in_a_row, bool notes_crossings);
 Simulation prepare(std::span<const Program> programs, std::span<const CostModel> models, CallsInARow in_a_row,

@@ -25,8 +25,10 @@ std::string instruction_title(const Segment& segment, const Instruction& instruc
 
 namespace {
 
-// "stage 1"; "rank 0: stages 0, 2" where the rank holds several; "rank 0" where no event says.
-std::string process_name(int rank, const std::set<int>& stages) {
+// "stage 1"; "rank 0: stages 0, 2" where the rank holds several; "rank 0" where no event says; with
+// unlike replicas "replica 2, stage 1".
+std::string process_name(int rank, const std::set<int>& stages, std::optional<int> replica) {
+  if (replica) return fmt::format("replica {}, {}", *replica, process_name(rank, stages, {}));
   if (stages.empty()) return fmt::format("rank {}", rank);
   if (stages.size() == 1) return fmt::format("stage {}", *stages.begin());
   return fmt::format("rank {}: stages {}", rank, fmt::join(stages, ", "));
@@ -38,15 +40,20 @@ std::string write_trace(const Timeline& timeline) {
   using nlohmann::ordered_json;
   ordered_json events = ordered_json::array();
   std::map<int, std::set<int>> stages;  // by rank
+  std::map<int, std::optional<int>> replicas;  // likewise
   std::set<std::pair<int, Stream>> streams;
   for (const TimelineEvent& event : timeline.events) {
     std::set<int>& held = stages[event.rank];
     if (event.stage) held.insert(*event.stage);
+    replicas[event.rank] = event.replica;
     streams.insert({event.rank, event.stream});
   }
   for (const auto& [rank, held] : stages)
-    events.push_back({{"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"tid", 0},
-                      {"args", {{"name", process_name(rank, held)}}}});
+    events.push_back({{"name", "process_name"},
+                      {"ph", "M"},
+                      {"pid", rank},
+                      {"tid", 0},
+                      {"args", {{"name", process_name(rank, held, replicas[rank])}}}});
   for (const auto& [rank, stream] : streams)
     events.push_back({{"name", "thread_name"}, {"ph", "M"}, {"pid", rank}, {"tid", static_cast<int>(stream)},
                       {"args", {{"name", name(stream)}}}});

@@ -13,7 +13,7 @@ namespace parplan {
 
 // One instruction with its times, virtual or real.
 struct TimelineEvent {
-  int rank = 0;                    // along the pipeline
+  int rank = 0;                    // along the pipeline, of one unlike replica after the other
   std::optional<int> stage;        // of the action that it is part of
   Stream stream{};
   std::string name;                // "layers.forward: attention.qkv linear"
@@ -22,6 +22,7 @@ struct TimelineEvent {
   Seconds start;
   Seconds end;
   std::optional<Phase> phase = {};  // of the action that it is part of
+  std::optional<int> replica = {};  // its coordinate on the data axis, where replicas do unlike work
   bool operator==(const TimelineEvent&) const = default;
 };
 

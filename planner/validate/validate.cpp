@@ -12,6 +12,7 @@
 #include "planner/base/error.h"
 #include "planner/graph/engine_graph.h"
 #include "planner/plan/layout_choices.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/recompute.h"
 #include "planner/report/error_band.h"
 #include "planner/search/parallel_for.h"
@@ -69,7 +70,7 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
       result.scope = stated.memory_scope;
       result.memory = counted(use, stated.memory_scope);
       result.device_memory = use.peak();
-      result.capacity = memory_capacity(plan.cluster, plan.spec.mesh, plan.prediction.memory_stage);
+      result.capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
       result.verdict = memory_verdict(use, result.capacity, memory_headroom(plan.training.engine, plan.cluster));
     };
     if (!stated.recompute_unstated) {

@@ -84,6 +84,28 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
   }
 }
 
+TEST_CASE("replicas with unlike numbers of micro-batches train on a GPU as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  std::mt19937 random(20261130);
+  for (const std::string& model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const DataType type : {DataType::fp32, DataType::bf16})
+      for (const std::vector<int>& shares : {std::vector<int>{5, 3}, std::vector<int>{4, 3, 1}}) {
+        LayoutRequest request;
+        request[Choice::replica_micro_batches] = shares;
+        const int ranks = static_cast<int>(shares.size()) * (shares.size() == 2 ? 2 : 1);
+        const TrainingSpec training = training_in(type);
+        const ParallelSpec spec = random_spec(graph, training, ranks, request, random);
+        INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
+        TrainingSpec exact = training;
+        exact.precision = DataType::fp32;
+        check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3),
+                    closeness_of(type));
+      }
+  }
+}
+
 TEST_CASE("adapters and parts of a model train on a GPU as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

@@ -119,6 +119,10 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.sequence_parallel", [](ParallelSpec& s) { s.sequence_parallel = true; }},
       {"layout.zero_stage", [](ParallelSpec& s) { s.zero_stage = 2; }},
       {"layout.dp_shard", [](ParallelSpec& s) { s.mesh.dp_shard = 2; }},
+      {"layout.replica_micro_batches",
+       [](ParallelSpec& s) {
+         s.replica_micro_batches = {3, 1};
+       }},
       {"layout.micro_batch", [](ParallelSpec& s) { s.micro_batch = 2; }},
       {"layout.schedule", [](ParallelSpec& s) { s.schedule = ScheduleKind::gpipe; }},
       {"layout.virtual_stages", [](ParallelSpec& s) { s.virtual_stages = 2; }},

@@ -174,6 +174,71 @@ TEST_CASE("a master has replicas that are whole, and all state") {
   }
 }
 
+TEST_CASE("replicas with unlike numbers of micro-batches train the batch, and meet once a step") {
+  const auto with = [](std::vector<int> replicas, auto change) {
+    ParallelSpec spec = layout(tiny_gpt2(), static_cast<int>(replicas.size()), 1, 1);
+    spec.replica_micro_batches = std::move(replicas);
+    change(spec);
+    return spec;
+  };
+  const auto as_is = [](ParallelSpec&) {};
+  CHECK(reason(tiny_gpt2(), with({6, 6, 2, 2}, as_is)) == "legal");
+  CHECK(reason(tiny_gpt2(), with({7, 5, 4}, as_is)) == "legal");
+  CHECK(reason(tiny_gpt2(), with({7, 5, 4}, [](ParallelSpec& spec) { spec.zero_stage = 1; })) == "legal");
+  CHECK(reason(tiny_gpt2(), with({3, 1}, [](ParallelSpec& spec) { spec.micro_batch = 4; })) == "legal");
+  CHECK(reason(tiny_gpt2(), with({6, 6, 2, 2}, [](ParallelSpec& spec) { spec.mesh.degree.dp = 3; })) ==
+        "replica_micro_batches [6, 6, 2, 2] names 4 replicas, and dp is 3: name as many numbers as dp");
+  CHECK(reason(tiny_gpt2(), with({16, 0}, as_is)) ==
+        "replica_micro_batches [16, 0] leaves a replica without work; each has at least 1, or take a smaller dp");
+  CHECK(reason(tiny_gpt2(), with({8, 8}, as_is)) ==
+        "replica_micro_batches [8, 8] are all alike, as they are without it: leave it out");
+  CHECK(reason(tiny_gpt2(), with({6, 6, 2, 1}, as_is)) ==
+        "replica_micro_batches [6, 6, 2, 1] are 15 micro-batches of 1, and the global batch is 16: they must sum to 16 "
+        "/ micro_batch");
+  CHECK(reason(tiny_gpt2(), with({6, 2}, [](ParallelSpec& spec) { spec.micro_batch = 4; })) ==
+        "replica_micro_batches [6, 2] are 8 micro-batches of 4, and the global batch is 16: they must sum to 16 / "
+        "micro_batch");
+  CHECK(reason(tiny_gpt2(), with({12, 4}, [](ParallelSpec& spec) { spec.dp_method = DataMethod::master; })) ==
+        "replica_micro_batches [12, 4] needs replicas that go on alone, and dp_method is master, which gathers the "
+        "logits of every micro-batch; dp_method must be all_reduce");
+  CHECK(reason(tiny_gpt2(), with({12, 4}, [](ParallelSpec& spec) { spec.zero_stage = 2; })) ==
+        "ZeRO stage 2 reduces gradients for every micro-batch over the ranks that shard, and replicas 0 and 1 among "
+        "them have 12 and 4 micro-batches: take ZeRO stage 0 or 1, or shard over groups of replicas with equal numbers "
+        "(dp_shard)");
+  const auto in_groups = [](ParallelSpec& spec) {
+    spec.zero_stage = 3;
+    spec.mesh.dp_shard = 2;
+  };
+  CHECK(reason(tiny_gpt2(), with({6, 6, 2, 2}, in_groups)) == "legal");
+  CHECK(reason(tiny_gpt2(), with({6, 2, 6, 2}, in_groups)) ==
+        "ZeRO stage 3 gathers parameters for every micro-batch over the ranks that shard, and replicas 0 and 1 among "
+        "them have 6 and 2 micro-batches: take ZeRO stage 0 or 1, or shard over groups of replicas with equal numbers "
+        "(dp_shard)");
+  const auto back_and_forth = [](ParallelSpec& spec) {
+    spec.mesh.degree.pp = 2;
+    spec.schedule = ScheduleKind::zero_bubble_v;
+    spec.virtual_stages = 2;
+    spec.stage_blocks = {2, 2, 1, 1};
+  };
+  CHECK(reason(tiny_gpt2(), with({12, 4}, back_and_forth)) ==
+        "replica_micro_batches [12, 4] needs an order of actions that fewer micro-batches share, and the schedule is "
+        "zero_bubble_v; legal schedules: gpipe, 1f1b, interleaved, zero_bubble_h1");
+  const auto interleaved = [](ParallelSpec& spec) {
+    spec.mesh.degree.pp = 2;
+    spec.schedule = ScheduleKind::interleaved;
+    spec.virtual_stages = 2;
+    spec.stage_blocks = {2, 2, 1, 1};
+  };
+  CHECK(reason(tiny_gpt2(), with({12, 4}, interleaved)) == "legal");
+  CHECK(reason(tiny_gpt2(), with({11, 5}, interleaved)) ==
+        "an interleaved pipeline of replicas with unlike numbers of micro-batches runs whole groups of 2, and one has "
+        "11: take multiples of 2");
+  TrainingSpec training = batch_of(16);
+  training.engine.name = "other";
+  CHECK(illegal(tiny_gpt2(), training, with({12, 4}, as_is)).value_or("legal") ==
+        "engine other gives all replicas equally many micro-batches: replica_micro_batches must be left out");
+}
+
 TEST_CASE("Degrees that cannot be say why, and what can") {
   const OpGraph xl = graph_of(models_folder, "gpt2-xl", 1024);
   CHECK(reason(xl, layout(xl, 1, 2, 1)) ==

@@ -319,6 +319,38 @@ TEST_CASE("A plan names its virtual stages only where the schedule interleaves t
   check_equal(plan, read_plan(text, "plan.yaml"));
 }
 
+TEST_CASE("A plan names the micro-batches of its replicas only where these are unlike") {
+  Plan plan = some_plan();
+  CHECK(write_plan(plan).find("replica_micro_batches") == std::string::npos);
+  plan.spec.replica_micro_batches = {5, 3};
+  plan.spec.zero_stage = 1;
+  plan.placements.state.gradients.dp = replicate();
+  plan.schedule.ranks[0].push_back({0, Phase::forward, 4});
+  plan.schedule.ranks[0].push_back({0, Phase::backward, 4});
+  plan.schedule.ranks[1].push_back({1, Phase::forward, 4});
+  plan.schedule.ranks[1].push_back({1, Phase::backward, 4});
+  plan.prediction.memory_stage = 1;
+  plan.prediction.memory_replica = 1;
+  const std::string text = write_plan(plan);
+  CHECK(text.find("  zero_stage: 1\n  replica_micro_batches: [5, 3]\n  micro_batch: 2\n  micro_batches: 5\n") !=
+        std::string::npos);
+  CHECK(text.find("  memory_stage: 1\n  memory_replica: 1\n") != std::string::npos);
+  check_equal(plan, read_plan(text, "plan.yaml"));
+  CHECK(plan_id(plan.model, plan.training, plan.spec) != plan_id(plan.model, plan.training, some_plan().spec));
+  const auto error_for = [&](const std::string& from, const std::string& to) {
+    std::string other = text;
+    other.replace(other.find(from), from.size(), to);
+    const std::string error = error_of<ConfigError>([&] { read_plan(other, "plan.yaml"); });
+    return error.substr(error.find("error: "));
+  };
+  CHECK(error_for("[5, 3]", "[5, 2, 1]") == "error: replica_micro_batches names 3 replicas, and dp is 2");
+  CHECK(error_for("[5, 3]", "[5, 2]") ==
+        "error: replica_micro_batches [5, 2] are 7 micro-batches of 2, and the global batch is 16");
+  CHECK(error_for("[5, 3]", "[8, 0]").starts_with("error: expected a whole number from 1 to 16, found '0'"));
+  CHECK(error_for("micro_batches: 5", "micro_batches: 4") ==
+        "error: the most of replica_micro_batches is 5, and micro_batches is 4");
+}
+
 TEST_CASE("A plan says how tied gradients add up only where each use has an accumulator") {
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("tied_gradients") == std::string::npos);
@@ -428,9 +460,9 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
   CHECK(error_with("zero_stage: 2", "zero_stagee: 2") ==
         place_of("zero_stage: 2") +
             "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, cp, mesh_order, sequence_parallel, cp_method, "
-            "zero_stage, dp_shard, micro_batch, micro_batches, schedule, virtual_stages, micro_batch_group, recompute, "
-            "stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, offload, dp_method, tp_overlap; did "
-            "you mean 'zero_stage'?");
+            "zero_stage, dp_shard, replica_micro_batches, micro_batch, micro_batches, schedule, virtual_stages, "
+            "micro_batch_group, recompute, stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, "
+            "offload, dp_method, tp_overlap; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=

@@ -42,6 +42,7 @@ Reasons small_reasons() {
   reasons.details.ranks.push_back(second);
   second.time.bubble = Seconds(0.0);
   second.memory.activations = Bytes(40);
+  second.pipeline_rank = 1;
   reasons.details.ranks.push_back(second);
   reasons.capacities = {Bytes(1000), Bytes(1000)};
   reasons.details.critical_path = {work(0, "pipeline.receive.gradient", Label::pp, 1, 0.5),
@@ -470,7 +471,10 @@ TEST_CASE(
   stage.memory.parameters = Bytes(100);
   reasons.details.ranks.assign(40, stage);
   reasons.details.ranks[20].time.compute = Seconds(2.0);
-  for (int i = 0; i < 40; ++i) reasons.details.ranks[i].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
+  for (int i = 0; i < 40; ++i) {
+    reasons.details.ranks[i].pipeline_rank = i;
+    reasons.details.ranks[i].memory.parameters = Bytes(i == 25 ? 200 : 100 + i);
+  }
   reasons.capacities.assign(40, Bytes(1000));
   const std::string text = explain(plan, reasons);
   const std::size_t begin = text.find("each stage's time");

@@ -169,7 +169,7 @@ bool repeats_as_lowered(std::mt19937& random, const OpGraph& graph, const Cluste
                         const TrainingSpec& training, const ParallelSpec& spec, int some, int period,
                         CallsInARow in_a_row) {
   NetworkCache networks(cluster, training.engine);
-  const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+  const std::vector<CostModel> models = cost_models(networks, spec);
   const std::vector<Program> few = programs_of(graph, cluster, training, spec, some);
   const std::optional<RepeatingStep> repeats = repeating_step(prepare(few, models, in_a_row, false), some, period);
   if (!repeats) return false;
@@ -263,7 +263,7 @@ TEST_CASE("computations in a row take as long as one call as they do apart") {
     if (random() % 3 == 0) spec.schedule = ScheduleKind::gpipe;
     if (spec.mesh.size() > cluster.devices()) continue;
     INFO("setting " << setting << ": " << describe(spec));
-    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+    const std::vector<CostModel> models = cost_models(networks, spec);
     const std::vector<Program> programs =
         programs_of(graph, cluster, training, spec, 1 + static_cast<int>(random() % 12));
     Simulation apart = prepare(programs, models, CallsInARow::apart, false),
@@ -316,7 +316,7 @@ TEST_CASE("steps of long pipelines are extended with other cuts, too, and where 
       }
     }
     INFO(describe(spec) << ", " << one.moves << " moves");
-    const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+    const std::vector<CostModel> models = cost_models(networks, spec);
     const Placements placements = place(graph, spec);
     const std::optional<SimulatedSpec> simulated =
         simulate_steady(graph, cluster, training, spec, placements, row_of(spec.schedule), models);
@@ -372,7 +372,7 @@ TEST_CASE("a step of ranks with several stages extended from its steady state eq
         const int count = 101 * ranks;  // not a multiple of the period
         const TrainingSpec training = training_of(count * spec.dp(), DataType::bf16);
         INFO(ranks << " ranks, " << chunks << " stages each, ZeRO " << zero_stage);
-        const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+        const std::vector<CostModel> models = cost_models(networks, spec);
         const Placements placements = place(graph, spec);
         const std::optional<SimulatedSpec> simulated =
             simulate_steady(graph, cluster, training, spec, placements, interleaved_row, models);
