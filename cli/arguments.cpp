@@ -87,11 +87,22 @@ std::vector<int> parse_ids(const std::string& option, const std::string& text) {
 }
 
 // In the order of the help; --pp comes before --stage-blocks, from which it follows otherwise.
-constexpr std::array layout_options_first = {
-    Choice::dp,        Choice::tp,          Choice::pp,       Choice::cp,
-    Choice::cp_method, Choice::zero_stage, Choice::dp_shard, Choice::micro_batch, Choice::schedule,
-    Choice::virtual_stages, Choice::micro_batch_group, Choice::sequence_parallel, Choice::recompute,
-    Choice::recompute_layers, Choice::mesh_order, Choice::stage_blocks};
+constexpr std::array layout_options_first = {Choice::dp,
+                                             Choice::tp,
+                                             Choice::pp,
+                                             Choice::cp,
+                                             Choice::cp_method,
+                                             Choice::zero_stage,
+                                             Choice::dp_shard,
+                                             Choice::micro_batch,
+                                             Choice::schedule,
+                                             Choice::virtual_stages,
+                                             Choice::micro_batch_group,
+                                             Choice::sequence_parallel,
+                                             Choice::recompute,
+                                             Choice::recompute_layers,
+                                             Choice::mesh_order,
+                                             Choice::stage_blocks};
 
 std::vector<std::string> names_of(const std::vector<ChoiceValue>& values) {
   std::vector<std::string> names;

@@ -14,9 +14,8 @@ namespace {
 template <Recompute module>
 bool recomputes(const ParallelSpec& spec) {
   return recomputes_module(spec.recompute, module) ||
-         std::ranges::any_of(spec.stage_recompute, [](const StageRecompute& of_stage) {
-           return recomputes_module(of_stage.rule, module);
-         });
+         std::ranges::any_of(spec.stage_recompute,
+                             [](const StageRecompute& of_stage) { return recomputes_module(of_stage.rule, module); });
 }
 
 // Whether some layers of a stage alone recompute: whole layers, or modules of them.
@@ -52,12 +51,12 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return spec.pp() > 1; }},
     EngineLayoutRow{Choice::schedule, &Engine::has_gpipe, "GPipe", "schedule must be another, such as 1f1b",
                     [](const ParallelSpec& spec) { return spec.schedule == ScheduleKind::gpipe; }},
-    EngineLayoutRow{
-        Choice::virtual_stages, &Engine::has_interleaved, "interleaved pipelines",
-        "virtual_stages must be 1 and schedule another, such as 1f1b",
-        [](const ParallelSpec& spec) {
-          return (spec.virtual_stages > 1 && !is_v_shaped(spec.schedule)) || spec.schedule == ScheduleKind::interleaved;
-        }},
+    EngineLayoutRow{Choice::virtual_stages, &Engine::has_interleaved, "interleaved pipelines",
+                    "virtual_stages must be 1 and schedule another, such as 1f1b",
+                    [](const ParallelSpec& spec) {
+                      return (spec.virtual_stages > 1 && !is_v_shaped(spec.schedule)) ||
+                             spec.schedule == ScheduleKind::interleaved;
+                    }},
     EngineLayoutRow{Choice::schedule, &Engine::has_zero_bubble, "zero-bubble pipelines",
                     "schedule must be another, such as 1f1b",
                     [](const ParallelSpec& spec) { return runs_backward_in_parts(spec.schedule); }},
@@ -126,7 +125,8 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 std::string lacking_in_words(const Engine& engine) {
   std::vector<std::string> lacking;
   for (const EngineLayoutRow& row : layout_rows)
-    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers) lacking.emplace_back(row.name);
+    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers)
+      lacking.emplace_back(row.name);
   const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
   if (engine.most_zero < Engine{}.most_zero) lacking.push_back(fmt::format("ZeRO above {}", engine.most_zero));
   if (most < engine.most_zero) lacking.push_back(fmt::format("ZeRO above {} in pipelines", most));

@@ -20,10 +20,8 @@ namespace parplan {
 namespace {
 
 constexpr std::array rows = {
-    TechniqueRow{.name = "tensor",
-                 .legal_degrees = legal_tensor_degrees,
-                 .illegal = illegal_tensor,
-                 .place = place_tensor},
+    TechniqueRow{
+        .name = "tensor", .legal_degrees = legal_tensor_degrees, .illegal = illegal_tensor, .place = place_tensor},
     TechniqueRow{.name = "context",
                  .legal_degrees = legal_context_degrees,
                  .illegal = illegal_context,
@@ -33,26 +31,16 @@ constexpr std::array rows = {
                  .legal_degrees = legal_pipeline_degrees,
                  .illegal = illegal_pipeline,
                  .place = place_pipeline},
-    TechniqueRow{.name = "data",
-                 .legal_degrees = legal_data_degrees,
-                 .illegal = illegal_data,
-                 .place = place_data},
-    TechniqueRow{.name = "zero",
-                 .legal_degrees = legal_zero_stages,
-                 .illegal = illegal_zero,
-                 .place = place_zero},
-    TechniqueRow{.name = "offload",
-                 .legal_degrees = legal_offloads,
-                 .illegal = illegal_offload,
-                 .place = place_offload},
+    TechniqueRow{.name = "data", .legal_degrees = legal_data_degrees, .illegal = illegal_data, .place = place_data},
+    TechniqueRow{.name = "zero", .legal_degrees = legal_zero_stages, .illegal = illegal_zero, .place = place_zero},
+    TechniqueRow{
+        .name = "offload", .legal_degrees = legal_offloads, .illegal = illegal_offload, .place = place_offload},
     TechniqueRow{.name = "recompute",
                  .legal_degrees = legal_recompute_layers,
                  .illegal = illegal_recompute,
                  .place = place_recompute},
-    TechniqueRow{.name = "master",
-                 .legal_degrees = legal_data_methods,
-                 .illegal = illegal_master,
-                 .place = place_master},
+    TechniqueRow{
+        .name = "master", .legal_degrees = legal_data_methods, .illegal = illegal_master, .place = place_master},
 };
 
 }  // namespace

@@ -112,9 +112,10 @@ StageRecompute read_stage(const YamlNode& node) {
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layers);
   const bool is_number = error == std::errc() && end == number.data() + number.size() && layers >= 1;
   if (found == names.end() || rule == name(Recompute::none) || !is_number)
-    node.fail(fmt::format("'{}' is not what a stage recomputes; write a way to recompute, alone for all layers of the "
-                          "stage, or with the number of its first layers that recompute: full:3",
-                          text));
+    node.fail(
+        fmt::format("'{}' is not what a stage recomputes; write a way to recompute, alone for all layers of the "
+                    "stage, or with the number of its first layers that recompute: full:3",
+                    text));
   return {recompute_rows()[static_cast<std::size_t>(found - names.begin())].kind, layers};
 }
 
@@ -362,9 +363,7 @@ constexpr std::array rows = {
         .maximum = 3,
         .presumes = Choice::dp,
         .word =
-            [](const ParallelSpec& spec) {
-              return spec.replicas() > 1 ? fmt::format("zero{}", spec.zero_stage) : "";
-            },
+            [](const ParallelSpec& spec) { return spec.replicas() > 1 ? fmt::format("zero{}", spec.zero_stage) : ""; },
         .phrase = [](const ChoiceValue& value) { return fmt::format("ZeRO-{}", number(value)); },
         .instead =
             [](const ParallelSpec& now, const ChoiceValue& given) {
@@ -400,36 +399,36 @@ constexpr std::array rows = {
                                               : fmt::format("sharding over groups of {}", number(value));
                   }},
     // All alike: the default, an empty list.
-    ChoiceRow{.choice = Choice::replica_micro_batches,
-              .key = "replica_micro_batches",
-              .option = "--replica-micro-batches",
-              .operand = "N,N,...",
-              .description = "micro-batches of each data-parallel replica in a step, for replicas on unlike devices "
-                             "(default: all alike)",
-              .get = get<&ParallelSpec::replica_micro_batches>,
-              .set = set<&ParallelSpec::replica_micro_batches>,
-              .maximum = most_micro_batches,
-              .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
-              .may_be_absent = true,
-              .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
-              .presumes = Choice::dp,
-              .implies = [](const ChoiceValue& value,
-                            const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
-                return {Choice::dp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
-              },
-              .fault = other_replicas_than_dp,
-              .word =
-                  [](const ParallelSpec& spec) {
-                    return spec.replica_micro_batches.empty()
-                               ? ""
-                               : fmt::format("micro-batches={}", runs_of(spec.replica_micro_batches));
-                  },
-              .phrase =
-                  [](const ChoiceValue& value) {
-                    const auto& replicas = std::get<std::vector<int>>(value);
-                    return replicas.empty() ? std::string("equally many micro-batches on all replicas")
-                                            : fmt::format("{} micro-batches on the replicas", runs_of(replicas));
-                  }},
+    ChoiceRow{
+        .choice = Choice::replica_micro_batches,
+        .key = "replica_micro_batches",
+        .option = "--replica-micro-batches",
+        .operand = "N,N,...",
+        .description = "micro-batches of each data-parallel replica in a step, for replicas on unlike devices "
+                       "(default: all alike)",
+        .get = get<&ParallelSpec::replica_micro_batches>,
+        .set = set<&ParallelSpec::replica_micro_batches>,
+        .maximum = most_micro_batches,
+        .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
+        .may_be_absent = true,
+        .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
+        .presumes = Choice::dp,
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
+          return {Choice::dp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
+        },
+        .fault = other_replicas_than_dp,
+        .word =
+            [](const ParallelSpec& spec) {
+              return spec.replica_micro_batches.empty()
+                         ? ""
+                         : fmt::format("micro-batches={}", runs_of(spec.replica_micro_batches));
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              const auto& replicas = std::get<std::vector<int>>(value);
+              return replicas.empty() ? std::string("equally many micro-batches on all replicas")
+                                      : fmt::format("{} micro-batches on the replicas", runs_of(replicas));
+            }},
     ChoiceRow{.choice = Choice::micro_batch,
               .key = "micro_batch",
               .option = "--micro-batch",
@@ -488,27 +487,27 @@ constexpr std::array rows = {
                   },
               .phrase =
                   [](const ChoiceValue& value) { return fmt::format("{} virtual stages a rank", number(value)); }},
-    ChoiceRow{.choice = Choice::micro_batch_group,
-              .key = "micro_batch_group",
-              .option = "--micro-batch-group",
-              .operand = "N",
-              .description = "micro-batches that an interleaved pipeline runs through one stage of a rank before the "
-                             "next (default: as many as ranks)",
-              .get = get<&ParallelSpec::micro_batch_group>,
-              .set = set<&ParallelSpec::micro_batch_group>,
-              .minimum = 2,
-              .maximum = most_devices,
-              .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
-              .may_be_absent = true,
-              .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
-              .implies = interleaving,
-              .fault = without_interleaving,
-              .word =
-                  [](const ParallelSpec& spec) {
-                    return spec.micro_batch_group > 0 ? fmt::format("group{}", spec.micro_batch_group) : "";
-                  },
-              .phrase =
-                  [](const ChoiceValue& value) { return fmt::format("micro-batch groups of {}", number(value)); }},
+    ChoiceRow{
+        .choice = Choice::micro_batch_group,
+        .key = "micro_batch_group",
+        .option = "--micro-batch-group",
+        .operand = "N",
+        .description = "micro-batches that an interleaved pipeline runs through one stage of a rank before the "
+                       "next (default: as many as ranks)",
+        .get = get<&ParallelSpec::micro_batch_group>,
+        .set = set<&ParallelSpec::micro_batch_group>,
+        .minimum = 2,
+        .maximum = most_devices,
+        .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
+        .may_be_absent = true,
+        .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
+        .implies = interleaving,
+        .fault = without_interleaving,
+        .word =
+            [](const ParallelSpec& spec) {
+              return spec.micro_batch_group > 0 ? fmt::format("group{}", spec.micro_batch_group) : "";
+            },
+        .phrase = [](const ChoiceValue& value) { return fmt::format("micro-batch groups of {}", number(value)); }},
     ChoiceRow{
         .choice = Choice::recompute,
         .key = "recompute",
@@ -535,39 +534,39 @@ constexpr std::array rows = {
                                                   : fmt::format("with recompute of {}", name(recompute));
             }},
     // In texts, it is part of recompute's word.
-    ChoiceRow{.choice = Choice::recompute_layers,
-              .key = "recompute_layers",
-              .option = "--recompute-layers",
-              .operand = "N",
-              .description = "layers of each stage that recompute, the first ones (default: all); alone, with "
-                             "--recompute full",
-              .get = get<&ParallelSpec::recompute_layers>,
-              // Without a rule for all stages there is nothing to count.
-              .set =
-                  [](ParallelSpec& spec, const ChoiceValue& value) {
-                    spec.recompute_layers = has_one_rule(spec) ? static_cast<int>(number(value)) : 0;
-                  },
-              .maximum = most_devices,
-              .may_be_absent = true,
-              .presumes = Choice::recompute,
-              .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/)
-                  -> std::pair<Choice, ChoiceValue> {
-                if (number(value) == 0) return {Choice::recompute_layers, value};
-                return {Choice::recompute, Recompute::full};
-              },
-              .fault = layers_without_rule,
-              .phrase =
-                  [](const ChoiceValue& value) {
-                    return number(value) == 0 ? std::string("with recompute of all layers")
-                                              : fmt::format("with recompute of {} layers a stage", number(value));
-                  },
-              .instead =
-                  [](const ParallelSpec& now, const ChoiceValue& given) {
-                    return now.recompute_layers == 0
-                               ? fmt::format("recompute of all layers instead of {} a stage", number(given))
-                               : fmt::format("recompute of {} layers a stage instead of {}", now.recompute_layers,
-                                             number(given));
-                  }},
+    ChoiceRow{
+        .choice = Choice::recompute_layers,
+        .key = "recompute_layers",
+        .option = "--recompute-layers",
+        .operand = "N",
+        .description = "layers of each stage that recompute, the first ones (default: all); alone, with "
+                       "--recompute full",
+        .get = get<&ParallelSpec::recompute_layers>,
+        // Without a rule for all stages there is nothing to count.
+        .set =
+            [](ParallelSpec& spec, const ChoiceValue& value) {
+              spec.recompute_layers = has_one_rule(spec) ? static_cast<int>(number(value)) : 0;
+            },
+        .maximum = most_devices,
+        .may_be_absent = true,
+        .presumes = Choice::recompute,
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
+          if (number(value) == 0) return {Choice::recompute_layers, value};
+          return {Choice::recompute, Recompute::full};
+        },
+        .fault = layers_without_rule,
+        .phrase =
+            [](const ChoiceValue& value) {
+              return number(value) == 0 ? std::string("with recompute of all layers")
+                                        : fmt::format("with recompute of {} layers a stage", number(value));
+            },
+        .instead =
+            [](const ParallelSpec& now, const ChoiceValue& given) {
+              return now.recompute_layers == 0
+                         ? fmt::format("recompute of all layers instead of {} a stage", number(given))
+                         : fmt::format("recompute of {} layers a stage instead of {}", now.recompute_layers,
+                                       number(given));
+            }},
     ChoiceRow{.choice = Choice::stage_blocks,
               .key = "stage_blocks",
               .option = "--stage-blocks",
@@ -587,44 +586,45 @@ constexpr std::array rows = {
                   [](const ParallelSpec& now, const ChoiceValue&) {
                     return fmt::format("layers per stage {} instead of what was given", stage_layers(now));
                   }},
-    ChoiceRow{.choice = Choice::tied_gradients,
-              .key = "tied_gradients",
-              .option = "--tied-gradients",
-              .description = "accumulators of a tied parameter on a rank: one, reduced once, or one for each use, for "
-                             "bits that do not depend on the stages",
-              .get = get<&ParallelSpec::tied_gradients>,
-              .set = set<&ParallelSpec::tied_gradients>,
-              .named = named<TiedGradients::together, TiedGradients::apart>,
-              .may_be_absent = true,
-              .word =
-                  [](const ParallelSpec& spec) {
-                    return std::string(spec.tied_gradients == TiedGradients::apart ? "tied-gradients=apart" : "");
-                  },
-              .phrase =
-                  [](const ChoiceValue& value) {
-                    return fmt::format("tied gradients {}", name(std::get<TiedGradients>(value)));
-                  }},
+    ChoiceRow{
+        .choice = Choice::tied_gradients,
+        .key = "tied_gradients",
+        .option = "--tied-gradients",
+        .description = "accumulators of a tied parameter on a rank: one, reduced once, or one for each use, for "
+                       "bits that do not depend on the stages",
+        .get = get<&ParallelSpec::tied_gradients>,
+        .set = set<&ParallelSpec::tied_gradients>,
+        .named = named<TiedGradients::together, TiedGradients::apart>,
+        .may_be_absent = true,
+        .word =
+            [](const ParallelSpec& spec) {
+              return std::string(spec.tied_gradients == TiedGradients::apart ? "tied-gradients=apart" : "");
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              return fmt::format("tied gradients {}", name(std::get<TiedGradients>(value)));
+            }},
     // GPipe uses each buffer once in a step.
-    ChoiceRow{.choice = Choice::input_slots,
-              .key = "input_slots",
-              .option = "--input-slots",
-              .description = "buffers of a stage for arriving activations",
-              .get = get<&ParallelSpec::input_slots>,
-              .set = set<&ParallelSpec::input_slots>,
-              .named = named<InputSlots::in_flight, InputSlots::one_more>,
-              .may_be_absent = true,
-              .applies =
-                  [](const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule != ScheduleKind::gpipe; },
-              .word =
-                  [](const ParallelSpec& spec) {
-                    return std::string(spec.input_slots == InputSlots::one_more ? "input-slots+1" : "");
-                  },
-              .phrase =
-                  [](const ChoiceValue& value) {
-                    return std::string(std::get<InputSlots>(value) == InputSlots::one_more
-                                           ? "with one more buffer for arriving activations"
-                                           : "without another buffer for arriving activations");
-                  }},
+    ChoiceRow{
+        .choice = Choice::input_slots,
+        .key = "input_slots",
+        .option = "--input-slots",
+        .description = "buffers of a stage for arriving activations",
+        .get = get<&ParallelSpec::input_slots>,
+        .set = set<&ParallelSpec::input_slots>,
+        .named = named<InputSlots::in_flight, InputSlots::one_more>,
+        .may_be_absent = true,
+        .applies = [](const ParallelSpec& spec) { return spec.pp() > 1 && spec.schedule != ScheduleKind::gpipe; },
+        .word =
+            [](const ParallelSpec& spec) {
+              return std::string(spec.input_slots == InputSlots::one_more ? "input-slots+1" : "");
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              return std::string(std::get<InputSlots>(value) == InputSlots::one_more
+                                     ? "with one more buffer for arriving activations"
+                                     : "without another buffer for arriving activations");
+            }},
     ChoiceRow{.choice = Choice::offload,
               .key = "offload",
               .option = "--offload",
@@ -638,56 +638,54 @@ constexpr std::array rows = {
                   [](const ParallelSpec& spec) {
                     return spec.offload == Offload::none ? "" : fmt::format("offload={}", name(spec.offload));
                   },
-              .phrase =
-                  [](const ChoiceValue& value) { return std::string(row_of(std::get<Offload>(value)).phrase); }},
-    ChoiceRow{.choice = Choice::dp_method,
-              .key = "dp_method",
-              .option = "--dp-method",
-              .description = "how data-parallel ranks come by equal parameters: gradients are reduced on all, or one "
-                             "process's master hands parameters out, computes the loss and collects gradients "
-                             "(DataParallel)",
-              .get = get<&ParallelSpec::dp_method>,
-              .set = set<&ParallelSpec::dp_method>,
-              .named = named<DataMethod::all_reduce, DataMethod::master>,
-              .may_be_absent = true,
-              .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
-              .presumes = Choice::dp,
-              .word =
-                  [](const ParallelSpec& spec) {
-                    return std::string(spec.dp_method == DataMethod::master ? "master" : "");
-                  },
-              .phrase =
-                  [](const ChoiceValue& value) {
-                    return std::string(std::get<DataMethod>(value) == DataMethod::master
-                                           ? "one process with a master (DataParallel)"
-                                           : "gradients reduced on all ranks");
-                  }},
-    ChoiceRow{.choice = Choice::tp_overlap,
-              .key = "tp_overlap",
-              .option = "--tp-overlap",
-              .description = "with sequence parallelism: products wait for all their rows, or slices of them are "
-                             "multiplied while others go around the ring of the tensor-parallel ranks",
-              .get = get<&ParallelSpec::tp_overlap>,
-              .set = set<&ParallelSpec::tp_overlap>,
-              .named = named<TensorOverlap::none, TensorOverlap::ring>,
-              .may_be_absent = true,
-              .applies = [](const ParallelSpec& spec) { return spec.sequence_parallel; },
-              .presumes = Choice::sequence_parallel,
-              .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/)
-                  -> std::pair<Choice, ChoiceValue> {
-                if (std::get<TensorOverlap>(value) == TensorOverlap::none) return {Choice::tp_overlap, value};
-                return {Choice::sequence_parallel, true};
-              },
-              .word =
-                  [](const ParallelSpec& spec) {
-                    return std::string(spec.tp_overlap == TensorOverlap::ring ? "tp-ring" : "");
-                  },
-              .phrase =
-                  [](const ChoiceValue& value) {
-                    return std::string(std::get<TensorOverlap>(value) == TensorOverlap::ring
-                                           ? "tokens around a ring beside slices of products"
-                                           : "products of all tokens at once");
-                  }},
+              .phrase = [](const ChoiceValue& value) { return std::string(row_of(std::get<Offload>(value)).phrase); }},
+    ChoiceRow{
+        .choice = Choice::dp_method,
+        .key = "dp_method",
+        .option = "--dp-method",
+        .description = "how data-parallel ranks come by equal parameters: gradients are reduced on all, or one "
+                       "process's master hands parameters out, computes the loss and collects gradients "
+                       "(DataParallel)",
+        .get = get<&ParallelSpec::dp_method>,
+        .set = set<&ParallelSpec::dp_method>,
+        .named = named<DataMethod::all_reduce, DataMethod::master>,
+        .may_be_absent = true,
+        .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
+        .presumes = Choice::dp,
+        .word =
+            [](const ParallelSpec& spec) { return std::string(spec.dp_method == DataMethod::master ? "master" : ""); },
+        .phrase =
+            [](const ChoiceValue& value) {
+              return std::string(std::get<DataMethod>(value) == DataMethod::master
+                                     ? "one process with a master (DataParallel)"
+                                     : "gradients reduced on all ranks");
+            }},
+    ChoiceRow{
+        .choice = Choice::tp_overlap,
+        .key = "tp_overlap",
+        .option = "--tp-overlap",
+        .description = "with sequence parallelism: products wait for all their rows, or slices of them are "
+                       "multiplied while others go around the ring of the tensor-parallel ranks",
+        .get = get<&ParallelSpec::tp_overlap>,
+        .set = set<&ParallelSpec::tp_overlap>,
+        .named = named<TensorOverlap::none, TensorOverlap::ring>,
+        .may_be_absent = true,
+        .applies = [](const ParallelSpec& spec) { return spec.sequence_parallel; },
+        .presumes = Choice::sequence_parallel,
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
+          if (std::get<TensorOverlap>(value) == TensorOverlap::none) return {Choice::tp_overlap, value};
+          return {Choice::sequence_parallel, true};
+        },
+        .word =
+            [](const ParallelSpec& spec) {
+              return std::string(spec.tp_overlap == TensorOverlap::ring ? "tp-ring" : "");
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              return std::string(std::get<TensorOverlap>(value) == TensorOverlap::ring
+                                     ? "tokens around a ring beside slices of products"
+                                     : "products of all tokens at once");
+            }},
 };
 
 // The index of a choice's row is its enumerator.

@@ -79,9 +79,8 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       if (plan.spec.zero_stage >= 2 && time.exposed.dp.value > 0.0)
         signs.push_back(
             fmt::format("{} waits for the communication of ZeRO-{}", share(time.exposed.dp), plan.spec.zero_stage));
-      signs.push_back(
-          fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
-                      format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction))));
+      signs.push_back(fmt::format("the peak is {:.1f} % of a device's {}", 100.0 * memory_share(plan),
+                                  format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction))));
       return join(signs);
     }
     case Constraint::compute:
@@ -189,9 +188,9 @@ std::string time_and_memory(const Plan& plan) {
       costs ? fmt::format(" and costs {}", format_cost(plan.cluster, plan.spec.mesh.size(), time.total())) : "",
       format_count(tokens_per_second(subject)), format_flop_rate(model_rate_per_device(subject)));
   text += where_time_goes(time);
-  text += fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()),
-                      100.0 * memory_share(plan),
-                      format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction)));
+  text +=
+      fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()),
+                  100.0 * memory_share(plan), format_bytes(memory_capacity(plan.cluster, plan.spec, plan.prediction)));
   return text + where_memory_goes(memory);
 }
 

@@ -61,13 +61,13 @@ inline constexpr std::size_t most_choices = 64;
 std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
-// used by one thread. `balances_replicas`: candidates are `balanced`, but by the objective
+// used by one thread. Where `width` balances replicas, candidates are `balanced`, but by the objective
 // memory, of which unlike numbers need no less.
 class CandidateMaker {
  public:
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                 Objective objective = Objective::time,
-                 std::shared_ptr<KnownBlockShapes> known_shapes = nullptr, const SpaceWidth& width = {});
+                 Objective objective = Objective::time, std::shared_ptr<KnownBlockShapes> known_shapes = nullptr,
+                 const SpaceWidth& width = {});
 
   // Appends the candidates of one spec of enumerate_specs, in a fixed order:
   // - with given stage blocks, or those of an engine that counts layers, that one; if it does not

@@ -115,8 +115,8 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
                                .most_zero_in_pipelines = 1};
           const std::vector<int> legal = row.legal_degrees(*graph, training, spec, 13);
           CHECK(std::ranges::is_sorted(legal));
-          const bool of_values = row.name == "zero" || row.name == "offload" ||
-                                 row.name == "recompute" || row.name == "master";
+          const bool of_values =
+              row.name == "zero" || row.name == "offload" || row.name == "recompute" || row.name == "master";
           for (int degree = of_values ? 0 : 1; degree <= 13; ++degree) {
             setter->second(*graph, spec, degree);
             INFO(row.name << " over " << degree << " of " << graph->name << ", dp " << dp);
@@ -532,8 +532,9 @@ TEST_CASE("A stage recomputes no more layers than it has") {
   spec = layout(tiny_gpt2(), 1, 1, 1);
   spec.recompute = Recompute::norms;
   spec.recompute_layers = 5;
-  CHECK(reason_of(spec) == "recompute_layers is 5, and the model has 4 layers; take 1 to 4, or leave it out: all "
-                           "layers recompute");
+  CHECK(reason_of(spec) ==
+        "recompute_layers is 5, and the model has 4 layers; take 1 to 4, or leave it out: all "
+        "layers recompute");
   spec.recompute = Recompute::none;
   CHECK(reason_of(spec) == "recompute_layers says how many layers of each stage recompute, and recompute is none");
   spec = layout(tiny_gpt2(), 1, 1, 2);
@@ -542,8 +543,9 @@ TEST_CASE("A stage recomputes no more layers than it has") {
   spec.stage_recompute = {{Recompute::full, 3}, {Recompute::norms, 1}};
   CHECK(reason_of(spec) == "legal");
   spec.stage_recompute.back().layers = 2;
-  CHECK(reason_of(spec) == "stage 1 recomputes 2 of its layers (norms:2), and it has 1; take at most 1, or norms for "
-                           "all of them");
+  CHECK(reason_of(spec) ==
+        "stage 1 recomputes 2 of its layers (norms:2), and it has 1; take at most 1, or norms for "
+        "all of them");
   spec.stage_recompute.back() = {Recompute::none, 1};
   CHECK(reason_of(spec) == "stage 1 recomputes nothing of 1 layers; say what they recompute, or leave the number out");
 }
