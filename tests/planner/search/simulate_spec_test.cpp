@@ -474,7 +474,7 @@ TEST_CASE("a layout that was lowered once is simulated alike on other links and 
         for (Link& link : varied.groups.front().node.links) link.bandwidth *= links;
         training.global_batch = batch;
         NetworkCache networks(varied, training.engine);
-        const std::vector<CostModel> models = cost_models(networks, spec.mesh);
+        const std::vector<CostModel> models = cost_models(networks, spec);
         const SimulatedSpec alone = simulate_soon(graph, varied, training, spec, placements, models);
         const SimulatedSpec shared = steps.simulate(graph, varied, training, spec, placements, models);
         CHECK(shared.result == alone.result);
