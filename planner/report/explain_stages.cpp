@@ -223,10 +223,10 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   if (keeps) parts.emplace_back("kept");
   parts.insert(parts.end(), {"peak", "of capacity"});
   // Interleaved pipelines have several stages on a rank.
-  const std::string each = std::string(plan.spec.virtual_stages == 1 ? "each stage" : "each pipeline rank") +
-                           (plan.spec.replica_micro_batches.empty() ? "" : " of each kind of replica (replica.stage)");
-  return fmt::format("\n{}'s time, communication as far as it is waited for:\n", each) +
-         stage_table(std::move(titles), names, times, computing) + fmt::format("\n{}'s memory:\n", each) +
+  const std::string each = plan.spec.virtual_stages == 1 ? "each stage" : "each pipeline rank";
+  const std::string of = plan.spec.replica_micro_batches.empty() ? "" : " (replica.stage, of each kind of replica)";
+  return fmt::format("\n{}'s time{}, communication as far as it is waited for:\n", each, of) +
+         stage_table(std::move(titles), names, times, computing) + fmt::format("\n{}'s memory{}:\n", each, of) +
          stage_table(std::move(parts), names, memory, peaks);
 }
 

@@ -92,5 +92,47 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
   }
 }
 
+TEST_CASE("replicas on unlike devices get the micro-batches that suit them, and explain says which decides") {
+  const std::string two_kinds = std::string(PARPLAN_SOURCE_DIR) + "/tests/data/clusters/cpu-two-kinds.yaml";
+  Folder folder;
+  const auto simulate = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"simulate", tiny_gpt2, "--cluster", two_kinds, "--global-batch", "64",
+                                       "--tp",     "2",       "--pp",      "1",       "--json",         "-",
+                                       "--quiet",  "-o",      folder.path("p.yaml")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return call(arguments);
+  };
+  const auto step_of = [](const Called& called) {
+    return Json::parse(called.out).at("plans").at(0).at("step_time_s").get<double>();
+  };
+  const Called alike = simulate({"--dp", "4", "--micro-batch", "1"});
+  REQUIRE(alike.code == 0);
+  const Called balanced = simulate({"--dp", "4", "--micro-batch", "1", "--balance-replicas"});
+  INFO(balanced.err);
+  REQUIRE(balanced.code == 0);
+  const std::vector<int> shares =
+      read_plan(read_file(folder.path("p.yaml")), "p.yaml").spec.replica_micro_batches;
+  REQUIRE(shares.size() == 4);
+  CHECK(shares[0] + shares[1] + shares[2] + shares[3] == 64);
+  CHECK(shares[0] > 2 * shares[2]);
+  CHECK(step_of(balanced) < 0.8 * step_of(alike));
+  const Called explained = call({"explain", folder.path("p.yaml"), "--quick"});
+  INFO(explained.out);
+  REQUIRE(explained.code == 0);
+  CHECK(explained.out.find("which device decides: replica ") != std::string::npos);
+  CHECK(explained.out.find(fmt::format("replica 0 ({} micro-batches) on One fast core", shares[0])) !=
+        std::string::npos);
+  CHECK(explained.out.find(fmt::format("replica 2 ({} micro-batches) on One slow core", shares[2])) !=
+        std::string::npos);
+
+  CHECK(simulate({"--replica-micro-batches", "20,12", "--balance-replicas"}).err ==
+        "error: --balance-replicas chooses what --replica-micro-batches gives; leave one of them out\n");
+  CHECK(simulate({"--dp", "4", "--micro-batch", "1", "--balance-replicas", "--zero", "2"}).code == 0);
+  const Called of_other = simulate({"--replica-micro-batches", "40,24", "--engine", "megatron-2021"});
+  CHECK(of_other.code == 2);
+  CHECK(of_other.err.find("gives all replicas equally many micro-batches: replica_micro_batches must be left out") !=
+        std::string::npos);
+}
+
 }  // namespace
 }  // namespace parplan

@@ -265,6 +265,14 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
           space.specs, [](const ParallelSpec& spec) { return spec.replicas() == 4 && spec.zero_stage == 2; });
       row.set(specs.emplace_back(*sharded), std::int64_t{2});
     }
+    if (row.choice == Choice::replica_micro_batches) {
+      const auto several = std::ranges::find_if(space.specs, [&](const ParallelSpec& spec) {
+        return spec.dp() == 2 && spec.cp() == 1 && spec.pp() == 1 && spec.zero_stage == 0 &&
+               micro_batches(spec, space.training) >= 2;
+      });
+      const int each = static_cast<int>(micro_batches(*several, space.training));
+      row.set(specs.emplace_back(*several), std::vector<int>{each + 1, each - 1});
+    }
     if (row.choice == Choice::recompute_layers) {
       ParallelSpec& spec = specs.emplace_back(space.specs.front());
       spec.recompute = Recompute::full;
