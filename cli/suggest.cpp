@@ -66,13 +66,15 @@ std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Engine
 void check_fewest_layers(const LayoutRequest& layout, const Engine& engine) {
   for (const Choice choice : {Choice::recompute, Choice::recompute_layers})
     if (layout[choice])
-      throw ConfigError(fmt::format("--recompute-fewest-layers chooses what stages recompute, and {} says it; leave one "
-                                    "out",
-                                    row_of(choice).option));
+      throw ConfigError(
+          fmt::format("--recompute-fewest-layers chooses what stages recompute, and {} says it; leave one "
+                      "out",
+                      row_of(choice).option));
   if (!engine.has_recompute_per_stage)
-    throw ConfigError(fmt::format("--recompute-fewest-layers chooses for each stage, and engine {} has no stages that "
-                                  "recompute differently; give one number with --recompute-layers",
-                                  engine.name));
+    throw ConfigError(
+        fmt::format("--recompute-fewest-layers chooses for each stage, and engine {} has no stages that "
+                    "recompute differently; give one number with --recompute-layers",
+                    engine.name));
 }
 
 int carry_out(const SuggestArguments& arguments, Terminal& terminal) {

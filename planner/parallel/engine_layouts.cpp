@@ -121,7 +121,8 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 std::string lacking_in_words(const Engine& engine) {
   std::vector<std::string> lacking;
   for (const EngineLayoutRow& row : layout_rows)
-    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers) lacking.emplace_back(row.name);
+    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers)
+      lacking.emplace_back(row.name);
   const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
   if (engine.most_zero < Engine{}.most_zero) lacking.push_back(fmt::format("ZeRO above {}", engine.most_zero));
   if (most < engine.most_zero) lacking.push_back(fmt::format("ZeRO above {} in pipelines", most));

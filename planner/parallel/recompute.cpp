@@ -11,9 +11,8 @@
 namespace parplan {
 
 bool recomputes_some_layers(const ParallelSpec& spec) {
-  return spec.recompute_layers > 0 || std::ranges::any_of(spec.stage_recompute, [](const StageRecompute& stage) {
-           return stage.layers > 0;
-         });
+  return spec.recompute_layers > 0 ||
+         std::ranges::any_of(spec.stage_recompute, [](const StageRecompute& stage) { return stage.layers > 0; });
 }
 
 int most_layers_of_a_stage(const OpGraph& graph, const ParallelSpec& spec) {
@@ -38,10 +37,10 @@ std::optional<std::string> illegal_recompute(const OpGraph& graph, const Trainin
       return fmt::format("recompute_layers says how many layers of each stage recompute, and recompute is {}",
                          name(spec.recompute));
     if (const int most = most_layers_of_a_stage(graph, spec); spec.recompute_layers > most || spec.recompute_layers < 0)
-      return fmt::format("recompute_layers is {}, and {} {} layer{}; take 1 to {}, or leave it out: all layers recompute",
-                         spec.recompute_layers,
-                         spec.stages() == 1 ? "the model has" : "no stage has more than", most, most == 1 ? "" : "s",
-                         most);
+      return fmt::format(
+          "recompute_layers is {}, and {} {} layer{}; take 1 to {}, or leave it out: all layers recompute",
+          spec.recompute_layers, spec.stages() == 1 ? "the model has" : "no stage has more than", most,
+          most == 1 ? "" : "s", most);
   }
   if (spec.stage_blocks.size() != spec.stage_recompute.size()) return std::nullopt;
   const std::vector<int> layers = layers_of_stages(spec);
@@ -49,8 +48,9 @@ std::optional<std::string> illegal_recompute(const OpGraph& graph, const Trainin
     const StageRecompute& own = spec.stage_recompute[stage];
     if (own.layers == 0) continue;
     if (own.layers > layers[stage])
-      return fmt::format("stage {} recomputes {} of its layers ({}), and it has {}; take at most {}, or {} for all of them",
-                         stage, own.layers, write_stage_recompute(own), layers[stage], layers[stage], name(own.rule));
+      return fmt::format(
+          "stage {} recomputes {} of its layers ({}), and it has {}; take at most {}, or {} for all of them", stage,
+          own.layers, write_stage_recompute(own), layers[stage], layers[stage], name(own.rule));
     if (own.rule == Recompute::none)
       return fmt::format("stage {} recomputes nothing of {} layers; say what they recompute, or leave the number out",
                          stage, own.layers);

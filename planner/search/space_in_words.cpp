@@ -35,7 +35,7 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request, 
   std::vector<std::string> names;
   for (const Recompute recompute : searched_recomputes(engine)) names.emplace_back(name(recompute));
   return words + fmt::format("; recompute {}{}", join(names),
-                             width.recomputes_fewest_layers                      ? ", in as few layers as memory demands"
+                             width.recomputes_fewest_layers ? ", in as few layers as memory demands"
                              : engine.has_recompute_per_stage || names.size() == 1 ? ""
                                                                                    : ", the same on all stages");
 }

@@ -742,8 +742,7 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
   for (int rank = 0; rank < shape.ranks; ++rank) {
     held_.clear();
     for (int s = stages == shape.ranks ? rank : 0; s < stages; ++s) {
-      if (rank_of_stage_[s] == rank)
-        held_.push_back({ranges_[s], shapes_for(s), is_handed_its_input(spec, s)});
+      if (rank_of_stage_[s] == rank) held_.push_back({ranges_[s], shapes_for(s), is_handed_its_input(spec, s)});
       if (stages == shape.ranks) break;
     }
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
@@ -791,7 +790,8 @@ Estimate Estimator::estimate(const ParallelSpec& spec, const Placements& placeme
       way.keeping = {&costs_of(numbers.kept_shapes, environment), copies_of(spec, numbers.kept_shapes, environment)};
       data_costs = &data_costs_of(spec, placements, *shapes_[numbers.shapes], view, environment);
     }
-    if (!as_before) way.first_kept = first_kept_block(range, spec.recompute_of(s), static_cast<int>(graph_.blocks.size()));
+    if (!as_before)
+      way.first_kept = first_kept_block(range, spec.recompute_of(s), static_cast<int>(graph_.blocks.size()));
     const BlockShapes& shapes = *shapes_[numbers.shapes];
 
     const bool sequential = is_sequential(environment);

@@ -28,7 +28,9 @@ struct Case {
 const std::vector<Case> cases = {
     {.name = "one rank", .degree = {}},
     {.name = "ZeRO-3", .degree = {.dp = 2}, .zero_stage = 3},
-    {.name = "tensor and sequence parallelism", .degree = {.dp = 2, .tp = 2}, .zero_stage = 2,
+    {.name = "tensor and sequence parallelism",
+     .degree = {.dp = 2, .tp = 2},
+     .zero_stage = 2,
      .sequence_parallel = true},
     {.name = "1F1B", .degree = {.pp = 2}, .input_slots = InputSlots::one_more},
     {.name = "interleaved", .degree = {.pp = 2}, .schedule = ScheduleKind::interleaved, .virtual_stages = 2},
@@ -61,7 +63,8 @@ TEST_CASE("whatever number of a stage's layers recompute, a plan trains to the b
       for (const Offload offload : {Offload::none, Offload::activations}) {
         spec.offload = offload;
         for (const Recompute rule : {Recompute::norms | Recompute::mlp, Recompute::full})
-          for (int layers = 1; layers < most_layers_of_a_stage(graph, spec); layers += offload == Offload::none ? 1 : 2) {
+          for (int layers = 1; layers < most_layers_of_a_stage(graph, spec);
+               layers += offload == Offload::none ? 1 : 2) {
             INFO(model << ", " << one.name << ": " << layers << " layers, offload " << name(offload));
             ParallelSpec some = spec;
             some.recompute = rule;

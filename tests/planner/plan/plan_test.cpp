@@ -429,7 +429,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
         place_of("zero_stage: 2") +
             "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, cp, mesh_order, sequence_parallel, cp_method, "
             "zero_stage, dp_shard, micro_batch, micro_batches, schedule, virtual_stages, micro_batch_group, recompute, "
-            "stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, offload, dp_method, tp_overlap; did "
+            "stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, offload, dp_method, "
+            "tp_overlap; did "
             "you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
@@ -491,7 +492,8 @@ TEST_CASE("A layout that does not add up says how") {
             .find("stage_recompute has 1 stages, and pp is 2") != std::string::npos);
   for (const std::string stage : {"full:", "full:0", "full:2x", "none:1", "fully:1", "full:99999999999"})
     CHECK(error_with("recompute: full", "recompute: per_stage\n  stage_recompute: ['" + stage + "', none]")
-              .find("'" + stage + "' is not what a stage recomputes; write a way to recompute, alone for all layers of "
+              .find("'" + stage +
+                    "' is not what a stage recomputes; write a way to recompute, alone for all layers of "
                     "the stage, or with the number of its first layers that recompute: full:3") != std::string::npos);
   CHECK(error_with("recompute: full", "recompute: per_stage\n  stage_recompute: [fully, none]")
             .find("found 'fully'; did you mean 'full'?") != std::string::npos);

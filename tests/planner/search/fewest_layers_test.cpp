@@ -82,7 +82,8 @@ TEST_CASE("of all numbers of layers that stages may recompute, a search finds th
     }
     REQUIRE(all.size() > 10);
     const auto peak = [](const RankedPlan& plan) { return plan.result.memory.peak(); };
-    const Bytes least = peak(*std::ranges::min_element(all, {}, peak)), most = peak(*std::ranges::max_element(all, {}, peak));
+    const Bytes least = peak(*std::ranges::min_element(all, {}, peak)),
+                most = peak(*std::ranges::max_element(all, {}, peak));
     for (int step = 0; step <= 12; ++step) {
       Cluster limited = whole;
       limited.groups.front().device.memory_capacity = least + Bytes((most - least).count * step / 12);
@@ -102,13 +103,13 @@ TEST_CASE("of all numbers of layers that stages may recompute, a search finds th
       for (const RankedPlan& one : all)
         if (peak(one) <= limited.groups.front().device.memory_capacity)
           fastest = std::min(fastest, one.result.time.total());
-      // A search takes the fewest layers by the rule that computes least, which may overlap otherwise.
+      // A search takes the fewest layers by the rule that computes least; others may overlap more.
       CHECK(best.result.time.total() >= fastest * (1 - 1e-12));
       CHECK(best.result.time.total() <= fastest * 1.003);
       if (!without.plans.empty())
         CHECK(best.result.time.total() <= without.plans.front().result.time.total() * (1 + 1e-12));
-      fewer += without.plans.empty() ||
-               best.result.time.total() < without.plans.front().result.time.total() * (1 - 1e-9);
+      fewer +=
+          without.plans.empty() || best.result.time.total() < without.plans.front().result.time.total() * (1 - 1e-9);
       if (!recomputes_some_layers(best.spec)) continue;
       ++found_any;
       // One layer less on any stage does not fit.

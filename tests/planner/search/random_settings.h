@@ -61,8 +61,8 @@ inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {} [{}]", spec.dp(), spec.tp(),
-                     spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
+  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {} [{}]", spec.dp(),
+                     spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
                      spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
                      write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec));
 }
@@ -134,7 +134,8 @@ inline void recompute_some_layers(ParallelSpec& spec, const std::mt19937& random
   if (spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage)
     spec.recompute_layers = some_of(std::ranges::max(layers));
   for (std::size_t stage = 0; stage < spec.stage_recompute.size(); ++stage)
-    if (StageRecompute& own = spec.stage_recompute[stage]; own.rule != Recompute::none) own.layers = some_of(layers[stage]);
+    if (StageRecompute& own = spec.stage_recompute[stage]; own.rule != Recompute::none)
+      own.layers = some_of(layers[stage]);
 }
 
 // Everything is trained in half of the cases; else adapters, a block, or both. `graph`: becomes how
