@@ -264,6 +264,9 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
         "the layout takes {} devices ({}), and --devices asks for {}; make them equal, or leave one part out", product,
         given, devices));
   if (const auto reason = lacked_by_engine(training.engine, layout)) throw ConfigError(*reason);
+  if (layout[Choice::recompute_layers] && layout[Choice::recompute] == ChoiceValue(Recompute::none))
+    throw ConfigError("--recompute-layers says how many layers of each stage recompute, and --recompute is none; leave "
+                      "one out");
   // Options that are not given may still be chosen so that these are legal.
   LayoutRequest judged = layout;
   for (const ChoiceRow& row : choice_rows())

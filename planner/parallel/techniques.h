@@ -16,8 +16,8 @@ namespace parplan {
 // One way of spreading work. A new one needs a file and a row here; a test loops over the rows.
 struct TechniqueRow {
   std::string_view name;
-  // Degrees (ZeRO, offload, recompute, master: values) of 1 .. `most` (these: 0 .. `most`) that the technique
-  // can have when everything else is as in `spec`, ascending.
+  // Degrees (ZeRO, offload, recompute, master: values) of 1 .. `most` (these: 0 .. `most`) that the
+  // technique can have when everything else is as in `spec`, ascending.
   std::vector<int> (*legal_degrees)(const OpGraph&, const TrainingSpec&, const ParallelSpec&, int most) = nullptr;
   // Why `spec` is illegal, in words with the legal alternatives; nothing when it is legal.
   std::optional<std::string> (*illegal)(const OpGraph&, const TrainingSpec&, const ParallelSpec&) = nullptr;

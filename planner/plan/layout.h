@@ -55,8 +55,8 @@ struct Layout {
   int stage_of_block(int block) const;
 };
 
-// The block of a stage from which on no layer recomputes, in a model of `blocks` blocks, of which all
-// but the first and the last are layers; the end of the stage where all of its layers recompute.
+// The block of a stage from which on no layer recomputes, in a model of `blocks` blocks, of which
+// all but the first and the last are layers. The end of the stage where all of its layers do.
 int first_kept_block(BlockRange stage, const StageRecompute& recompute, int blocks);
 // `spec.stage_blocks` is set; the blocks of a stage are alike, but for which of them recompute.
 Layout lay_out(const ParallelSpec& spec, const Placements& placements);

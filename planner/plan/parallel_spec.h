@@ -77,7 +77,7 @@ struct ParallelSpec {
   std::vector<int> replica_micro_batches;
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   Recompute recompute = Recompute::none;
-  // The layers of each stage that recompute, its first ones; 0: all, and so with none and per_stage.
+  // The layers of each stage that recompute, its first ones; 0: all; so with none and per_stage.
   int recompute_layers = 0;
   // For each stage, where `recompute` is per_stage; else empty.
   std::vector<StageRecompute> stage_recompute;

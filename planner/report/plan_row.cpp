@@ -205,7 +205,8 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return s.spec.dp() > 1 ? chosen<Choice::dp_method>(s) : Json(nullptr); }},
     Column{"tp_overlap", "", "whether tokens go around the ring of tensor-parallel ranks beside slices of products",
            [](const Subject& s) { return s.spec.sequence_parallel ? chosen<Choice::tp_overlap>(s) : Json(nullptr); }},
-    Column{"recompute_layers", "", "layers of each stage that recompute, the first ones; null where all do, or per stage",
+    Column{"recompute_layers", "",
+           "layers of each stage that recompute, the first ones; null where all do, or per stage",
            [](const Subject& s) {
              return s.spec.recompute_layers > 0 ? Json(s.spec.recompute_layers) : Json(nullptr);
            }},

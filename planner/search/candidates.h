@@ -80,8 +80,8 @@ class CandidateMaker {
   //   for themselves. With several stages on a rank, the cut whose slowest stage is fastest; if
   //   that does not fit without recompute, also with the ranks choosing for themselves; and if that
   //   does not fit either, the fastest cut that gives each rank what it can hold (rank_cuts.h).
-  // Where the width says so, each cut that does not fit without recompute is also one with the fewest
-  // layers that recompute (recomputing_fewest_layers), unless memory is the objective.
+  // Where the width says so, each cut that does not fit without recompute is also one with the
+  // fewest layers that recompute (recomputing_fewest_layers), unless memory is the objective.
   // Estimates have bounds only, and where a candidate does not fit, only its memory. `mixes`:
   // whether stages may differ in what they recompute. Returns something where not every cut was
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.
@@ -98,9 +98,9 @@ class CandidateMaker {
   Bytes least_memory(const ParallelSpec& spec, Bytes room_in_all);
 
   // A layout with its cut and without recompute, in which each rank recomputes so that its stages
-  // fit: as few of the first layers of each as that takes, by the rule that adds the least time, one
-  // for all stages of the rank. Nothing where a rank has no room in any way, or no stage is left that
-  // recomputes some of its layers alone.
+  // fit: as few of the first layers of each as that takes, by the rule that adds the least time,
+  // one for all stages of the rank. Nothing where a rank has no room in any way, or no stage is
+  // left that recomputes some of its layers alone.
   std::optional<ParallelSpec> recomputing_fewest_layers(const ParallelSpec& spec);
 
   // The cut of a layout that is complete but for its cut: the cut whose slowest stage is fastest,

@@ -98,7 +98,7 @@ TEST_CASE("the first layers of a stage recompute, neither the embedding nor the 
   CHECK(recomputing(spec) == "RRRRRRRRR");
   spec.recompute_layers = 1;
   CHECK(recomputing(spec) == "RR..R..RR");
-  // A stage with fewer layers recomputes all of its own; the head, which has no choice, goes with them.
+  // A stage with fewer layers recomputes all of its own; the head has no choice, and goes along.
   spec.recompute_layers = 2;
   CHECK(recomputing(spec) == "RRR.RR.RR");
   spec.recompute_layers = 3;

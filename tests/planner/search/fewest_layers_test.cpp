@@ -103,7 +103,7 @@ TEST_CASE("of all numbers of layers that stages may recompute, a search finds th
       for (const RankedPlan& one : all)
         if (peak(one) <= limited.groups.front().device.memory_capacity)
           fastest = std::min(fastest, one.result.time.total());
-      // A search takes the fewest layers by the rule that computes least, which may overlap otherwise.
+      // A search takes the fewest layers by the rule that computes least; others may overlap more.
       CHECK(best.result.time.total() >= fastest * (1 - 1e-12));
       CHECK(best.result.time.total() <= fastest * 1.003);
       if (!without.plans.empty())
