@@ -112,7 +112,8 @@ def main() -> None:
         times.sort()
         quarter = len(times) // 4
         print(f"{device}: {len(times)} goldens ask for {times[0]:.0f} to {times[-1]:.0f} us an op, "
-              f"half of them for {times[quarter]:.0f} to {times[-1 - quarter]:.0f}, median {times[len(times) // 2]:.0f}")
+              f"half of them for {times[quarter]:.0f} to {times[-1 - quarter]:.0f}, "
+              f"median {times[len(times) // 2]:.0f}")
 
 
 main()
