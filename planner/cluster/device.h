@@ -56,8 +56,8 @@ struct DeviceRates {
   RateOrigins origins = {};  // kernel_launch: of the device's
   bool operator==(const DeviceRates&) const = default;
 };
-// The rates of arithmetic that a file may leave out, in its order. The name of a rate is the section
-// and the key that state it: "attention.forward". None is above `matrix_half`.
+// The rates of arithmetic that a file may leave out, in its order. The name of a rate is the
+// section and the key that state it: "attention.forward". None is above `matrix_half`.
 struct OptionalRate {
   Rate rate{};
   FlopsPerSecond DeviceRates::*member = nullptr;

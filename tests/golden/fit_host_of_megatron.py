@@ -23,9 +23,9 @@ import tempfile
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 RUNS = SOURCE / "tests/data/published/runs.csv"
 
-# NVIDIA/Megatron-LM@d98e8a64dd tests/functional_tests/test_cases/*/*/golden_values_dev_dgx_h100.json,
-# dgx_a100 and dgx_gb200: the median of iteration-time behind the fifth step, in ms. Test, model, tp,
-# pp, ms by device.
+# NVIDIA/Megatron-LM@d98e8a64dd tests/functional_tests/test_cases/*/*/golden_values_dev_*.json for
+# dgx_h100, dgx_a100 and dgx_gb200: the median of iteration-time behind the fifth step, in ms. Test,
+# model, tp, pp, ms by device.
 H100, A100, GB200 = "h100-sxm-80gb", "a100-sxm4-80gb", "gb200"
 LINKS = {H100: "nvlink4-nvswitch", A100: "nvlink3-nvswitch", GB200: "nvlink5-nvl72"}
 MODELS = {  # family, layers, hidden, heads, feed-forward, sequence, vocabulary, batch

@@ -95,7 +95,8 @@ constexpr double attention_gradient_share = 0.5;
 
 // Three operations per rotated element. The rest of a head and the values are unchanged, but belong
 // to the operand.
-// As complex numbers, queries and keys are widened, turned and narrowed again, forward and backward.
+// As complex numbers, queries and keys are widened, turned and narrowed again, forward and
+// backward.
 OpWork rotary_work(const OpShape& s, DataType type) {
   const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
   const std::int64_t turned = s.sequence * s.batch * (s.heads + s.kv_heads) * turning;

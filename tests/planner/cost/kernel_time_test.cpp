@@ -64,8 +64,8 @@ TEST_CASE("an eager gate and rotary positions as complex numbers move the tensor
   CHECK(seconds(OpKind::gate, gate, DataType::bf16, true) == 5 * 6);
   CHECK(seconds(OpKind::gate_gradient, gate, DataType::bf16, false) == 5 * 6);
   CHECK(seconds(OpKind::gate_gradient, gate, DataType::bf16, true) == 9 * 6);
-  // 4 positions of 2 query heads and one of keys, of 8 elements each: read in 2 bytes, written in 4,
-  // read and written in 4, read in 4 and written in 2; in fp32 read and written once.
+  // 4 positions of 2 query heads and one of keys, of 8 elements each: read in 2 bytes, written in
+  // 4, read and written in 4, read in 4 and written in 2; in fp32 read and written once.
   const OpShape rotary{.sequence = 4, .batch = 1, .heads = 2, .kv_heads = 1, .head_dim = 8};
   for (const OpKind op : {OpKind::rotary, OpKind::rotary_gradient}) {
     CHECK(seconds(op, rotary, DataType::bf16, true) == 4 * 3 * 8 * (2 + 4 + 4 + 4 + 4 + 2) / 2);
