@@ -56,12 +56,7 @@ void take_of_kernels(DeviceKind& device, double share) {
     scale(rates.matrix_half, device.peak_half);
     scale(rates.matrix_tf32, device.peak_tf32);
     scale(rates.vector, device.peak_fp32);
-    scale(rates.sustained_half, rates.matrix_half);
-    scale(rates.sustained_weights, rates.matrix_half);
-    for (FlopsPerSecond* attention :
-         {&rates.attention, &rates.attention_gradient, &rates.ampere_attention, &rates.ampere_attention_gradient,
-          &rates.triton_attention, &rates.triton_attention_gradient})
-      scale(*attention, rates.matrix_half);
+    for (const OptionalRate& one : optional_rates()) scale(rates.*one.member, rates.matrix_half);
     // Copies reach what they did; no kernel moves its data faster.
     rates.sustained_memory = std::min(or_reached(rates.sustained_memory, rates.memory) * share, rates.memory);
   }

@@ -26,6 +26,29 @@ constexpr Bytes most_memory{std::int64_t{1} << 50};  // more than any device has
 
 constexpr std::array<DataType, 2> halves = {DataType::bf16, DataType::fp16};
 
+constexpr std::array optional_rate_rows = {
+    OptionalRate{Rate::sustained_half, &DeviceRates::sustained_half},
+    OptionalRate{Rate::sustained_weights, &DeviceRates::sustained_weights},
+    OptionalRate{Rate::early_half, &DeviceRates::early_half},
+    OptionalRate{Rate::early_weights, &DeviceRates::early_weights},
+    OptionalRate{Rate::attention, &DeviceRates::attention},
+    OptionalRate{Rate::attention_gradient, &DeviceRates::attention_gradient},
+    OptionalRate{Rate::ampere_attention, &DeviceRates::ampere_attention},
+    OptionalRate{Rate::ampere_attention_gradient, &DeviceRates::ampere_attention_gradient},
+    OptionalRate{Rate::triton_attention, &DeviceRates::triton_attention},
+    OptionalRate{Rate::triton_attention_gradient, &DeviceRates::triton_attention_gradient},
+};
+
+// The two parts of a rate's name.
+std::string section_of(Rate rate) {
+  const std::string_view both = name(rate);
+  return std::string(both.substr(0, both.find('.')));
+}
+std::string key_of(Rate rate) {
+  const std::string_view both = name(rate);
+  return std::string(both.substr(both.find('.') + 1));
+}
+
 template <typename Unit>
 Unit between(Unit low, Unit high, double t) {
   return low + (high - low) * t;
@@ -59,6 +82,10 @@ RateOrigins read_origins(const YamlNode& section, const YamlNode& row) {
 
 }  // namespace
 
+std::span<const OptionalRate> optional_rates() {
+  return optional_rate_rows;
+}
+
 const BackendRow& row_of(BackendKind backend) { return backend_rows[index_of(backend)]; }
 const char* name(BackendKind backend) { return row_of(backend).name; }
 std::vector<std::string> backend_names() {
@@ -79,22 +106,16 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
   const DeviceRates& low = *(above - 1);
   const DeviceRates& high = *above;
   const double t = static_cast<double>(active - low.active) / (high.active - low.active);
-  return {.active = active,
-          .matrix_fp32 = between(low.matrix_fp32, high.matrix_fp32, t),
-          .matrix_half = between(low.matrix_half, high.matrix_half, t),
-          .matrix_tf32 = between(low.matrix_tf32, high.matrix_tf32, t),
-          .vector = between(low.vector, high.vector, t),
-          .memory = between(low.memory, high.memory, t),
-          .sustained_half = between(low.sustained_half, high.sustained_half, t),
-          .sustained_weights = between(low.sustained_weights, high.sustained_weights, t),
-          .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
-          .attention = between(low.attention, high.attention, t),
-          .attention_gradient = between(low.attention_gradient, high.attention_gradient, t),
-          .ampere_attention = between(low.ampere_attention, high.ampere_attention, t),
-          .ampere_attention_gradient = between(low.ampere_attention_gradient, high.ampere_attention_gradient, t),
-          .triton_attention = between(low.triton_attention, high.triton_attention, t),
-          .triton_attention_gradient = between(low.triton_attention_gradient, high.triton_attention_gradient, t),
-          .origins = less_sure(low.origins, high.origins)};
+  DeviceRates rates{.active = active,
+                    .matrix_fp32 = between(low.matrix_fp32, high.matrix_fp32, t),
+                    .matrix_half = between(low.matrix_half, high.matrix_half, t),
+                    .matrix_tf32 = between(low.matrix_tf32, high.matrix_tf32, t),
+                    .vector = between(low.vector, high.vector, t),
+                    .memory = between(low.memory, high.memory, t),
+                    .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
+                    .origins = less_sure(low.origins, high.origins)};
+  for (const OptionalRate& one : optional_rate_rows) rates.*one.member = between(low.*one.member, high.*one.member, t);
+  return rates;
 }
 
 bool has_units(const DeviceKind& device, DataType type) {
@@ -173,37 +194,28 @@ DeviceKind read_device(const YamlNode& document) {
     row.vector = positive_rate("vector");
     row.memory = item.at("memory").as_bandwidth();
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
-    if (const auto sustained = item.find("sustained")) {
-      sustained->allow_keys({"half", "weight_gradients", "memory"});
-      const auto read = [&](const char* key, auto& rate, auto reached, auto as_rate) {
-        const auto value = sustained->find(key);
-        if (!value) return;
-        rate = ((*value).*as_rate)();
-        if (rate.value <= 0.0 || rate > reached)
-          value->fail(
-              fmt::format("expected more than 0 and at most what a kernel reaches, found '{}'", value->as_string()));
-      };
-      read("half", row.sustained_half, row.matrix_half, &YamlNode::as_flop_rate);
-      read("weight_gradients", row.sustained_weights, row.matrix_half, &YamlNode::as_flop_rate);
-      read("memory", row.sustained_memory, row.memory, &YamlNode::as_bandwidth);
-    }
-    if (const auto attention = item.find("attention")) {
-      attention->allow_keys(
-          {"forward", "backward", "ampere_forward", "ampere_backward", "triton_forward", "triton_backward"});
-      const auto read = [&](const char* key, FlopsPerSecond& rate) {
-        const auto value = attention->find(key);
-        if (!value) return;
-        rate = value->as_flop_rate();
-        if (rate.value <= 0.0 || rate > row.matrix_half)
-          value->fail(
-              fmt::format("expected more than 0 and at most what a product reaches, found '{}'", value->as_string()));
-      };
-      read("forward", row.attention);
-      read("backward", row.attention_gradient);
-      read("ampere_forward", row.ampere_attention);
-      read("ampere_backward", row.ampere_attention_gradient);
-      read("triton_forward", row.triton_attention);
-      read("triton_backward", row.triton_attention_gradient);
+    for (const std::string section : {"sustained", "attention"}) {
+      const auto stated = item.find(section);
+      if (!stated) continue;
+      std::vector<std::string> keys;
+      for (const OptionalRate& one : optional_rate_rows)
+        if (section_of(one.rate) == section) keys.push_back(key_of(one.rate));
+      if (section == "sustained") keys.emplace_back("memory");
+      stated->allow_keys(keys);
+      for (const OptionalRate& one : optional_rate_rows) {
+        const auto value = section_of(one.rate) == section ? stated->find(key_of(one.rate)) : std::nullopt;
+        if (!value) continue;
+        row.*one.member = value->as_flop_rate();
+        if ((row.*one.member).value <= 0.0 || row.*one.member > row.matrix_half)
+          value->fail(fmt::format("expected more than 0 and at most what a {} reaches, found '{}'",
+                                  section == "attention" ? "product" : "kernel", value->as_string()));
+      }
+      const auto memory_rate = section == "sustained" ? stated->find("memory") : std::nullopt;
+      if (!memory_rate) continue;
+      row.sustained_memory = memory_rate->as_bandwidth();
+      if (row.sustained_memory.value <= 0.0 || row.sustained_memory > row.memory)
+        memory_rate->fail(fmt::format("expected more than 0 and at most what a kernel reaches, found '{}'",
+                                      memory_rate->as_string()));
     }
     if (const auto origins = item.find("origins")) row.origins = read_origins(*origins, item);
     if (!device.rates.empty() && row.active <= device.rates.back().active)
@@ -297,26 +309,19 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
       out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
     out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory);
-    const auto write_known = [&](const char* key, auto rate, auto write) {
+    const auto write_known = [&](const std::string& key, FlopsPerSecond rate, auto write) {
       if (rate.value > 0.0) out << YAML::Key << key << YAML::Value << write(rate);
     };
-    if (row.sustained_half.value > 0.0 || row.sustained_weights.value > 0.0 || row.sustained_memory.value > 0.0) {
-      out << YAML::Key << "sustained" << YAML::Value << YAML::BeginMap;
-      write_known("half", row.sustained_half, write_flop_rate);
-      write_known("weight_gradients", row.sustained_weights, write_flop_rate);
-      write_known("memory", row.sustained_memory, write_bandwidth);
-      out << YAML::EndMap;
-    }
-    if (row.attention.value > 0.0 || row.attention_gradient.value > 0.0 || row.ampere_attention.value > 0.0 ||
-        row.ampere_attention_gradient.value > 0.0 || row.triton_attention.value > 0.0 ||
-        row.triton_attention_gradient.value > 0.0) {
-      out << YAML::Key << "attention" << YAML::Value << YAML::BeginMap;
-      write_known("forward", row.attention, write_flop_rate);
-      write_known("backward", row.attention_gradient, write_flop_rate);
-      write_known("ampere_forward", row.ampere_attention, write_flop_rate);
-      write_known("ampere_backward", row.ampere_attention_gradient, write_flop_rate);
-      write_known("triton_forward", row.triton_attention, write_flop_rate);
-      write_known("triton_backward", row.triton_attention_gradient, write_flop_rate);
+    for (const std::string section : {"sustained", "attention"}) {
+      const bool has_memory = section == "sustained" && row.sustained_memory.value > 0.0;
+      if (!has_memory && std::ranges::none_of(optional_rate_rows, [&](const OptionalRate& one) {
+            return section_of(one.rate) == section && (row.*one.member).value > 0.0;
+          }))
+        continue;
+      out << YAML::Key << section << YAML::Value << YAML::BeginMap;
+      for (const OptionalRate& one : optional_rate_rows)
+        if (section_of(one.rate) == section) write_known(key_of(one.rate), row.*one.member, write_flop_rate);
+      if (has_memory) out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.sustained_memory);
       out << YAML::EndMap;
     }
     if (row.origins != RateOrigins{}) write_origins(out, row.origins);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ struct DeviceRates {
   // loop: boards at their limit of power, results that leave the cache, other data. 0: as above.
   FlopsPerSecond sustained_half{};     // products in half precision
   FlopsPerSecond sustained_weights{};  // those that add to fp32 gradients of weights
+  FlopsPerSecond early_half{};         // the same two by cuBLAS of CUDA 12.0 to 12.4
+  FlopsPerSecond early_weights{};
   BytesPerSecond sustained_memory{};   // kernels that move data, but for copies and the like
   // Fused attention in half precision, forward and backward: by kernels for such GPUs, by those for
   // Ampere, and by Triton's of 2022. 0: a share of products.
@@ -53,6 +56,13 @@ struct DeviceRates {
   RateOrigins origins = {};  // kernel_launch: of the device's
   bool operator==(const DeviceRates&) const = default;
 };
+// The rates of arithmetic that a file may leave out, in its order. The name of a rate is the
+// section and the key that state it: "attention.forward". None is above `matrix_half`.
+struct OptionalRate {
+  Rate rate{};
+  FlopsPerSecond DeviceRates::*member = nullptr;
+};
+std::span<const OptionalRate> optional_rates();
 
 // A kind of device. Peaks are the datasheet's; `rates` are what kernels reach. The file
 // (configs/devices/*.yaml, or this machine's probe) states the origin of each number.

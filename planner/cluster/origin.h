@@ -29,6 +29,8 @@ enum class Rate : std::uint8_t {
   memory,
   sustained_half,
   sustained_weights,
+  early_half,
+  early_weights,
   sustained_memory,
   attention,
   attention_gradient,

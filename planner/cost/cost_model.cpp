@@ -9,6 +9,7 @@
 #include "planner/base/error.h"
 #include "planner/cluster/nccl/import.h"
 #include "planner/cost/collective_time.h"
+#include "planner/cost/contention.h"
 #include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
 
@@ -133,6 +134,19 @@ DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, De
   return rates;
 }
 
+// The rates with those of the products that an engine's library has on the device.
+DeviceRates with_products_of(const Engine& engine, DeviceRates rates) {
+  if (!engine.early_cublas) return rates;
+  const auto use = [&](Rate as, FlopsPerSecond DeviceRates::*rate, Rate early, FlopsPerSecond of_early) {
+    if (of_early.value <= 0.0) return;
+    rates.*rate = of_early;
+    rates.origins[as] = rates.origins[early];
+  };
+  use(Rate::sustained_half, &DeviceRates::sustained_half, Rate::early_half, rates.early_half);
+  use(Rate::sustained_weights, &DeviceRates::sustained_weights, Rate::early_weights, rates.early_weights);
+  return rates;
+}
+
 std::optional<HostShare> slower(const std::optional<HostShare>& a, const std::optional<HostShare>& b) {
   if (!a || !b) return std::nullopt;
   return HostShare{.link = std::min(a->link, b->link),
@@ -179,7 +193,8 @@ const NetworkCache::StageDevice& NetworkCache::device_of(const DeviceMesh& mesh,
     if ((groups >> g & 1u) == 0) continue;
     const NodeGroup& group = cluster_->groups[g];
     const DeviceRates rates = with_attention_of(
-        engine_, group.device, rates_at(group.device, std::min(mesh.size(), group.devices_per_node())));
+        engine_, group.device,
+        with_products_of(engine_, rates_at(group.device, std::min(mesh.size(), group.devices_per_node()))));
     result.rates = result.device ? slower(result.rates, rates) : rates;
     const std::optional<HostShare> host = host_share(group, std::min(mesh.size(), group.devices_per_node()));
     result.host = result.device ? slower(result.host, host) : host;
@@ -199,6 +214,7 @@ CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, con
                   .execution = execution_of(*device.device, networks.engine()),
                   .host_per_op = host_per_op(*device.device, networks.engine()),
                   .blocks_launches = networks.engine().blocks_launches,
+                  .fills_outputs = networks.engine().fills_outputs,
                   .networks = {},
                   .host = device.host};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
@@ -278,6 +294,19 @@ Bytes communicated_bytes(const Instruction& instruction) {
 
 namespace {
 
+// What filling the results of a product or of attention takes before, each by a kernel of its own;
+// those of other kernels are not allocated by torch.empty.
+Seconds filling_time(const Instruction& kernel, const CostModel& model) {
+  Seconds time;
+  if (!model.fills_outputs || kernel.kind != InstructionKind::kernel || kernel.home != Home::device ||
+      !needs_multiprocessors(kernel))
+    return time;
+  for (const Operand& operand : kernel.operands)
+    if (operand.access == Access::write)
+      time += model.device->kernel_launch + Bytes(operand.bytes) / model.rates.memory;
+  return time;
+}
+
 Seconds time_of(const Instruction& instruction, const CostModel& model) {
   if (instruction.kind == InstructionKind::copy)
     return host_copy_time(communicated_bytes(instruction), *model.device, model.rates, model.host);
@@ -291,14 +320,18 @@ Seconds time_of(const Instruction& instruction, const CostModel& model) {
 }  // namespace
 
 Seconds duration(const Instruction& instruction, const CostModel& model) {
-  const Seconds time = time_of(instruction, model);
+  const Seconds time = time_of(instruction, model) + filling_time(instruction, model);
   return model.blocks_launches ? time + model.host_per_op : time;
 }
 
 TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostModel& model) {
   if (instruction.kind != InstructionKind::kernel) return {};
-  if (instruction.home != Home::host || !is_accelerator(model.device->backend))
-    return kernel_time_by_origin(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
+  if (instruction.home != Home::host || !is_accelerator(model.device->backend)) {
+    TimeByOrigin times =
+        kernel_time_by_origin(instruction.op, instruction.shape, instruction.type, *model.device, model.rates);
+    times[model.rates.origins[Rate::memory]] += filling_time(instruction, model);
+    return times;
+  }
   TimeByOrigin times;  // a share of the datasheet's (host_update_share)
   times[Origin::datasheet] = time_of(instruction, model);
   return times;

@@ -49,6 +49,7 @@ struct CostModel {
   Execution execution{};
   Seconds host_per_op{};                      // Engine::host_per_op
   bool blocks_launches = false;               // Engine::blocks_launches
+  bool fills_outputs = false;                 // Engine::fills_outputs
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
   std::optional<HostShare> host = {};         // absent where cores are the devices, or nothing is known
 
@@ -116,8 +117,9 @@ std::vector<CostModel> cost_models(NetworkCache& networks, const ParallelSpec& s
 // Bytes of the whole buffer of a communication (collective_time.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
-// The time of a kernel is kernel_time, that of a communication collective_time, counted from when
-// all its ranks have arrived. Copies between the homes and kernels of the host's processor:
+// The time of a kernel is kernel_time, with a kernel more for each result that is filled before it
+// is written; that of a communication is collective_time, counted from when all its ranks have
+// arrived. Copies between the homes and kernels of the host's processor:
 // planner/cost/host_time.h.
 Seconds duration(const Instruction& instruction, const CostModel& model);
 

@@ -18,6 +18,10 @@ constexpr std::int64_t attention_block = 128;
 // cuDNN on an H100 (Shah et al. 2024, figures 5 and 6; tests/golden/fit_attention.py). Rates of
 // device files are those beside it.
 constexpr double attention_start = 300.0;
+// What dropout in the kernel leaves of attention's rate, forward and backward: of 75 to 85 % and of
+// 60 to 70 % on GB200, cuDNN 9.24 and FlashAttention-4 alike (Dao-AILab/flash-attention pull
+// request 2597), the middle. Assumed for all GPUs.
+constexpr double dropout_leaves = 0.80, dropout_leaves_gradient = 0.65;
 
 bool is_attention(OpKind kind) { return row_of(kind).cost == CostClass::attention; }
 
@@ -94,7 +98,8 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
     const bool is_forward = row_of(op).model_products != nullptr;
     const FlopsPerSecond known = is_forward ? rates.attention : rates.attention_gradient;
     const bool is_known = is_half(type) && known.value > 0.0;
-    const FlopsPerSecond used = is_known ? known : reached.value * row_of(op).unmeasured_share;
+    const double left = !shape.drops ? 1.0 : is_forward ? dropout_leaves : dropout_leaves_gradient;
+    const FlopsPerSecond used = (is_known ? known : reached.value * row_of(op).unmeasured_share) * left;
     const AttentionWork attention = attention_work(op, shape, type, device.backend);
     const double starts = is_known ? attention.starts * attention_start : 0.0;
     return {.time = Seconds((attention.flops + starts) / used.value),
@@ -218,6 +223,7 @@ FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
     const FlopsPerSecond with_others = rate(true, type, device, rates).value;
     for (const bool of_weights : {false, true})
       fastest = std::max(fastest, sustained(of_weights, type, device, rates).value);
+    if (is_half(type)) fastest = std::max({fastest, rates.early_half, rates.early_weights});
     gained = std::max(gained, 1.0 / slowdown(alone, with_others));
   }
   if (device.measured)

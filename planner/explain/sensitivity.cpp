@@ -145,11 +145,9 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
       for (FlopsPerSecond* rate : {&device.peak_fp32, &device.peak_half, &device.peak_tf32}) *rate *= factor;
       device.kernel_launch *= 1.0 / factor;
       for (DeviceRates& rates : device.rates) {
-        for (FlopsPerSecond* rate :
-             {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.vector, &rates.sustained_half,
-              &rates.sustained_weights, &rates.attention, &rates.attention_gradient, &rates.ampere_attention,
-              &rates.ampere_attention_gradient, &rates.triton_attention, &rates.triton_attention_gradient})
+        for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.vector})
           *rate *= factor;
+        for (const OptionalRate& one : optional_rates()) rates.*one.member *= factor;
         rates.memory *= factor;
         rates.sustained_memory *= factor;
       }

@@ -23,9 +23,16 @@ struct Engine {
   bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
   bool fused_scores = true;      // scale and mask of unfused attention in the softmax's kernel
   bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel
+  bool fused_gate = true;        // an activation times the other half; else two kernels
+  bool fused_rotary = true;      // rotary positions; else as complex numbers in fp32, with casts before and behind
   bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
   bool fused_dropout = true;     // dropout with the residual sum behind it
   bool fused_loss = true;        // else: logits widened to fp32 and kept so, each step of the softmax a kernel
+  // Products are cuBLAS's of CUDA 12.0 to 12.4, slower on Hopper (sustained.early_half of device
+  // files).
+  bool early_cublas = false;
+  // What products and attention write is filled before (torch.use_deterministic_algorithms).
+  bool fills_outputs = false;
   bool dropout = false;          // behind attention's softmax and before residual sums (engine_graph.h)
   // Full recompute repeats a whole layer, with its last product and reduction, not only what the
   // backward reads.

@@ -63,6 +63,7 @@ class Rewriting {
     switch (op.kind) {
       case OpKind::attention:
         if (!engine_.fused_attention) return write_attention(op);
+        if (engine_.dropout) return write_with(op, &OpShape::drops);
         break;
       case OpKind::packed_attention:
         if (!engine_.fused_attention)
@@ -70,12 +71,20 @@ class Rewriting {
               "engine {} computes attention in several kernels, which parplan does not state for queries and keys of "
               "two sequences or with relative positions ({}); choose an engine with fused attention, such as parplan",
               engine_.name, op.name));
+        if (engine_.dropout) return write_with(op, &OpShape::drops);
         break;
       case OpKind::add:
         if (engine_.dropout && op.inputs.size() > 1) return write_sum(op);
         break;
       case OpKind::activation:
-        if (!engine_.fused_gelu && op.attributes.activation == ActivationKind::gelu_tanh) return write_steps(op);
+        if (!engine_.fused_gelu && op.attributes.activation == ActivationKind::gelu_tanh)
+          return write_with(op, &OpShape::stepwise);
+        break;
+      case OpKind::gate:
+        if (!engine_.fused_gate) return write_with(op, &OpShape::stepwise);
+        break;
+      case OpKind::rotary:
+        if (!engine_.fused_rotary) return write_with(op, &OpShape::stepwise);
         break;
       case OpKind::cross_entropy_max:
       case OpKind::cross_entropy_sums:
@@ -87,10 +96,10 @@ class Rewriting {
     copy(op);
   }
 
-  // An op whose steps are kernels of their own.
-  void write_steps(const Op& op) {
+  // An op as it is, but for how its kernel works.
+  void write_with(const Op& op, bool OpShape::*attribute) {
     copy(op);
-    to_.ops.back().attributes.stepwise = true;
+    to_.ops.back().attributes.*attribute = true;
   }
 
   void copy(const Op& op) {
@@ -189,7 +198,8 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph) {
   Engine facts = engine;
   facts.dropout =
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
-  const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && !facts.dropout;
+  const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
+                        facts.fused_rotary && !facts.dropout;
   return as_it_is ? graph : Rewriting(facts, std::move(graph)).rewrite();
 }
 

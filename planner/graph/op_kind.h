@@ -171,9 +171,10 @@ struct OpShape {
   bool norm = false;          // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // adamw, sgd: the fp32 master copy is present
   bool scaled = false;        // cross_entropy_gradient, adamw, sgd: the loss scale is present (LossScale)
-  // cross_entropy_*, attention_softmax, activation, adamw: each step is a kernel that reads and
-  // writes all elements.
+  // cross_entropy_*, attention_softmax, activation, gate, rotary, adamw: each step is a kernel that
+  // reads and writes all elements.
   bool stepwise = false;
+  bool drops = false;         // attention: drops probabilities, in its kernel
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
   // Gradients of norms: the gradient of the first, the second parameter is no operand.
   bool freezes_first = false;

@@ -89,6 +89,7 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
                   .rates = where.rates,
                   .execution = execution_of(*where.device, training_.engine),
                   .host_per_op = host_per_op(*where.device, training_.engine),
+                  .fills_outputs = training_.engine.fills_outputs,
                   .networks = {}};
   for (const Axis axis : block_axes)
     if (is_planned(axis)) model.networks[all_along(axis)] = where.along[axis];

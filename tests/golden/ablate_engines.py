@@ -51,12 +51,14 @@ PARTS = {
     "unfused attention, dropout": fuse_attention,
     "which GPUs attention has kernels for": lambda data: set_facts(data, "0", "attention_up_to"),
     "Triton's attention": lambda data: set_facts(data, "false", "triton_attention"),
+    "cuBLAS of CUDA 12.0 to 12.4": lambda data: set_facts(data, "false", "early_cublas"),
+    "filled results": lambda data: set_facts(data, "false", "fills_outputs"),
     "recompute of whole layers": lambda data: set_facts(data, "false", "repeats_layers"),
     "communication that waits, reductions at the end": lambda data: set_facts(
         data, "true", "overlaps_tensor", "overlaps_data", "overlaps_pipeline"),
     "separate elementwise kernels and loss": lambda data: set_facts(
         data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss", "fused_scores", "fused_gelu",
-        "fused_update"),
+        "fused_gate", "fused_rotary", "fused_update"),
     "gradients in half precision": lambda data: (
         set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
     "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "copies_gathered"),

@@ -95,9 +95,15 @@ constexpr double attention_gradient_share = 0.5;
 
 // Three operations per rotated element. The rest of a head and the values are unchanged, but belong
 // to the operand.
+// As complex numbers, queries and keys are widened, turned and narrowed again, forward and
+// backward.
 OpWork rotary_work(const OpShape& s, DataType type) {
   const std::int64_t turning = s.rotary_dim > 0 ? s.rotary_dim : s.head_dim;
-  return {flops(3 * s.sequence * s.batch * (s.heads + s.kv_heads) * turning), Bytes(2 * fused_elements(s) * e(type))};
+  const std::int64_t turned = s.sequence * s.batch * (s.heads + s.kv_heads) * turning;
+  constexpr std::int64_t wide = 4;
+  const std::int64_t bytes =
+      s.stepwise ? turned * (is_half(type) ? 2 * e(type) + 4 * wide : 2 * wide) : 2 * fused_elements(s) * e(type);
+  return {flops(3 * turned), Bytes(bytes)};
 }
 // Causal: query i meets i + 1 keys, which makes sequence (sequence + 1) / 2 pairs per head; a
 // window leaves out earlier keys. Scores and the weighted sum take 2 head_dim each per pair.

@@ -88,6 +88,78 @@ TEST_CASE("fused attention runs at the rate of the kernels that an engine has fo
         doctest::Approx(backward * 64.0 / 50.0).epsilon(1e-3));
 }
 
+TEST_CASE("products by an early cuBLAS sustain what the device's file says of it, where it says so") {
+  Cluster cluster = small_cluster(1);
+  for (DeviceRates& rates : cluster.groups.front().device.rates) {
+    rates.matrix_half = FlopsPerSecond(100.0);
+    rates.sustained_half = FlopsPerSecond(80.0);
+    rates.sustained_weights = FlopsPerSecond(60.0);
+    rates.memory = BytesPerSecond(1e9);
+    rates.early_half = FlopsPerSecond(40.0);
+    rates.origins[Rate::early_half] = Origin::interpolated;
+  }
+  cluster.groups.front().device.peak_half = FlopsPerSecond(100.0);
+  const OpShape product = {.rows = 20, .columns = 20, .inner = 10};  // 8,000 FLOP
+  const auto seconds = [&](bool early, OpKind op) {
+    NetworkCache networks(cluster, Engine{.name = "other", .early_cublas = early});
+    Instruction kernel;
+    kernel.kind = InstructionKind::kernel;
+    kernel.op = op;
+    kernel.shape = product;
+    kernel.type = DataType::bf16;
+    const CostModel model = cost_model(networks, DeviceMesh{}, 0);
+    CHECK(kernel_time_by_origin(kernel, model).total() == duration(kernel, model));
+    return duration(kernel, model).value;
+  };
+  CHECK(seconds(false, OpKind::linear) == doctest::Approx(100.0));
+  CHECK(seconds(true, OpKind::linear) == doctest::Approx(200.0));
+  // Nothing is known of early products of weight gradients.
+  CHECK(seconds(false, OpKind::linear_weight_gradient) == doctest::Approx(8000.0 / 60.0));
+  CHECK(seconds(true, OpKind::linear_weight_gradient) == doctest::Approx(8000.0 / 60.0));
+}
+
+TEST_CASE("an H100's early products are near the published ones, and slower than later ones") {
+  const std::string source = PARPLAN_SOURCE_DIR;
+  const Cluster cluster = find_cluster("dgx-h100", {source + "/configs/devices", source + "/configs/clusters"});
+  const auto teraflops = [&](bool early, std::int64_t rows) {
+    NetworkCache networks(cluster, Engine{.name = "other", .early_cublas = early});
+    const CostModel model = cost_model(networks, DeviceMesh{}, 0);
+    const OpShape shape{.rows = rows, .columns = 8192, .inner = 8192};
+    const Seconds took = kernel_time(OpKind::linear, shape, DataType::bf16, *model.device, model.rates);
+    return 2.0 * static_cast<double>(rows) * 8192 * 8192 / took.value / 1e12;
+  };
+  // pytorch/pytorch issue 100850 (cuBLAS 12.0.2) and pranjalssh/fast.cu issue 13 (CUDA 12.4).
+  double errors = 0.0;
+  for (const auto& [rows, measured] : {std::pair{2048, 742.7}, {4096, 549.5}, {8192, 542.9}, {8192, 518.6}})
+    errors += measured / teraflops(true, rows) - 1.0;
+  CHECK(errors / 4 == doctest::Approx(0.0).epsilon(0.03));
+  CHECK(teraflops(false, 8192) > 1.1 * teraflops(true, 8192));
+}
+
+TEST_CASE("results of products and of attention are filled first where the engine fills them") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.kernel_launch = Seconds(7.0);
+  CostModel model{
+      .device = std::make_shared<const DeviceKind>(device), .rates = device.rates.front(), .networks = {}};
+  model.rates.memory = BytesPerSecond(2.0);
+  Instruction kernel;
+  kernel.kind = InstructionKind::kernel;
+  kernel.op = OpKind::linear;
+  kernel.shape = {.rows = 2, .columns = 3, .inner = 5};
+  kernel.operands = {{.binding = 0, .bytes = 40, .access = Access::read},
+                     {.binding = 1, .bytes = 24, .access = Access::write},
+                     {.binding = 2, .bytes = 100, .access = Access::update}};
+  const Seconds plain = duration(kernel, model);
+  model.fills_outputs = true;
+  CHECK(duration(kernel, model) == plain + Seconds(7.0) + Seconds(12.0));  // a launch, and 24 bytes at 2 B/s
+  CHECK(kernel_time_by_origin(kernel, model).total() == duration(kernel, model));
+  kernel.op = OpKind::add;  // no product
+  model.fills_outputs = false;
+  const Seconds sum = duration(kernel, model);
+  model.fills_outputs = true;
+  CHECK(duration(kernel, model) == sum);
+}
+
 TEST_CASE("causal attention on an H100 is as fast as was published, from short sequences to long ones") {
   const std::string source = PARPLAN_SOURCE_DIR;
   const Cluster cluster = find_cluster("dgx-h100", {source + "/configs/devices", source + "/configs/clusters"});

@@ -49,6 +49,48 @@ TEST_CASE("a kernel that reads longer than it computes takes bytes over memory r
   CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, rates) == Seconds(62.0));
 }
 
+TEST_CASE("an eager gate and rotary positions as complex numbers move the tensors of each of their kernels") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  DeviceRates rates = device.rates[0];
+  rates.vector = FlopsPerSecond(1e30);
+  rates.memory = BytesPerSecond(2.0);
+  const auto seconds = [&](OpKind op, OpShape shape, DataType type, bool stepwise) {
+    shape.stepwise = stepwise;
+    return kernel_time(op, shape, type, device, rates).value;
+  };
+  // 6 elements of 2 bytes at 2 B/s, read or written by one kernel, or by two (three backward).
+  const OpShape gate{.rows = 2, .columns = 3, .activation = ActivationKind::silu};
+  CHECK(seconds(OpKind::gate, gate, DataType::bf16, false) == 3 * 6);
+  CHECK(seconds(OpKind::gate, gate, DataType::bf16, true) == 5 * 6);
+  CHECK(seconds(OpKind::gate_gradient, gate, DataType::bf16, false) == 5 * 6);
+  CHECK(seconds(OpKind::gate_gradient, gate, DataType::bf16, true) == 9 * 6);
+  // 4 positions of 2 query heads and one of keys, of 8 elements each: read in 2 bytes, written in
+  // 4, read and written in 4, read in 4 and written in 2; in fp32 read and written once.
+  const OpShape rotary{.sequence = 4, .batch = 1, .heads = 2, .kv_heads = 1, .head_dim = 8};
+  for (const OpKind op : {OpKind::rotary, OpKind::rotary_gradient}) {
+    CHECK(seconds(op, rotary, DataType::bf16, true) == 4 * 3 * 8 * (2 + 4 + 4 + 4 + 4 + 2) / 2);
+    CHECK(seconds(op, rotary, DataType::fp32, true) == 4 * 3 * 8 * (4 + 4) / 2);
+    CHECK(seconds(op, rotary, DataType::bf16, false) == 2 * 4 * 4 * 8 * 2 / 2);  // with the values
+  }
+}
+
+TEST_CASE("attention that drops elements is slower, backward more than forward, known or not") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.multiprocessors = 1;
+  for (const double known : {0.0, 1.0}) {
+    DeviceRates rates = device.rates[0];
+    rates.attention = rates.attention_gradient = FlopsPerSecond(known);
+    const auto ratio = [&](OpKind op) {
+      OpShape shape{.sequence = 4096, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
+      const double without = kernel_time(op, shape, DataType::bf16, device, rates).value;
+      shape.drops = true;
+      return kernel_time(op, shape, DataType::bf16, device, rates).value / without;
+    };
+    CHECK(ratio(OpKind::attention) == doctest::Approx(1.0 / 0.80));
+    CHECK(ratio(OpKind::attention_gradient) == doctest::Approx(1.0 / 0.65));
+  }
+}
+
 TEST_CASE("the launch floor is paid by every kernel") {
   DeviceKind device = unit_device(BackendKind::cuda);
   device.kernel_launch = Seconds(7.0);

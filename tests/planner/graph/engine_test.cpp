@@ -53,6 +53,27 @@ TEST_CASE("every engine's file is read under its own name, and says where each o
   CHECK(find_engine((folder / "ddp.yaml").string(), folder) == find_engine("ddp", folder));
 }
 
+TEST_CASE("eager gates and rotary positions, and attention that drops elements, are marked where there are any") {
+  const auto marked = [&](const Engine& engine, const char* model, OpKind kind, bool OpShape::*attribute) {
+    const OpGraph graph = as_run_by(engine, graph_of(model, 64));
+    return std::ranges::count_if(graph.ops,
+                                 [&](const Op& op) { return op.kind == kind && op.attributes.*attribute; });
+  };
+  const Engine own{.name = "other"}, eager{.name = "other", .fused_gate = false, .fused_rotary = false},
+      drops{.name = "other", .dropout = true};
+  const int llama_layers = 32, gpt2_layers = 12;
+  for (const OpKind kind : {OpKind::gate, OpKind::rotary}) {
+    CHECK(ops_of_kind(graph_of("llama3-8b", 64), kind) == llama_layers);
+    CHECK(marked(eager, "llama3-8b", kind, &OpShape::stepwise) == llama_layers);
+    CHECK(marked(own, "llama3-8b", kind, &OpShape::stepwise) == 0);
+    CHECK(marked(eager, "gpt2", kind, &OpShape::stepwise) == 0);
+  }
+  CHECK(marked(drops, "gpt2", OpKind::attention, &OpShape::drops) == gpt2_layers);
+  CHECK(marked(own, "gpt2", OpKind::attention, &OpShape::drops) == 0);
+  CHECK(marked(drops, "llama3-8b", OpKind::attention, &OpShape::drops) == 0);  // trained without dropout
+  CHECK(marked(drops, "t5-small", OpKind::packed_attention, &OpShape::drops) == 0);
+}
+
 TEST_CASE("an engine's file that is wrong is refused with its place, and an unknown name with the known ones") {
   const std::string good = "name: e\ntitle: E\nfacts:\n  dropout: {value: true, source: a paper}\n";
   CHECK(read(good).dropout);

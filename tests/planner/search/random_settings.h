@@ -118,7 +118,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.attention_up_to = apart() % 2 == 0 ? 0 : apart() % 2 == 0 ? 80 : 90;
   for (bool Engine::*const fact :
        {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update, &Engine::master_computes_loss,
-        &Engine::flattens_gradients, &Engine::copies_gathered, &Engine::triton_attention, &Engine::casts_shards})
+        &Engine::flattens_gradients, &Engine::copies_gathered, &Engine::triton_attention, &Engine::casts_shards,
+        &Engine::fused_gate, &Engine::fused_rotary, &Engine::early_cublas, &Engine::fills_outputs})
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
@@ -192,6 +193,8 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
       for (FlopsPerSecond* attention : {&rates.attention, &rates.attention_gradient, &rates.ampere_attention,
                                         &rates.ampere_attention_gradient})
         *attention = rates.matrix_half * share();
+      rates.early_half = rates.sustained_weights;
+      rates.early_weights = rates.sustained_half;
       rates.triton_attention = rates.ampere_attention_gradient;  // so that it draws nothing
       rates.triton_attention_gradient = rates.ampere_attention;
     }
