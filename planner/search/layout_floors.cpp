@@ -632,8 +632,8 @@ Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Re
 
 // Letters: the blocks take t_0 seconds and grow by b_0 bytes without recompute, t_1 and b_1 where
 // all of their layers recompute; F bytes of the stage's C do not grow. With a share f of alike
-// layers that recompute, blocks that fit take b_0 - f (b_0 - b_1) <= C - F bytes, and at least t_0 +
-// f (t_1 - t_0) seconds.
+// layers that recompute, blocks that fit take b_0 - f (b_0 - b_1) <= C - F bytes, and at least
+// t_0 + f (t_1 - t_0) seconds.
 Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTable* none, const BlockTable& own,
                                          int in_flight, std::int64_t heads, std::int64_t capacity, std::size_t begin,
                                          std::size_t end) const {
