@@ -36,7 +36,7 @@ enum class StepTiming { whole, each_instruction };
 // nothing.
 class Executor {
  public:
-  // `batch_rank` of `batch_ranks` determines this rank's samples of a batch.
+  // `samples`: those of a batch that this rank trains on.
   Executor(const Program& program, const GroupTable& groups, Backend& backend, Communicator& communicator,
            const Arena& arena, SampleRange samples);
   ~Executor();

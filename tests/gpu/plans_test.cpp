@@ -88,7 +88,7 @@ TEST_CASE("replicas with unlike numbers of micro-batches train on a GPU as the o
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   std::mt19937 random(20261130);
-  for (const std::string& model : {"tiny-gpt2", "tiny-llama"}) {
+  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
     for (const DataType type : {DataType::fp32, DataType::bf16})
       for (const std::vector<int>& shares : {std::vector<int>{5, 3}, std::vector<int>{4, 3, 1}}) {

@@ -65,7 +65,7 @@ TEST_CASE("what a Segment sends around the ring of an axis may be overwritten af
         const std::unique_ptr<Backend> backend = world->make_backend(rank);
         const Arena arena(*backend, programs[rank]);
         const std::unique_ptr<Communicator> communicator = world->make_communicator(rank, *backend);
-        Executor executor(programs[rank], groups, *backend, *communicator, arena, 0, 1);
+        Executor executor(programs[rank], groups, *backend, *communicator, arena, SampleRange{});
         const std::vector<float> own(elements, static_cast<float>(rank));
         found[rank].resize(elements);
         arena.write(0, own.data(), Bytes(bytes));
