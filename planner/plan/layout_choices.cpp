@@ -148,7 +148,7 @@ std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, con
   return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
 }
 
-// Of replicas with unlike numbers of micro-batches.
+// Replicas with unlike numbers of micro-batches are as many as dp.
 std::optional<std::string> other_replicas_than_dp(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
   if (static_cast<int>(spec.replica_micro_batches.size()) == spec.dp()) return std::nullopt;
   return fmt::format("replica_micro_batches names {} replicas, and dp is {}", spec.replica_micro_batches.size(),

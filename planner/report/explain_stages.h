@@ -14,8 +14,8 @@ std::string describe(const CriticalWork& work);
 // Each stage's time and memory; empty where there is one stage.
 std::string stage_tables(const Plan& plan, const Reasons& reasons);
 std::string critical_path_table(const Plan& plan, const Reasons& reasons);
-// Of unlike devices: which stage, of which replica, the others wait for, and how long; empty where
-// all are alike.
+// For which stage of which replica the others wait on unlike devices, and how long; empty where all
+// are alike.
 std::string deciding_device(const Plan& plan, const Reasons& reasons);
 
 // All stages' kernels in a step, each alone, by where their times come from.

@@ -61,8 +61,8 @@ inline constexpr std::size_t most_choices = 64;
 std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
-// used by one thread. Where `width` balances replicas, candidates are `balanced`, but by the objective
-// memory, of which unlike numbers need no less.
+// used by one thread. Where `width` balances replicas, candidates are `balanced`, but by the
+// objective memory, of which unlike numbers need no less.
 class CandidateMaker {
  public:
   CandidateMaker(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,

@@ -27,12 +27,12 @@ struct LoweredStep {
 // Takes the calls out of Programs, and drops their buffers.
 LoweredStep lowered_step(std::vector<Program> programs);
 
-// Steps of one model that were lowered for several simulations of the same layouts, over devices and
-// links of other rates. Threads may share it.
+// Steps of one model that were lowered for several simulations of the same layouts, over devices
+// and links of other rates. Threads may share it.
 class LoweredSteps {
  public:
-  // The step of a layout's job with so many micro-batches on each rank, whatever the whole batch, in
-  // groups of so many. `lower` makes it where it is not known, or is no longer: what is kept is
+  // The step of a layout's job with so many micro-batches on each rank, whatever the whole batch,
+  // in groups of so many. `lower` makes it where it is not known, or is no longer: what is kept is
   // bounded.
   std::shared_ptr<const LoweredStep> of(const ParallelSpec& spec, const Job& job,
                                         const std::vector<int>& micro_batches, int group,

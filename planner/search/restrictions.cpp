@@ -284,7 +284,7 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
   return std::nullopt;
 }
 
-// Of two devices or more.
+// On two devices or more.
 std::optional<double> least_of_devices(const SearchedSpace& space, const Score& best, const LayoutFloors& floors) {
   const int all = space.cluster.devices();
   std::optional<double> least;

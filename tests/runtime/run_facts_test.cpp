@@ -128,6 +128,11 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.virtual_stages", [](ParallelSpec& s) { s.virtual_stages = 2; }},
       {"layout.micro_batch_group", [](ParallelSpec& s) { s.micro_batch_group = 4; }},
       {"layout.recompute", [](ParallelSpec& s) { s.recompute = Recompute::full; }},
+      {"layout.recompute_layers",
+       [](ParallelSpec& s) {
+         s.recompute = Recompute::full;
+         s.recompute_layers = 1;
+       }},
       {"layout.stage_blocks", [](ParallelSpec& s) { std::swap(s.stage_blocks.front(), s.stage_blocks.back()); }},
       {"layout.tied_gradients", [](ParallelSpec& s) { s.tied_gradients = TiedGradients::apart; }},
       {"layout.offload", [](ParallelSpec& s) { s.offload = Offload::optimizer; }},
