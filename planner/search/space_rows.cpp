@@ -269,7 +269,7 @@ Values every_value(const SpaceRow& row, const SpaceContext& context, const Paral
   return values;
 }
 
-// Of ZeRO over groups: over all ranks, and over the next smaller and larger groups.
+// ZeRO over groups has these: over all ranks, and over the next smaller and larger groups.
 Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values values;
   const std::int64_t ranks = own.mesh.dp_shard;

@@ -310,7 +310,7 @@ class Estimator {
   enum class Wanted { bound, all };
   Estimate estimate(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                     Wanted wanted);
-  // Of a replica, or of all where they are alike.
+  // For one replica, or for all where they are alike.
   Estimate estimate_replica(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                             Wanted wanted);
   // That the estimate is for.

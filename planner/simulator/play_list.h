@@ -28,7 +28,8 @@ struct PlayList {
     return std::span(waits).subspan(static_cast<std::size_t>(call.first_wait),
                                     static_cast<std::size_t>(call.end_wait - call.first_wait));
   }
-  // The first call from this one on that keeps the stream's order; the number of calls, if none does.
+  // The first call from this one on that keeps the stream's order; the number of calls, where none
+  // does.
   int next_on(std::size_t stream, int call) const {
     const int end = static_cast<int>(calls.size());
     while (call < end && !(calls[call].queues >> stream & 1u)) ++call;
