@@ -69,8 +69,8 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
     // The emulator saw wrong gradients of adapters there, under load; the cause is not known yet.
     if (ranks > 1 && plan.training.lora && plan.spec.tp_overlap == TensorOverlap::ring)
       throw ConfigError(
-          "ranks that share a GPU do not train adapters beside tensor parallelism overlapped by slices: plan again with "
-          "--tp-overlap none, or run with a GPU for each rank");
+          "ranks that share a GPU do not train adapters beside tensor parallelism overlapped by slices: plan again "
+          "with --tp-overlap none, or run with a GPU for each rank");
     return one_gpu(opened.gpu, 0, options.gpu);
   }
   const int wanted = rendezvous.processes() == 1 ? ranks : rendezvous.local_processes();
