@@ -65,14 +65,7 @@ MakeWorld choose_gpu_world(const Plan& plan, const WorldOptions& options, Rendez
   const OpenedGpu opened = open_gpu();
   const int devices = static_cast<int>(gpus_for(plan, opened).size());
   const int ranks = plan.spec.mesh.size();
-  if (rendezvous.processes() == 1 && (ranks == 1 || options.share_gpu)) {
-    // The emulator saw wrong gradients of adapters there, under load; the cause is not known yet.
-    if (ranks > 1 && plan.training.lora && plan.spec.tp_overlap == TensorOverlap::ring)
-      throw ConfigError(
-          "ranks that share a GPU do not train adapters beside tensor parallelism overlapped by slices: plan again "
-          "with --tp-overlap none, or run with a GPU for each rank");
-    return one_gpu(opened.gpu, 0, options.gpu);
-  }
+  if (rendezvous.processes() == 1 && (ranks == 1 || options.share_gpu)) return one_gpu(opened.gpu, 0, options.gpu);
   const int wanted = rendezvous.processes() == 1 ? ranks : rendezvous.local_processes();
   if (devices < wanted && rendezvous.processes() > 1)
     // The same words in every process, so that they are reported once.

@@ -51,8 +51,7 @@ Executor::Executor(const Program& program, const GroupTable& groups, Backend& ba
     link.sends = groups.channel_to(group.key);
     link.receives = groups.channel_to(seen_from(group.key));
   }
-  tickets_.resize(static_cast<std::size_t>(fork_event_ + 1 + streams));
-  unrecorded_.reserve(program.calls.size());
+  sent_before_.resize(static_cast<std::size_t>(fork_event_ + 1 + streams));
 
   for (const Segment& segment : program.segments) {
     Submission submission{.side_streams = {}, .repeats = segment.instructions.size() > 1};
@@ -108,12 +107,10 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
   const auto begin = std::chrono::steady_clock::now();
   if (timing_) profile_.begin();
   for (std::size_t call = 0; call < program_.calls.size(); ++call) run_call(call);
-  for (std::size_t event = 0; event < tickets_.size(); ++event) wait_sent(Stream::compute, static_cast<int>(event));
-  {
-    const WaitingForRanks waiting(flight_);
-    for (const auto& [stream, ticket] : unrecorded_) communicator_.wait_sent(static_cast<int>(stream), ticket);
+  for (std::vector<SendTicket>& tickets : sent_by_) {
+    wait_sent(Stream::compute, tickets);
+    tickets.clear();
   }
-  unrecorded_.clear();
   backend_.synchronize();
   communicator_.check();
 
@@ -132,38 +129,21 @@ StepMeasurement Executor::run_step(const Batch& batch, const StepScalars& scalar
 }
 
 void Executor::wait(Stream stream, int event) {
-  wait_sent(stream, event);
+  wait_sent(stream, sent_before_[event]);
   backend_.wait(static_cast<int>(stream), event);
   if (timing_) profile_.wait(stream, event);
 }
 
 void Executor::record(Stream stream, int event) {
+  sent_before_[event] = sent_by_[index_of(stream)];
   backend_.record(static_cast<int>(stream), event);
   if (timing_) profile_.record(stream, event);
 }
 
-void Executor::wait_sent(Stream stream, int event) {
-  if (tickets_[event].empty()) return;
+void Executor::wait_sent(Stream stream, const std::vector<SendTicket>& tickets) {
+  if (tickets.empty()) return;
   const WaitingForRanks waiting(flight_);
-  for (const SendTicket& ticket : tickets_[event]) communicator_.wait_sent(static_cast<int>(stream), ticket);
-  tickets_[event].clear();
-}
-
-// Events of a Segment end with the call: from then on, the call's event stands for its sends.
-// (Those of side streams have been waited for where these joined.)
-void Executor::keep_tickets(const Segment& segment, const Call& call) {
-  for (int event = 0; event < segment.events; ++event) {
-    std::vector<SendTicket>& sent = tickets_[first_segment_event_ + event];
-    posted_.insert(posted_.end(), sent.begin(), sent.end());
-    sent.clear();
-  }
-  for (const SendTicket& ticket : posted_) {
-    if (call.records)
-      tickets_[*call.records].push_back(ticket);
-    else
-      unrecorded_.emplace_back(segment.stream, ticket);
-  }
-  posted_.clear();
+  for (const SendTicket& ticket : tickets) communicator_.wait_sent(static_cast<int>(stream), ticket);
 }
 
 void Executor::run_call(std::size_t index) {
@@ -187,7 +167,6 @@ void Executor::run_call(std::size_t index) {
     wait(segment.stream, join);
   }
   if (call.records) record(segment.stream, *call.records);
-  keep_tickets(segment, call);
 }
 
 void Executor::submit(const Segment& segment, const Call& call, std::size_t index) {
@@ -252,7 +231,8 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
       return communicator_.all_reduce(stream, link.group.value(), Reduction::sum, data);
     case InstructionKind::all_reduce_max:
       return communicator_.all_reduce(stream, link.group.value(), Reduction::max, data);
-    case InstructionKind::reduce_scatter: return communicator_.reduce_scatter(stream, link.group.value(), data);
+    case InstructionKind::reduce_scatter:
+      return communicator_.reduce_scatter(stream, link.group.value(), data);
     case InstructionKind::all_gather: {
       const int members = static_cast<int>(ranks.size());
       std::byte* own =
@@ -268,26 +248,29 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
     }
     case InstructionKind::send: {
       const SendTicket ticket = communicator_.send(stream, ranks.front(), link.sends.value(), data);
-      const bool is_aside = instruction.stream != program_.segments[call.segment].stream;
-      if (instruction.records) tickets_[first_segment_event_ + *instruction.records].push_back(ticket);
-      if (is_aside)
-        tickets_[join_event(instruction.stream)].push_back(ticket);
-      else if (!instruction.records)
-        posted_.push_back(ticket);
+      std::vector<SendTicket>& sent = sent_by_[index_of(instruction.stream)];
+      const auto before = std::ranges::find_if(sent, [&](const SendTicket& earlier) {
+        return earlier.destination == ticket.destination && earlier.channel == ticket.channel;
+      });
+      if (before != sent.end())
+        *before = ticket;
+      else
+        sent.push_back(ticket);
       return {.sent = Bytes(last.bytes), .waited = {}, .moving = {}};
     }
     case InstructionKind::receive:
       return communicator_.receive(stream, ranks.front(), link.receives.value(), data);
-    case InstructionKind::broadcast: return communicator_.broadcast(stream, link.group.value(), data);
-    case InstructionKind::reduce_sum: return communicator_.reduce(stream, link.group.value(), data);
+    case InstructionKind::broadcast:
+      return communicator_.broadcast(stream, link.group.value(), data);
+    case InstructionKind::reduce_sum:
+      return communicator_.reduce(stream, link.group.value(), data);
     case InstructionKind::gather:
     case InstructionKind::scatter: {
       // The whole is on the first rank alone.
       const Operand& first = instruction.operands.front();
       const Elements own{.data = address(first, call), .count = first.bytes / element, .type = instruction.type};
-      const Elements whole = instruction.operands.size() > 1
-                                 ? data
-                                 : Elements{.data = nullptr, .count = 0, .type = instruction.type};
+      const Elements whole =
+          instruction.operands.size() > 1 ? data : Elements{.data = nullptr, .count = 0, .type = instruction.type};
       return instruction.kind == InstructionKind::gather
                  ? communicator_.gather(stream, link.group.value(), own, whole)
                  : communicator_.scatter(stream, link.group.value(), whole, own);

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "planner/program/program.h"
@@ -20,7 +20,7 @@ namespace parplan {
 
 // The measurements of one step of one rank.
 struct StepMeasurement {
-  Seconds total;       // from the step's start to the end of its work
+  Seconds total;  // from the step's start to the end of its work
   bool is_profiled = false;
   StepTime time;  // its parts, if it was profiled
   CommunicationVolume communication;
@@ -78,8 +78,7 @@ class Executor {
   Transfer communicate(const Instruction& instruction, const Call& call);
   void wait(Stream stream, int event);
   void record(Stream stream, int event);
-  void wait_sent(Stream stream, int event);
-  void keep_tickets(const Segment& segment, const Call& call);
+  void wait_sent(Stream stream, const std::vector<SendTicket>& tickets);
   std::byte* address(const Operand& operand, const Call& call) const;
   int join_event(Stream side) const { return fork_event_ + 1 + static_cast<int>(side); }
 
@@ -88,18 +87,17 @@ class Executor {
   Communicator& communicator_;
   const Arena& arena_;
   SampleRange samples_;
-  std::vector<Link> links_;                    // by group of the Program
-  std::vector<Submission> submissions_;        // by segment
-  std::vector<std::int64_t> keys_;             // by call: equal for equal work
-  int first_segment_event_ = 0;                // events: the Program's, a Segment's, the fork, one join per stream
+  std::vector<Link> links_;              // by group of the Program
+  std::vector<Submission> submissions_;  // by segment
+  std::vector<std::int64_t> keys_;       // by call: equal for equal work
+  int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join per stream
   int fork_event_ = 0;
 
-  // Sends that were not waited for yet: by the events that stand for them, those of side streams by
-  // the join, too; those of the present call that no event of its Segment stands for; and those for
-  // which no call waits.
-  std::vector<std::vector<SendTicket>> tickets_;
-  std::vector<SendTicket> posted_;
-  std::vector<std::pair<Stream, SendTicket>> unrecorded_;
+  // The last send of a step by each stream on each line (to a rank, on a channel), whose sends are
+  // done in order. An event stands for those of its stream until then, and each stream that waits
+  // for it waits for them: that another one did so says nothing about its own order.
+  std::array<std::vector<SendTicket>, stream_count> sent_by_;
+  std::vector<std::vector<SendTicket>> sent_before_;  // by event
 
   StagedTokens tokens_;
   // Host memory to which the device copies what a step came to. The scale is that with which the

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "runtime/comm/forwarding_communicator.h"
 #include "runtime/comm/local/local_communicator.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "runtime/device/cpu/host_update.h"
@@ -26,50 +27,6 @@ std::vector<int> hosted_ranks(const Rendezvous& rendezvous, int ranks) {
   return {rendezvous.process()};
 }
 
-// Forwards to a communicator that somebody else owns.
-class BorrowedCommunicator final : public Communicator {
- public:
-  explicit BorrowedCommunicator(Communicator& kept) : kept_(kept) {}
-  int rank() const override { return kept_.rank(); }
-  int ranks() const override { return kept_.ranks(); }
-  bool in_order() const override { return kept_.in_order(); }
-  Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) override {
-    return kept_.all_reduce(stream, group, reduction, data);
-  }
-  Transfer reduce_scatter(StreamId stream, int group, Elements data) override {
-    return kept_.reduce_scatter(stream, group, data);
-  }
-  Transfer all_gather(StreamId stream, int group, Elements data) override {
-    return kept_.all_gather(stream, group, data);
-  }
-  Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override {
-    return kept_.all_to_all(stream, group, from, to);
-  }
-  Transfer broadcast(StreamId stream, int group, Elements data) override {
-    return kept_.broadcast(stream, group, data);
-  }
-  Transfer reduce(StreamId stream, int group, Elements data) override { return kept_.reduce(stream, group, data); }
-  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override {
-    return kept_.gather(stream, group, own, whole);
-  }
-  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override {
-    return kept_.scatter(stream, group, whole, own);
-  }
-  SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
-    return kept_.send(stream, destination, channel, data);
-  }
-  Transfer wait_sent(StreamId stream, SendTicket ticket) override { return kept_.wait_sent(stream, ticket); }
-  Transfer receive(StreamId stream, int source, int channel, Elements data) override {
-    return kept_.receive(stream, source, channel, data);
-  }
-  void register_memory(void* memory, Bytes bytes) override { kept_.register_memory(memory, bytes); }
-  void check() override { kept_.check(); }
-  void abort(const std::string& reason) override { kept_.abort(reason); }
-
- private:
-  Communicator& kept_;
-};
-
 class CpuThreads final : public World {
  public:
   CpuThreads(const GroupTable& groups, int ranks)
@@ -77,7 +34,7 @@ class CpuThreads final : public World {
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return make_cpu_backend(); }
   std::unique_ptr<Communicator> make_communicator(int rank, Backend&) override {
-    return std::make_unique<BorrowedCommunicator>(world_.communicator(rank));
+    return std::make_unique<ForwardingCommunicator>(world_.communicator(rank));
   }
 
  private:
@@ -110,7 +67,10 @@ GpuBackendOptions with_host_kernel(GpuBackendOptions options) {
 class OneGpu final : public World {
  public:
   OneGpu(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options)
-      : hosted_(all_ranks(ranks)), gpu_(std::move(gpu)), device_(device), options_(with_host_kernel(options)),
+      : hosted_(all_ranks(ranks)),
+        gpu_(std::move(gpu)),
+        device_(device),
+        options_(with_host_kernel(options)),
         world_(gpu_->make_local_world(ranks, groups.groups(), groups.channels())) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return gpu_->make_backend(device_, options_); }

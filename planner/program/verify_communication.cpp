@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -11,8 +13,9 @@
 namespace parplan {
 namespace {
 
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
+std::size_t at(int index) {
+  return static_cast<std::size_t>(index);
+}
 
 // One launch of a collective, send or receive.
 struct Launch {
@@ -38,7 +41,9 @@ struct Meeting {
   int next = -1;
 };
 
-std::string numbered(const char* what, int count) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
+std::string numbered(const char* what, int count) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
 
 class CommunicationCheck {
  public:
@@ -206,37 +211,50 @@ class CommunicationCheck {
   // Launch order: how the CPU runtime runs --------------------------------------------------------
 
   // A rank joins a collective or a receive, posts a send and continues, or waits until a send was
-  // received; where a call ends, for those of its side streams.
+  // received: where a stream waits for an event of a stream that sent before, and where a call ends,
+  // for those of its side streams. The sends of one line (to a rank, in a group) are done in order.
   enum class Act { join, post, await };
   struct Move {
     Act act{};
     int launch = 0;
   };
+  using Sends = std::vector<int>;  // the last one on each line
 
   std::vector<Move> moves_of(const Program& program) const {
     std::vector<Move> moves;
-    std::vector<std::vector<int>> sends(at(program.events));  // per event: sends of the call that records it
+    std::array<Sends, stream_count> sent{};
+    std::vector<Sends> before(at(program.events));  // per event
+    const auto await = [&](const Sends& sends) {
+      for (int send : sends) moves.push_back({Act::await, send});
+    };
     for (std::size_t c = 0; c < program.calls.size(); ++c) {
       const Call& call = program.calls[c];
       const Segment& segment = program.segments[at(call.segment)];
-      for (int event : call.waits)
-        for (int send : sends[at(event)]) moves.push_back({Act::await, send});
-      std::vector<int> posted, aside;
-      std::vector<int> recorded(at(segment.events), -1);  // per event of the segment: the send that records it
+      const Sends& own = sent[index_of(segment.stream)];
+      for (int event : call.waits) await(before[at(event)]);
+      std::array<bool, stream_count> side{};
+      for (const Instruction& instruction : segment.instructions) side[index_of(instruction.stream)] = true;
+      side[index_of(segment.stream)] = false;
+      if (std::ranges::find(side, true) != side.end()) await(own);
+      std::vector<Sends> recorded(at(segment.events));
       for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
         const Instruction& instruction = segment.instructions[i];
-        for (int event : instruction.waits)
-          if (recorded[at(event)] >= 0) moves.push_back({Act::await, recorded[at(event)]});
-        const int launch = launch_of_[at(program.rank)][c][i];
-        if (launch < 0) continue;
-        const bool send = instruction.kind == InstructionKind::send;
-        moves.push_back({send ? Act::post : Act::join, launch});
-        if (!send) continue;
-        (instruction.stream != segment.stream ? aside : posted).push_back(launch);
-        if (instruction.records) recorded[at(*instruction.records)] = launch;
+        Sends& of_stream = sent[index_of(instruction.stream)];
+        for (int event : instruction.waits) await(recorded[at(event)]);
+        if (const int launch = launch_of_[at(program.rank)][c][i]; launch >= 0) {
+          const bool send = instruction.kind == InstructionKind::send;
+          moves.push_back({send ? Act::post : Act::join, launch});
+          if (send) {
+            std::erase_if(of_stream,
+                          [&](int earlier) { return launches_[at(earlier)].instruction->group == instruction.group; });
+            of_stream.push_back(launch);
+          }
+        }
+        if (instruction.records) recorded[at(*instruction.records)] = of_stream;
       }
-      for (int send : aside) moves.push_back({Act::await, send});
-      if (call.records) sends[at(*call.records)] = std::move(posted);
+      for (std::size_t s = 0; s < stream_count; ++s)
+        if (side[s]) await(sent[s]);
+      if (call.records) before[at(*call.records)] = own;
     }
     return moves;
   }
@@ -464,11 +482,11 @@ class CommunicationCheck {
 
   std::span<const Program> programs_;
   std::vector<Fault>& faults_;
-  std::vector<Launch> launches_;                            // by rank, then in launch order
+  std::vector<Launch> launches_;                          // by rank, then in launch order
   std::vector<std::vector<std::vector<int>>> launch_of_;  // per rank, call, instruction; -1 for what meets nobody
   std::vector<Meeting> meetings_;
-  std::vector<Queue> queues_;      // rank * streams + stream
-  std::vector<int> recorders_;     // per event: the queue that records it
+  std::vector<Queue> queues_;   // rank * streams + stream
+  std::vector<int> recorders_;  // per event: the queue that records it
   std::vector<int> queue_of_launch_;
 };
 

@@ -74,7 +74,7 @@ struct SendRoute {
   auto operator<=>(const SendRoute&) const = default;
 };
 
-// A posted send, which must be waited for once.
+// A posted send, which must be waited for: on each stream whose later work changes its data.
 struct SendTicket {
   int destination = 0;
   int channel = 0;
@@ -126,7 +126,8 @@ class Communicator {
   // receives of one (source, destination, channel) match in order and have equal counts. Posting
   // waits while 64 earlier ones are outstanding.
   virtual SendTicket send(StreamId stream, int destination, int channel, Elements data) = 0;
-  // Later work of `stream` runs after the send is done. `sent` counts the bytes of the send.
+  // Later work of `stream` runs after the send, and earlier ones to that destination on that
+  // channel, are done. Several streams may wait for one send. `sent` counts its bytes.
   virtual Transfer wait_sent(StreamId stream, SendTicket ticket) = 0;
   virtual Transfer receive(StreamId stream, int source, int channel, Elements data) = 0;
 

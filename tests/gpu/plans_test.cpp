@@ -122,9 +122,7 @@ TEST_CASE("adapters and parts of a model train on a GPU as the one-rank referenc
           training.trainable.patterns = {model == "tiny-t5" ? "decoder.1" : "layers.1",
                                          model == "tiny-llama" || model == "tiny-t5" ? "*norm.weight" : "bias"};
         const OpGraph graph = as_trained(training, graph_of(model));
-        ParallelSpec spec = random_spec(graph, training, 4, {}, random);
-        // Refused where ranks share a GPU, as these do (choose_world).
-        if (adapts) spec.tp_overlap = TensorOverlap::none;
+        const ParallelSpec spec = random_spec(graph, training, 4, {}, random);
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
         exact.precision = DataType::fp32;

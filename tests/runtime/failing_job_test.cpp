@@ -16,6 +16,7 @@
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
+#include "runtime/comm/forwarding_communicator.h"
 #include "runtime/local_job.h"
 #include "tests/temporary_folder.h"
 
@@ -23,45 +24,14 @@ namespace parplan {
 namespace {
 
 // A rank's communicator whose all-reduces fail from some time on.
-class FailingCommunicator final : public Communicator {
+class FailingCommunicator final : public ForwardingCommunicator {
  public:
   FailingCommunicator(std::unique_ptr<Communicator> inner, std::function<void()> before_all_reduce)
-      : inner_(std::move(inner)), before_(std::move(before_all_reduce)) {}
-  int rank() const override { return inner_->rank(); }
-  int ranks() const override { return inner_->ranks(); }
-  bool in_order() const override { return inner_->in_order(); }
+      : ForwardingCommunicator(*inner), inner_(std::move(inner)), before_(std::move(before_all_reduce)) {}
   Transfer all_reduce(StreamId stream, int group, Reduction reduction, Elements data) override {
     before_();
-    return inner_->all_reduce(stream, group, reduction, data);
+    return ForwardingCommunicator::all_reduce(stream, group, reduction, data);
   }
-  Transfer reduce_scatter(StreamId stream, int group, Elements data) override {
-    return inner_->reduce_scatter(stream, group, data);
-  }
-  Transfer all_gather(StreamId stream, int group, Elements data) override {
-    return inner_->all_gather(stream, group, data);
-  }
-  Transfer all_to_all(StreamId stream, int group, Elements from, Elements to) override {
-    return inner_->all_to_all(stream, group, from, to);
-  }
-  Transfer broadcast(StreamId stream, int group, Elements data) override {
-    return inner_->broadcast(stream, group, data);
-  }
-  Transfer reduce(StreamId stream, int group, Elements data) override { return inner_->reduce(stream, group, data); }
-  Transfer gather(StreamId stream, int group, Elements own, Elements whole) override {
-    return inner_->gather(stream, group, own, whole);
-  }
-  Transfer scatter(StreamId stream, int group, Elements whole, Elements own) override {
-    return inner_->scatter(stream, group, whole, own);
-  }
-  SendTicket send(StreamId stream, int destination, int channel, Elements data) override {
-    return inner_->send(stream, destination, channel, data);
-  }
-  Transfer wait_sent(StreamId stream, SendTicket ticket) override { return inner_->wait_sent(stream, ticket); }
-  Transfer receive(StreamId stream, int source, int channel, Elements data) override {
-    return inner_->receive(stream, source, channel, data);
-  }
-  void check() override { inner_->check(); }
-  void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
   std::unique_ptr<Communicator> inner_;
@@ -100,9 +70,12 @@ Failed run_until_failure(const std::string& folder, const std::function<void()>&
   ParallelSpec spec;
   spec.mesh.degree = {.pp = 1, .dp = 2, .tp = 1};
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-  const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
+  const Job job{.graph = &graph,
+                .training = training,
+                .layout = lay_out(spec, place(graph, spec)),
                 .schedule = row_of(spec.schedule).actions({1, static_cast<int>(micro_batches(spec, training))}),
-                .backend = BackendKind::cpu, .overhead = {}};
+                .backend = BackendKind::cpu,
+                .overhead = {}};
   std::vector<std::int32_t> numbers;
   for (int i = 0; i < 500; ++i) numbers.push_back(i * 7 % 31);
   const TokenData data(std::move(numbers));
@@ -112,13 +85,14 @@ Failed run_until_failure(const std::string& folder, const std::function<void()>&
   std::atomic<bool> due = false;
   Failed failed;
   try {
-    LocalJob ranks(job, initializer(1),
-                   [&](const GroupTable& groups, int count) {
-                     return std::make_unique<FailingWorld>(cpu_threads()(groups, count), [&] {
-                       if (due) what();
-                     });
-                   },
-                   *rendezvous);
+    LocalJob ranks(
+        job, initializer(1),
+        [&](const GroupTable& groups, int count) {
+          return std::make_unique<FailingWorld>(cpu_threads()(groups, count), [&] {
+            if (due) what();
+          });
+        },
+        *rendezvous);
     ranks.be_watched(watch, folder);
     ranks.run({.first = 0,
                .count = 9,
@@ -144,8 +118,10 @@ TEST_CASE("a rank that fails says in which step, instruction and group, and all 
   CHECK(failed.message.ends_with(" of ranks 0, 1)"));
   REQUIRE(failed.files.size() == 2);
   for (int rank = 0; rank < 2; ++rank) {
-    CHECK(std::filesystem::path(failed.files[rank]).filename().string().starts_with(
-        fmt::format("parplan-rank-{}-of-2.", rank)));
+    CHECK(std::filesystem::path(failed.files[rank])
+              .filename()
+              .string()
+              .starts_with(fmt::format("parplan-rank-{}-of-2.", rank)));
     std::ifstream file(failed.files[rank]);
     std::vector<Json> lines;
     for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
