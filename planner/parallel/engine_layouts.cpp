@@ -29,12 +29,15 @@ bool recomputes_some(const ParallelSpec& spec, bool whole_layers) {
 // Whether the axes are in another order than that of an empty layout; the context axis lies inside
 // the data axis in any.
 bool has_other_order(const ParallelSpec& spec) {
-  std::vector<Axis> own, plain;
-  for (const Axis axis : spec.mesh.order)
-    if (axis != Axis::cp) own.push_back(axis);
-  for (const Axis axis : AxisOrder())
-    if (std::ranges::find(own, axis) != own.end()) plain.push_back(axis);
-  return own != plain;
+  constexpr AxisOrder plain;
+  const auto place = [&](Axis axis) { return std::ranges::find(plain, axis); };
+  const Axis* last = plain.begin();
+  for (const Axis axis : spec.mesh.order) {
+    if (axis == Axis::cp) continue;
+    if (place(axis) < last || place(axis) == plain.end()) return true;
+    last = place(axis);
+  }
+  return false;
 }
 
 constexpr std::array layout_rows = {

@@ -20,8 +20,11 @@ namespace parplan {
 namespace {
 
 constexpr std::array rows = {
-    TechniqueRow{
-        .name = "tensor", .legal_degrees = legal_tensor_degrees, .illegal = illegal_tensor, .place = place_tensor},
+    TechniqueRow{.name = "tensor",
+                 .legal_degrees = legal_tensor_degrees,
+                 .illegal = illegal_tensor,
+                 .allows = allows_tensor,
+                 .place = place_tensor},
     TechniqueRow{.name = "context",
                  .legal_degrees = legal_context_degrees,
                  .illegal = illegal_context,
@@ -67,13 +70,20 @@ bool is_legal(const OpGraph& graph, const TrainingSpec& training, const Parallel
                                return row.allows != nullptr ? row.allows(graph, training, spec)
                                                             : !row.illegal(graph, training, spec);
                              }) &&
-         !too_many_calls(training, spec);
+         !has_too_many_calls(training, spec);
+}
+
+namespace {
+std::int64_t most_micro_batches(const ParallelSpec& spec) { return most_calls / 2 / spec.stages(); }
+}  // namespace
+
+bool has_too_many_calls(const TrainingSpec& training, const ParallelSpec& spec) {
+  return micro_batches(spec, training) > most_micro_batches(spec);
 }
 
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec) {
-  const std::int64_t count = micro_batches(spec, training);
-  const std::int64_t most = most_calls / 2 / spec.stages();
-  if (count <= most) return std::nullopt;
+  if (!has_too_many_calls(training, spec)) return std::nullopt;
+  const std::int64_t count = micro_batches(spec, training), most = most_micro_batches(spec);
   return fmt::format(
       "a step would be {} micro-batches of {} on each data-parallel rank; with {} stage{} a plan holds at most {}: "
       "take larger micro-batches, more data parallelism, "

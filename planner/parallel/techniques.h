@@ -43,6 +43,7 @@ inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;
 // The reason why `spec` has too many micro-batches for that (they divide the batch); nothing if it
 // does not. `illegal` checks it, too.
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);
+bool has_too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);  // without the words
 
 // Ascending, for numbers of at least 1.
 std::vector<std::int64_t> divisors(std::int64_t number);

@@ -34,18 +34,28 @@ struct Limit {
   std::int64_t most() const { return pieces * parts; }
 };
 
-std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
-  std::vector<Limit> all;
+// Of parameters; equal ones more than once.
+template <class Visit>
+void visit_limits(const OpGraph& graph, const Visit& visit) {
   for (const int first : graph.kinds)
     for (int i = graph.blocks[first].first_op; i < graph.blocks[first].last_op; ++i)
       for (const TensorId id : graph.ops[i].parameters)
-        if (const auto dim = cut_dim(graph.tensors[id])) {
-          const Limit limit{dim->dim, dim->granules(), dim->parts, dim->dim == Dim::vocabulary};
-          if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
-        }
+        if (const auto dim = cut_dim(graph.tensors[id]))
+          visit(Limit{dim->dim, dim->granules(), dim->parts, dim->dim == Dim::vocabulary});
+}
+
+Limit sequence_limit(const OpGraph& graph) {
+  return {Dim::sequence, graph.joins_sequences ? 1 : graph.sequence};
+}
+
+std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
+  std::vector<Limit> all;
+  visit_limits(graph, [&](const Limit& limit) {
+    if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
+  });
   // Heads first, then the feed-forward width: the order in which people think of them.
   std::ranges::stable_sort(all, {}, [](const Limit& limit) { return limit.dim; });
-  if (sequence_parallel) all.push_back({Dim::sequence, graph.joins_sequences ? 1 : graph.sequence});
+  if (sequence_parallel) all.push_back(sequence_limit(graph));
   return all;
 }
 
@@ -106,6 +116,20 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
       return fmt::format("tensor parallelism over {} cannot split {}; legal degrees: {}", tp, describe(graph, limit),
                          degrees);
   return fmt::format("tensor parallelism over {} finds nothing to split in this model; legal degrees: {}", tp, degrees);
+}
+
+bool allows_tensor(const OpGraph& graph, const TrainingSpec& /*training*/, const ParallelSpec& spec) {
+  const int tp = spec.tp();
+  if (tp < 1 || (spec.sequence_parallel && (tp == 1 || graph.joins_sequences)) ||
+      (spec.tp_overlap == TensorOverlap::ring && !spec.sequence_parallel))
+    return false;
+  if (tp == 1) return true;
+  bool splits = false, allows = !spec.sequence_parallel || sequence_limit(graph).allows(tp);
+  visit_limits(graph, [&](const Limit& limit) {
+    splits = true;
+    allows = allows && limit.allows(tp);
+  });
+  return splits && allows;
 }
 
 void place_tensor(const OpGraph& graph, const ParallelSpec& spec, Placements& placements) {

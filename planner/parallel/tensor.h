@@ -17,6 +17,7 @@ namespace parplan {
 std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                       int most);
 std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
+bool allows_tensor(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 void place_tensor(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 
 }  // namespace parplan

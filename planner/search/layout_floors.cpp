@@ -634,12 +634,11 @@ Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Re
 // all of their layers recompute; F bytes of the stage's C do not grow. With a share f of alike
 // layers that recompute, blocks that fit take b_0 - f (b_0 - b_1) <= C - F bytes, and at least
 // t_0 + f (t_1 - t_0) seconds.
-Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTable* none, const BlockTable& own,
+Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTable& none, const BlockTable& own,
                                          int in_flight, std::int64_t heads, std::int64_t capacity, std::size_t begin,
                                          std::size_t end) const {
   const Seconds all = own.seconds[end] - own.seconds[begin];
-  if (none == nullptr || !width_.recomputes_fewest_layers) return all;
-  const Seconds least = none->seconds[end] - none->seconds[begin];
+  const Seconds least = none.seconds[end] - none.seconds[begin];
   if (!alike_inside_ || runs_backward_in_parts(spec.schedule) || all <= least) return std::min(all, least);
   const auto grows = [&](const BlockTable& of) {
     const std::size_t shared = spec.virtual_stages > 1 && end + 1 == of.state.size() ? end - 1 : end;
@@ -648,8 +647,8 @@ Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTa
                spec.virtual_stages +
            static_cast<double>(heads) * static_cast<double>(of.saved[end] - of.saved[shared]);
   };
-  const double freed = grows(*none) - grows(own),
-               lacking = grows(*none) + static_cast<double>(none->least_fixed - capacity);
+  const double freed = grows(none) - grows(own),
+               lacking = grows(none) + static_cast<double>(none.least_fixed - capacity);
   const double share = freed > 0.0 ? std::clamp(lacking / freed, 0.0, 1.0) : 0.0;
   return least + share * (1 - 1e-6) * (all - least);
 }
@@ -664,7 +663,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   const std::size_t blocks = graph_.blocks.size();
   const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
   // What a stage holds besides the state does not grow with its blocks alone.
-  const bool has_own_peaks = spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule);
+  const bool in_parts = runs_backward_in_parts(spec.schedule);
+  const bool has_own_peaks = spec.input_slots == InputSlots::one_more || in_parts;
   if (!most && !has_own_peaks) {
     const Shares shares = shares_of(spec, choices);
     double room = 0.0;
@@ -687,6 +687,8 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
   const auto of_none = [&](std::size_t stage) -> const BlockTable& {
     return holdings.front()->each[holdings.front()->of_stage[stage]].table;
   };
+  const bool may_recompute_few = width_.recomputes_fewest_layers;
+  const Seconds slowest = most ? *most * (1 + 1e-9) : infinite;
   std::vector<std::size_t> taken(choices.size(), 0);  // by the rank before, with each choice or those before it
   std::vector<std::size_t> turns(choices.size());     // of the choices: the one that took the rank before farthest
   std::iota(turns.begin(), turns.end(), std::size_t{0});
@@ -706,13 +708,14 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
       const auto& table = holding.table;
       auto& fixed = holding.fixed;
       const auto fits = [&](std::size_t end) {
-        if (most && least_seconds_held(spec, choice == 0 ? nullptr : &of_none(stage), holding.table, in_flight, heads,
-                                       capacity, held, end) > *most * (1 + 1e-9))
+        if (most && table.seconds[end] - table.seconds[held] > slowest &&
+            (!may_recompute_few || choice == 0 ||
+             least_seconds_held(spec, of_none(stage), table, in_flight, heads, capacity, held, end) > slowest))
           return false;
         const std::size_t shared = stages > 1 && end == blocks ? end - 1 : end;  // of these blocks
         const std::int64_t state = table.state[end] - table.state[held];
         const BlockRange range{static_cast<int>(held), static_cast<int>(end)};
-        if (runs_backward_in_parts(spec.schedule))
+        if (in_parts)
           return state <= capacity &&
                  estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;
         const std::int64_t growing = state + in_flight * (table.saved[shared] - table.saved[held]) / stages +

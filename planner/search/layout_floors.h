@@ -148,9 +148,8 @@ class LayoutFloors {
   Shares shares_of(const ParallelSpec& spec, std::span<const Recompute> choices);
   Holdings& holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds);
   // What blocks [begin, end) on a stage take for a micro-batch, at least, if they recompute by the
-  // rule of `own` so that they fit: all of their layers, or where the space has it as few as that
-  // takes. `none`: without recompute; null where that is what `own` is.
-  Seconds least_seconds_held(const ParallelSpec& spec, const BlockTable* none, const BlockTable& own, int in_flight,
+  // rule of `own`, in as few layers as it takes to fit. `none`: the stage without recompute.
+  Seconds least_seconds_held(const ParallelSpec& spec, const BlockTable& none, const BlockTable& own, int in_flight,
                              std::int64_t heads, std::int64_t capacity, std::size_t begin, std::size_t end) const;
   void forget_holdings();
   // Whether a layout may run backwards in two parts, and its blocks on a stage that does.

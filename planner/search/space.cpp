@@ -164,6 +164,7 @@ class SpaceWalk {
     bool is_known = false;    // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
     std::size_t at = 0;  // the present one
+    std::optional<ChoiceValue> followed;  // the value that the known values of later rows follow from
     // From this row on, without rows apart, by the values of the nearest decisive row: where known
     // for the present choices of the others.
     std::vector<std::optional<std::int64_t>> layouts;
@@ -195,8 +196,13 @@ class SpaceWalk {
     Step& step = steps_[row];
     step.at = at;
     step.choice->set(spec_, step.values[at]);
+    if (step.followed == step.values[at]) return;
+    step.followed = step.values[at];
     for (std::size_t later = row + 1; later < count_; ++later) {
-      if ((step.followers >> later & 1u) != 0) steps_[later].is_known = false;
+      if ((step.followers >> later & 1u) != 0) {
+        steps_[later].is_known = false;
+        steps_[later].followed.reset();
+      }
       if ((steps_[later].decisive >> row & 1u) != 0 && steps_[later].nearest != row) steps_[later].layouts.clear();
     }
   }

@@ -98,7 +98,7 @@ void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Va
   }
   for (const std::int64_t size : divisors(context.training.global_batch / spec.mesh.batch_ranks())) {
     with_size.micro_batch = size;
-    if (!too_many_calls(context.training, with_size)) values.emplace_back(size);
+    if (!has_too_many_calls(context.training, with_size)) values.emplace_back(size);
   }
 }
 

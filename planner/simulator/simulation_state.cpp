@@ -108,8 +108,9 @@ void join_calls(PlayList& list, std::vector<Playable>& segments) {
   std::map<std::vector<int>, int> known;
   PlayList shorter{.calls = {}, .waits = {}, .tasks = list.tasks, .sent = list.sent};
   std::vector<int> number(list.calls.size() + 1);  // in `shorter`
+  std::vector<int> in_a_row;
   for (int first = 0, end = 0; first < calls; first = end) {
-    std::vector<int> in_a_row;
+    in_a_row.clear();
     constexpr int longest = std::numeric_limits<decltype(Work::in_a_row)>::max();
     for (end = first; end == first || (end < calls && end - first < longest && continues(end)); ++end)
       in_a_row.push_back(list.calls[end].segment);
