@@ -231,8 +231,7 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
       return communicator_.all_reduce(stream, link.group.value(), Reduction::sum, data);
     case InstructionKind::all_reduce_max:
       return communicator_.all_reduce(stream, link.group.value(), Reduction::max, data);
-    case InstructionKind::reduce_scatter:
-      return communicator_.reduce_scatter(stream, link.group.value(), data);
+    case InstructionKind::reduce_scatter: return communicator_.reduce_scatter(stream, link.group.value(), data);
     case InstructionKind::all_gather: {
       const int members = static_cast<int>(ranks.size());
       std::byte* own =
@@ -260,17 +259,16 @@ Transfer Executor::communicate(const Instruction& instruction, const Call& call)
     }
     case InstructionKind::receive:
       return communicator_.receive(stream, ranks.front(), link.receives.value(), data);
-    case InstructionKind::broadcast:
-      return communicator_.broadcast(stream, link.group.value(), data);
-    case InstructionKind::reduce_sum:
-      return communicator_.reduce(stream, link.group.value(), data);
+    case InstructionKind::broadcast: return communicator_.broadcast(stream, link.group.value(), data);
+    case InstructionKind::reduce_sum: return communicator_.reduce(stream, link.group.value(), data);
     case InstructionKind::gather:
     case InstructionKind::scatter: {
       // The whole is on the first rank alone.
       const Operand& first = instruction.operands.front();
       const Elements own{.data = address(first, call), .count = first.bytes / element, .type = instruction.type};
-      const Elements whole =
-          instruction.operands.size() > 1 ? data : Elements{.data = nullptr, .count = 0, .type = instruction.type};
+      const Elements whole = instruction.operands.size() > 1
+                                 ? data
+                                 : Elements{.data = nullptr, .count = 0, .type = instruction.type};
       return instruction.kind == InstructionKind::gather
                  ? communicator_.gather(stream, link.group.value(), own, whole)
                  : communicator_.scatter(stream, link.group.value(), whole, own);

@@ -20,7 +20,7 @@ namespace parplan {
 
 // The measurements of one step of one rank.
 struct StepMeasurement {
-  Seconds total;  // from the step's start to the end of its work
+  Seconds total;       // from the step's start to the end of its work
   bool is_profiled = false;
   StepTime time;  // its parts, if it was profiled
   CommunicationVolume communication;
@@ -87,10 +87,10 @@ class Executor {
   Communicator& communicator_;
   const Arena& arena_;
   SampleRange samples_;
-  std::vector<Link> links_;              // by group of the Program
-  std::vector<Submission> submissions_;  // by segment
-  std::vector<std::int64_t> keys_;       // by call: equal for equal work
-  int first_segment_event_ = 0;          // events: the Program's, a Segment's, the fork, one join per stream
+  std::vector<Link> links_;                    // by group of the Program
+  std::vector<Submission> submissions_;        // by segment
+  std::vector<std::int64_t> keys_;             // by call: equal for equal work
+  int first_segment_event_ = 0;                // events: the Program's, a Segment's, the fork, one join per stream
   int fork_event_ = 0;
 
   // The last send of a step by each stream on each line (to a rank, on a channel), whose sends are

@@ -67,10 +67,7 @@ GpuBackendOptions with_host_kernel(GpuBackendOptions options) {
 class OneGpu final : public World {
  public:
   OneGpu(const GroupTable& groups, int ranks, std::shared_ptr<Gpu> gpu, int device, GpuBackendOptions options)
-      : hosted_(all_ranks(ranks)),
-        gpu_(std::move(gpu)),
-        device_(device),
-        options_(with_host_kernel(options)),
+      : hosted_(all_ranks(ranks)), gpu_(std::move(gpu)), device_(device), options_(with_host_kernel(options)),
         world_(gpu_->make_local_world(ranks, groups.groups(), groups.channels())) {}
   const std::vector<int>& hosted() const override { return hosted_; }
   std::unique_ptr<Backend> make_backend(int) override { return gpu_->make_backend(device_, options_); }

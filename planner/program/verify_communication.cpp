@@ -13,9 +13,8 @@
 namespace parplan {
 namespace {
 
-std::size_t at(int index) {
-  return static_cast<std::size_t>(index);
-}
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 // One launch of a collective, send or receive.
 struct Launch {
@@ -41,9 +40,7 @@ struct Meeting {
   int next = -1;
 };
 
-std::string numbered(const char* what, int count) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
+std::string numbered(const char* what, int count) { return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s"); }
 
 class CommunicationCheck {
  public:
@@ -482,11 +479,11 @@ class CommunicationCheck {
 
   std::span<const Program> programs_;
   std::vector<Fault>& faults_;
-  std::vector<Launch> launches_;                          // by rank, then in launch order
+  std::vector<Launch> launches_;                            // by rank, then in launch order
   std::vector<std::vector<std::vector<int>>> launch_of_;  // per rank, call, instruction; -1 for what meets nobody
   std::vector<Meeting> meetings_;
-  std::vector<Queue> queues_;   // rank * streams + stream
-  std::vector<int> recorders_;  // per event: the queue that records it
+  std::vector<Queue> queues_;      // rank * streams + stream
+  std::vector<int> recorders_;     // per event: the queue that records it
   std::vector<int> queue_of_launch_;
 };
 

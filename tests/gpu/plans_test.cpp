@@ -61,16 +61,17 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
   std::mt19937 random(20261122);
-  const int trials = is_emulated(*gpu) ? 3 : 20;
+  const int trials = is_emulated(*gpu) ? 2 : 20, steps_taken = is_emulated(*gpu) ? 2 : 3;
   for (const std::string& model : models) {
     const OpGraph graph = graph_of(model);
     for (const DataType type : all_types)
       for (int trial = 0; trial < trials; ++trial) {
         TrainingSpec training = training_in(type);
-        if (trial % 3 == 2) training.clip_norm = 0.5;
+        if (trial % 2 == 1) training.clip_norm = 0.5;
         LayoutRequest request;
         if (trial % 4 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-        ParallelSpec spec = random_spec(graph, training, 1 << trial % 3, request, random);
+        ParallelSpec spec =
+            random_spec(graph, training, is_emulated(*gpu) ? 2 << trial : 1 << trial % 3, request, random);
         if (trial % 2 == 0) spec.input_slots = InputSlots::one_more;
         // Its ReLU's gradient jumps where fp16 rounds to another sign, which no tolerance of a norm
         // bounds. (bf16's tolerance is wider.)
@@ -78,8 +79,8 @@ TEST_CASE("random legal plans train on a GPU as the one-rank reference does") {
         INFO(model << ": " << std::string(name(type)) << ", " << describe(spec));
         TrainingSpec exact = training;
         exact.precision = DataType::fp32;
-        check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3),
-                    closeness_of(type));
+        check_close(run_on_gpu(gpu, graph, training, spec, steps_taken),
+                    run_reference(graph, exact, spec.micro_batch, steps_taken), closeness_of(type));
       }
   }
 }
@@ -90,7 +91,8 @@ TEST_CASE("replicas with unlike numbers of micro-batches train on a GPU as the o
   std::mt19937 random(20261130);
   for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
-    for (const DataType type : {DataType::fp32, DataType::bf16})
+    for (const DataType type : {DataType::fp32, DataType::bf16}) {
+      if (is_emulated(*gpu) && type == DataType::fp32) continue;
       for (const std::vector<int>& shares : {std::vector<int>{5, 3}, std::vector<int>{4, 3, 1}}) {
         LayoutRequest request;
         request[Choice::replica_micro_batches] = shares;
@@ -103,6 +105,7 @@ TEST_CASE("replicas with unlike numbers of micro-batches train on a GPU as the o
         check_close(run_on_gpu(gpu, graph, training, spec, 3), run_reference(graph, exact, spec.micro_batch, 3),
                     closeness_of(type));
       }
+    }
   }
 }
 

@@ -70,9 +70,7 @@ Failed run_until_failure(const std::string& folder, const std::function<void()>&
   ParallelSpec spec;
   spec.mesh.degree = {.pp = 1, .dp = 2, .tp = 1};
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-  const Job job{.graph = &graph,
-                .training = training,
-                .layout = lay_out(spec, place(graph, spec)),
+  const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
                 .schedule = row_of(spec.schedule).actions({1, static_cast<int>(micro_batches(spec, training))}),
                 .backend = BackendKind::cpu,
                 .overhead = {}};
@@ -85,14 +83,13 @@ Failed run_until_failure(const std::string& folder, const std::function<void()>&
   std::atomic<bool> due = false;
   Failed failed;
   try {
-    LocalJob ranks(
-        job, initializer(1),
-        [&](const GroupTable& groups, int count) {
-          return std::make_unique<FailingWorld>(cpu_threads()(groups, count), [&] {
-            if (due) what();
-          });
-        },
-        *rendezvous);
+    LocalJob ranks(job, initializer(1),
+                   [&](const GroupTable& groups, int count) {
+                     return std::make_unique<FailingWorld>(cpu_threads()(groups, count), [&] {
+                       if (due) what();
+                     });
+                   },
+                   *rendezvous);
     ranks.be_watched(watch, folder);
     ranks.run({.first = 0,
                .count = 9,
@@ -118,10 +115,8 @@ TEST_CASE("a rank that fails says in which step, instruction and group, and all 
   CHECK(failed.message.ends_with(" of ranks 0, 1)"));
   REQUIRE(failed.files.size() == 2);
   for (int rank = 0; rank < 2; ++rank) {
-    CHECK(std::filesystem::path(failed.files[rank])
-              .filename()
-              .string()
-              .starts_with(fmt::format("parplan-rank-{}-of-2.", rank)));
+    CHECK(std::filesystem::path(failed.files[rank]).filename().string().starts_with(
+        fmt::format("parplan-rank-{}-of-2.", rank)));
     std::ifstream file(failed.files[rank]);
     std::vector<Json> lines;
     for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
