@@ -368,8 +368,7 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
 
 OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& fastest, Bytes room_in_all) const {
   // The fastest cut is one for stages as slow as their slowest devices.
-  if (balances_replicas_ || !spec.replica_micro_batches.empty())
-    return {.time = Seconds(0.0), .room_in_all = room_in_all};
+  if (may_have_unlike_replicas(spec)) return {.time = Seconds(0.0), .room_in_all = room_in_all};
   const PipelineShape shape = shape_of(spec, training_);
   const ScheduleRow& row = row_of(spec.schedule);
   // The slowest stage was found to within 1e-9.
@@ -466,7 +465,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const int blocks = static_cast<int>(graph_.blocks.size());
   CutsBelow below{.candidates = {}, .rest = Seconds(none)};
-  if (has_few_cuts(spec) || balances_replicas_ || !spec.replica_micro_batches.empty()) {
+  if (has_one_cut(spec)) {
     below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
     return below;
   }
@@ -557,7 +556,7 @@ bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
 }
 
 std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
-  if (has_few_cuts(spec) || balances_replicas_ || !spec.replica_micro_batches.empty()) return std::nullopt;
+  if (has_one_cut(spec)) return std::nullopt;
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
@@ -635,7 +634,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::vector<char> is_left(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
-      is_left[i] = has_few_cuts(spec) || !spec.replica_micro_batches.empty() || !makers[thread]->has_equal_memory(spec);
+      is_left[i] = makers[thread]->has_one_cut(spec) || !makers[thread]->has_equal_memory(spec);
       if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {

@@ -87,7 +87,10 @@ class CandidateMaker {
   // appended. A layout without recompute stands for those with the recompute of `mixes`, too.
   std::optional<OfAnyCut> add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates);
 
-  // At most `most` cuts of an open layout; none with several stages on a rank.
+  // Whether no cut of a layout but the one that `add` appends is ever looked for: it has few cuts,
+  // or the cut is made for equal replicas, which these need not be.
+  bool has_one_cut(const ParallelSpec& spec) const { return has_few_cuts(spec) || may_have_unlike_replicas(spec); }
+  // At most `most` cuts of an open layout; none where it has one cut.
   CutsBelow cuts_below(const ParallelSpec& spec, bool mixes, Seconds limit, std::size_t most);
   // The fastest of the cuts of an open layout whose fullest stage takes the least memory; nothing
   // where that is more than `most`, or the cut is one that `add` appends. Its devices have equal
@@ -119,6 +122,9 @@ class CandidateMaker {
   Estimator& estimator() { return estimator_; }
 
  private:
+  bool may_have_unlike_replicas(const ParallelSpec& spec) const {
+    return balances_replicas_ || !spec.replica_micro_batches.empty();
+  }
   Candidate estimated(ParallelSpec spec);
   struct FastestCut {
     std::vector<int> blocks;
