@@ -63,7 +63,8 @@ namespace {
 
 // Whether layouts of the same degrees differ in nothing that comes before their micro-batches.
 bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
-  return a.sequence_parallel == b.sequence_parallel && a.tp_overlap == b.tp_overlap && a.cp_method == b.cp_method;
+  return a.sequence_parallel == b.sequence_parallel && a.tp_overlap == b.tp_overlap && a.cp_method == b.cp_method &&
+         a.mesh.cp_ulysses == b.mesh.cp_ulysses;
 }
 
 // A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
@@ -385,6 +386,7 @@ std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
           groups->spec.sequence_parallel = spec.sequence_parallel;
           groups->spec.tp_overlap = spec.tp_overlap;
           groups->spec.cp_method = spec.cp_method;
+          groups->spec.mesh.cp_ulysses = spec.mesh.cp_ulysses;
         }
         auto& sizes = groups->sizes;
         auto size = std::ranges::lower_bound(sizes, spec.micro_batch, {}, &SpaceGroups::Size::micro_batch);

@@ -60,6 +60,17 @@ inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const
   return spec;
 }
 
+// The same with groups that exchange tokens for heads half of the time where the context axis has
+// several.
+inline ParallelSpec or_hierarchical(ParallelSpec spec, const OpGraph& graph, const TrainingSpec& training,
+                                    const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that the draw changes no others
+  if (apart() % 2 != 0) return spec;
+  ParallelSpec with = spec;
+  with.mesh.cp_ulysses = apart() % 2 == 0 && spec.cp() % 4 == 0 && spec.cp() > 4 ? 4 : 2;
+  return illegal(graph, training, with) ? spec : with;
+}
+
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {} [{}]", spec.dp(),
                      spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
