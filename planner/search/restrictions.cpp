@@ -197,6 +197,23 @@ std::optional<Restriction> shared_context(const SearchedSpace& space) {
   return any;
 }
 
+// Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the
+// work of other methods.
+std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
+  constexpr int fewest = 4;
+  const bool may_group =
+      given<std::int64_t>(space.request, Choice::cp).value_or(fewest) >= fewest &&
+      given<ContextMethod>(space.request, Choice::cp_method).value_or(ContextMethod::ring) != ContextMethod::ulysses;
+  if (!may_share_context(space) || !space.width.shares_context || !space.training.engine.has_hierarchical_context ||
+      space.request[Choice::cp_ulysses] || !may_group || space.cluster.devices() < fewest)
+    return std::nullopt;
+  // The search tries it with the layouts of its best plans.
+  return context_by_samples(space,
+                            space.objective == Objective::memory ? "hierarchical context parallelism"
+                                                                 : "hierarchical context parallelism of other layouts",
+                            fewest - 1);
+}
+
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
   const bool has_host =
       std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
@@ -243,7 +260,7 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 
 constexpr std::array restriction_rows = {
     other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,  unlike_replicas_of_layouts,
-    sliced_products,   shared_context, host_offload,    other_recompute};
+    sliced_products,   shared_context, hierarchical_context, host_offload, other_recompute};
 
 }  // namespace
 

@@ -17,7 +17,8 @@ namespace parplan {
 
 bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
   if (const std::optional<std::int64_t> degree = given<std::int64_t>(request, Choice::cp)) return *degree > 1;
-  return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method]);
+  return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method] ||
+                                          given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1);
 }
 
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {

@@ -119,9 +119,9 @@ TEST_CASE("groups that exchange tokens for heads train as the reference does, wi
       request[Choice::cp] = in_fours ? 8 : 4;
       request[Choice::cp_method] = trial % 2 == 0 ? ContextMethod::ring : ContextMethod::all_gather;
       request[Choice::cp_ulysses] = in_fours ? 4 : 2;
-      if (trial % 5 == 1) request[Choice::schedule] = ScheduleKind::interleaved;
-      if (trial % 5 == 2) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-      if (trial % 5 == 3 && model != "tiny-llama") request[Choice::tp] = 2;
+      if (trial % 5 == 1 && !in_fours) request[Choice::schedule] = ScheduleKind::interleaved;
+      if (trial % 5 == 2 && !in_fours) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      if (trial % 5 == 3 && !in_fours && model != "tiny-llama") request[Choice::tp] = 2;
       ParallelSpec spec = random_spec(graph, training, 8, request, random);
       REQUIRE(spec.mesh.cp_ulysses == (in_fours ? 4 : 2));
       INFO(model << ": " << describe_context(spec) << (clips ? ", clipped" : ""));

@@ -20,6 +20,7 @@
 #include "planner/graph/trained_graph.h"
 #include "planner/graph/training_spec.h"
 #include "planner/parallel/recompute.h"
+#include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/parallel_spec_text.h"
 
