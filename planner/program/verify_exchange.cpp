@@ -20,8 +20,7 @@ namespace {
 enum class Held { packed, heads, returned };
 
 const char* words_of(Held held) {
-  constexpr const char* words[] = {"rows packed by rank", "rows of some heads", "rows of heads that came back"};
-  return words[static_cast<std::size_t>(held)];
+  return held == Held::heads ? "rows of some heads" : "rows of heads that came back";
 }
 
 // Operands of attention that are exchanged: not the statistics, which its gradient alone reads.
@@ -96,7 +95,7 @@ class ExchangeCheck {
     for (std::size_t o = 0; o < positions.size(); ++o) {
       const Operand& operand = instruction.operands[o];
       if (!is_exchanged(rows[static_cast<std::size_t>(positions[o])])) {
-        if (operand.access == Access::write) forget(operand);
+        if (operand.access != Access::read) forget(operand);
         continue;
       }
       if (operand.access != Access::write && held(operand) != Held::heads)
@@ -108,28 +107,26 @@ class ExchangeCheck {
     }
   }
 
-  // The keys and values are taken out of rows of some heads, and their gradients put in.
-  static bool takes_heads(const Instruction& instruction) {
-    return instruction.kind == InstructionKind::kernel &&
-           (instruction.op == OpKind::take_columns || instruction.op == OpKind::put_columns);
-  }
-
+  // Keys and values are taken out of rows of some heads, and their gradients put in. What other axes
+  // exchange is packed likewise.
   void other(int i, const Instruction& instruction) {
-    const bool transposes = instruction.kind == InstructionKind::kernel && instruction.op == OpKind::transpose_blocks;
+    const auto is = [&](OpKind op) { return instruction.kind == InstructionKind::kernel && instruction.op == op; };
     bool puts_together = false;
     for (const Operand& operand : instruction.operands) {
       const std::optional<Held> what = held(operand);
-      if (operand.access == Access::write || !what) continue;
-      puts_together = transposes && what == Held::returned && instruction.shape.rows == group_ranks_;
-      if (!puts_together && !(what == Held::heads && takes_heads(instruction)))
+      if (operand.access != Access::read || !what || what == Held::packed) continue;
+      puts_together =
+          is(OpKind::transpose_blocks) && what == Held::returned && instruction.shape.rows == group_ranks_;
+      if (!puts_together && !(what == Held::heads && is(OpKind::take_columns)))
         fault(i, fmt::format("wrong rows: {} reads {}", describe(instruction), words_of(*what)));
     }
-    const bool packs = transposes && !puts_together && instruction.shape.inner == group_ranks_;
+    const bool packs =
+        is(OpKind::transpose_blocks) && !puts_together && instruction.shape.inner == group_ranks_;
     for (const Operand& operand : instruction.operands) {
-      if (operand.access != Access::write) continue;
+      if (operand.access == Access::read) continue;
       if (packs)
         write(operand, Held::packed);
-      else
+      else if (!is(OpKind::put_columns))
         forget(operand);
     }
   }

@@ -236,16 +236,19 @@ TEST_CASE("the verifier finds rows that no exchange has brought, and heads that 
       });
     };
 
-    // Own rows where those of the group should be: the exchange is left out, and a copy instead.
-    std::string found = in_segments("layers.forward", [&](Instructions& all) {
-      Instruction& i = *exchange(all, 0);
+    // A copy instead of an exchange: own rows where those of the group should be, and heads that do
+    // not go back.
+    const auto copies_instead = [](Instruction& i) {
       i.kind = InstructionKind::kernel;
       i.op = OpKind::copy;
       i.shape = {.rows = i.operands.front().bytes / 4};
       i.stream = Stream::compute;
       i.group = {};
-    });
-    CHECK_MESSAGE(found.find("wrong rows: ") != std::string::npos, found);
+    };
+    std::string found = in_segments("layers.forward", [&](Instructions& all) { copies_instead(*exchange(all, 0)); });
+    CHECK_MESSAGE(found.find("wrong rows: operand 0 of attention") != std::string::npos, found);
+    found = in_segments("layers.forward", [&](Instructions& all) { copies_instead(*exchange(all, 1)); });
+    CHECK_MESSAGE(found.find("leaves rows of some heads that are not exchanged back") != std::string::npos, found);
 
     // Heads that are exchanged before they are packed, and rows that are not put together after.
     found = in_segments("layers.forward", [&](Instructions& all) {
@@ -259,11 +262,13 @@ TEST_CASE("the verifier finds rows that no exchange has brought, and heads that 
     });
     CHECK_MESSAGE(found.find("rows of heads that came back") != std::string::npos, found);
 
-    // What goes back is the fused rows as they were packed, not their gradient.
+    // The gradient of attention reads the output's own rows, as they were saved.
     found = in_segments("layers.backward", [&](Instructions& all) {
-      exchange(all, 3)->operands.front() = exchange(all, 0)->operands.front();
+      const Operand own = transposition(all, 2)->operands.front();
+      for (Instruction& i : all)
+        if (i.kind == InstructionKind::kernel && i.op == OpKind::attention_gradient) i.operands[3] = own;
     });
-    CHECK_MESSAGE(found.find("leaves rows of some heads that are not exchanged back") != std::string::npos, found);
+    CHECK_MESSAGE(found.find("wrong rows: operand 3 of attention_gradient") != std::string::npos, found);
 
     // An exchange with all ranks of the axis, which has other sizes for each.
     found = in_segments("layers.forward", [&](Instructions& all) { exchange(all, 0)->group = all_along(Axis::cp); });
