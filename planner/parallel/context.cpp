@@ -38,8 +38,9 @@ void for_each_attention(const OpGraph& graph, const Visit& visit) {
   }
 }
 
-// The greatest number of groups of heads that divides those of every attention.
-std::int64_t common_groups(const OpGraph& graph) {
+}  // namespace
+
+std::int64_t key_value_groups(const OpGraph& graph) {
   std::int64_t common = 0;
   for_each_attention(graph, [&](const Op& op) {
     if (row_of(op.kind).sharding != ShardingRule::heads) return;
@@ -48,6 +49,8 @@ std::int64_t common_groups(const OpGraph& graph) {
   });
   return common;
 }
+
+namespace {
 
 ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
   // The tokens of a rank, or of a group that exchanges them for heads, are two chunks, and a rank's
@@ -58,7 +61,7 @@ ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
   ContextLimits limits{.sequence = graph.sequence % unit == 0 ? graph.sequence / unit : 1,
                        .exchanging = spec.mesh.cp_ulysses};
   if (spec.cp_method == ContextMethod::ulysses || limits.exchanging > 1) {
-    const std::int64_t groups = common_groups(graph);
+    const std::int64_t groups = key_value_groups(graph);
     const int tensor_ranks = std::max(spec.tp(), 1);
     limits.kv_groups = groups % tensor_ranks == 0 ? std::max<std::int64_t>(groups / tensor_ranks, 1) : 1;
   }
@@ -104,7 +107,7 @@ std::optional<std::string> illegal_groups(const OpGraph& graph, const ParallelSp
   if (!limits.has_heads_for(cp))
     return fmt::format(
         "groups of {} ranks that exchange tokens for heads (cp_ulysses) cannot split {} key/value groups over tp {}; {}",
-        size, common_groups(graph), spec.tp(), sizes);
+        size, key_value_groups(graph), spec.tp(), sizes);
   return std::nullopt;
 }
 
@@ -176,7 +179,7 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
   return fmt::format(
       "context parallelism over {} by exchange for heads (ulysses) cannot split {} key/value groups over tp {}; legal "
       "degrees: {}; gathered keys and values (all_gather) need no heads",
-      cp, common_groups(graph), spec.tp(), degrees);
+      cp, key_value_groups(graph), spec.tp(), degrees);
 }
 
 void place_context(const OpGraph& /*graph*/, const ParallelSpec& spec, Placements& placements) {

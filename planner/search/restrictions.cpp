@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/parallel/context.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/plan/recompute.h"
 #include "planner/search/best_first.h"
@@ -208,10 +209,18 @@ std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
       space.request[Choice::cp_ulysses] || !may_group || space.cluster.devices() < fewest)
     return std::nullopt;
   // The search tries it with the layouts of its best plans.
-  return context_by_samples(space,
-                            space.objective == Objective::memory ? "hierarchical context parallelism"
-                                                                 : "hierarchical context parallelism of other layouts",
-                            fewest - 1);
+  Restriction restriction = context_by_samples(
+      space,
+      space.objective == Objective::memory ? "hierarchical context parallelism"
+                                           : "hierarchical context parallelism of other layouts",
+      fewest - 1);
+  restriction.wider.front().beyond.of_degrees = [heads = key_value_groups(space.graph)](const ParallelSpec& degrees) {
+    const std::int64_t own = heads % degrees.tp() == 0 ? heads / degrees.tp() : 1;
+    for (std::int64_t ranks = 2; ranks < degrees.cp() && ranks <= own; ++ranks)
+      if (degrees.cp() % ranks == 0 && own % ranks == 0) return true;
+    return false;
+  };
+  return restriction;
 }
 
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
