@@ -17,7 +17,8 @@
 namespace parplan {
 namespace {
 
-// Parts that are looked into for one restriction; more where it may be lifted.
+// Parts that are looked into for one restriction; more where it may be lifted, and of context
+// parallelism where that is searched.
 constexpr int most_parts_beyond = 1024, most_parts_where_lifted = 8192;
 
 bool has_stages(const ParallelSpec& degrees) {
@@ -331,11 +332,14 @@ std::optional<double> least_of_devices(const SearchedSpace& space, const Score& 
 std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
                                    const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker) {
   if (restriction.by_devices) return least_of_devices(space, best, floors);
-  const int most = restriction.is_context ? most_parts_where_lifted : most_parts_beyond;
   std::optional<double> least;
-  for (const Restriction::Wider& wider : restriction.wider)
+  for (const Restriction::Wider& wider : restriction.wider) {
+    const bool shares = restriction.is_context ||
+                        (space.width.shares_context && wider.samples == SampleFloors::shared_over_context);
+    const int most = shares ? most_parts_where_lifted : most_parts_beyond;
     if (const std::optional<double> one = least_of(wider, most, space, best, &than, floors, maker))
       least = std::min(least.value_or(*one), *one);
+  }
   return least;
 }
 
