@@ -47,11 +47,17 @@ Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const 
   for (const Axis axis : all_axes) {
     const int ranks = group_size(mesh, axis), stride = axis == Axis::tp ? 1 : mesh.degree_of(Axis::tp);
     if (axis == Axis::pp || ranks == 1) continue;
-    const bool inside = ranks * stride <= nodes.devices;
-    if (rings[axis]) sum += neighbours(ranks, inside);
+    const auto ring = [&](int size, int apart) { return neighbours(size, size * apart <= nodes.devices); };
+    const auto collectives = [&](int size, int apart) {
+      const bool inside = size * apart <= nodes.devices;
+      const int members = std::clamp(nodes.devices / apart, 1, size);  // on a node
+      return connection(inside) * collective_channels(nodes.nvlink, members, inside);
+    };
+    const int exchanging = axis == Axis::cp ? mesh.cp_ulysses : 1;
+    if (exchanging > 1) sum += collectives(exchanging, stride);
+    if (rings[axis]) sum += ring(ranks / exchanging, stride * exchanging);
     if (rings[axis] && axis == Axis::cp) continue;
-    const int members = std::clamp(nodes.devices / stride, 1, ranks);  // on a node
-    sum += connection(inside) * collective_channels(nodes.nvlink, members, inside);
+    sum += collectives(ranks / exchanging, stride * exchanging);
   }
   const int stages = mesh.degree_of(Axis::pp), stride = mesh.size() / stages;
   if (stages > 1) sum += (rings.pp ? 2 : 1) * neighbours(stages, stages * stride <= nodes.devices);

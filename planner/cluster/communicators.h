@@ -13,12 +13,12 @@ namespace parplan {
 int collective_channels(bool nvlink, int members, bool inside);
 
 // What NCCL's communicators take on a rank, by the groups and the neighbours, in the pipeline and
-// around the rings of other axes, that it talks to (the context axis has one or the other):
-// connections of each channel, with buffers at the receiver, and over the network at the sender,
-// too; twice for neighbours in a pipeline whose stages go down the ranks and back (`rings.pp`),
-// which meet on channels for each way. Counted as if the mesh were in the default order, tensor
-// groups inside nodes and the pipeline outermost, so that all orders of a layout take the same
-// memory. Nothing on CPUs.
+// around the rings of other axes, that it talks to (the context axis has one or the other, and one
+// group more where it has such that exchange tokens for heads): connections of each channel, with
+// buffers at the receiver, and over the network at the sender, too; twice for neighbours in a
+// pipeline whose stages go down the ranks and back (`rings.pp`), which meet on channels for each
+// way. Counted as if the mesh were in the default order, tensor groups inside nodes and the
+// pipeline outermost, so that all orders of a layout take the same memory. Nothing on CPUs.
 Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const PerAxis<bool>& rings = {});
 
 // The part of a device's memory_overhead that stands for NCCL (configs/devices).

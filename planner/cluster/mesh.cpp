@@ -32,6 +32,7 @@ DeviceMesh with_replicas_along_data(const DeviceMesh& mesh) {
   DeviceMesh folded = mesh;
   folded.degree.dp = mesh.replica_ranks();
   folded.degree.cp = 1;
+  folded.cp_ulysses = 1;
   return folded;
 }
 

@@ -51,6 +51,12 @@ const GroupNetwork& CostModel::network(GroupKey group) const {
   return found == networks.end() ? alone : found->second;
 }
 
+void set_context_groups(const GroupNetwork& exchange, const GroupNetwork& keys,
+                        std::map<GroupKey, GroupNetwork>& networks) {
+  networks[exchange_group] = exchange;
+  for (const GroupKey group : {GroupKey{Axis::cp, Members::keys}, next_keys, previous_keys}) networks[group] = keys;
+}
+
 const GroupNetwork& NetworkCache::group(const DeviceMesh& mesh, Axis axis) {
   const auto [entry, added] = groups_.try_emplace({mesh, axis});
   if (added) entry->second = group_network(*cluster_, mesh, axis);
@@ -59,16 +65,31 @@ const GroupNetwork& NetworkCache::group(const DeviceMesh& mesh, Axis axis) {
 
 const GroupNetwork& NetworkCache::shard(const DeviceMesh& mesh) {
   if (mesh.dp_shard == 0) return group(mesh, Axis::dp);
-  const auto [entry, added] = data_parts_.try_emplace({mesh, Members::shard});
+  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::shard});
   if (added) entry->second = group_network(*cluster_, mesh, mesh.dp_shard, group_stride(mesh, Axis::dp));
   return entry->second;
 }
 
 const GroupNetwork& NetworkCache::replicas(const DeviceMesh& mesh) {
-  const auto [entry, added] = data_parts_.try_emplace({mesh, Members::replicas});
+  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::replicas});
   if (added)
     entry->second = group_network(*cluster_, mesh, mesh.replica_ranks() / mesh.shard_ranks(),
                                   group_stride(mesh, Axis::dp) * mesh.shard_ranks());
+  return entry->second;
+}
+
+const GroupNetwork& NetworkCache::exchange(const DeviceMesh& mesh) {
+  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::heads});
+  if (added) entry->second = group_network(*cluster_, mesh, mesh.cp_ulysses, group_stride(mesh, Axis::cp));
+  return entry->second;
+}
+
+const GroupNetwork& NetworkCache::keys(const DeviceMesh& mesh) {
+  if (mesh.cp_ulysses == 1) return group(mesh, Axis::cp);
+  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::keys});
+  if (added)
+    entry->second = group_network(*cluster_, mesh, mesh.degree.cp / mesh.cp_ulysses,
+                                  group_stride(mesh, Axis::cp) * mesh.cp_ulysses);
   return entry->second;
 }
 
@@ -220,6 +241,7 @@ CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, con
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));
+  if (mesh.cp_ulysses > 1) set_context_groups(networks.exchange(mesh), networks.keys(mesh), model.networks);
   if (mesh.dp_shard > 0) {
     set(shard_group(mesh), networks.shard(mesh));
     set(shard_replicas, networks.replicas(mesh));

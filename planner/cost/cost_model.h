@@ -68,6 +68,10 @@ class NetworkCache {
   // Hybrid sharding: of the ranks that share out a bucket, and of those that hold the same shard.
   const GroupNetwork& shard(const DeviceMesh& mesh);
   const GroupNetwork& replicas(const DeviceMesh& mesh);
+  // Hierarchical context parallelism: of the ranks that exchange tokens for heads, and of those that
+  // meet one another's keys.
+  const GroupNetwork& exchange(const DeviceMesh& mesh);
+  const GroupNetwork& keys(const DeviceMesh& mesh);
   // The one that `ranks` consecutive ranks of the tensor axis see (holders_of_copies).
   const GroupNetwork& copies(const DeviceMesh& mesh, int ranks);
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
@@ -88,12 +92,16 @@ class NetworkCache {
   const Cluster* cluster_;
   Engine engine_;
   std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
-  std::map<std::pair<DeviceMesh, Members>, GroupNetwork> data_parts_;
+  std::map<std::pair<DeviceMesh, Members>, GroupNetwork> axis_parts_;
   std::map<std::pair<DeviceMesh, int>, GroupNetwork> copies_;
   std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;
   // By the groups at work (bit by group) and the number of devices of a node at work.
   std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;
 };
+
+// The networks of the groups of hierarchical context parallelism, and of the neighbours in them.
+void set_context_groups(const GroupNetwork& exchange, const GroupNetwork& keys,
+                        std::map<GroupKey, GroupNetwork>& networks);
 
 // tensor, data and pipeline groups see the network of their axis, and parts of the data and the
 // tensor group their own; next and previous what the two ranks of the pipeline see from this one to

@@ -61,6 +61,8 @@ constexpr std::array facts = {
     EngineFact{"has_tensor_overlap", "tensor-parallel communication goes around a ring beside slices of products",
                &Engine::has_tensor_overlap},
     EngineFact{"has_context", "there is context parallelism", &Engine::has_context},
+    EngineFact{"has_hierarchical_context", "context parallelism exchanges tokens for heads in groups of ranks",
+               &Engine::has_hierarchical_context},
     EngineFact{"has_other_orders", "the mesh's axes have other orders than pp-dp-tp", &Engine::has_other_orders},
     EngineFact{"has_core_attn_recompute", "attention's core alone is recomputed", &Engine::has_core_attn_recompute},
     EngineFact{"has_norms_recompute", "norms alone are recomputed", &Engine::has_norms_recompute},

@@ -11,12 +11,20 @@
 namespace parplan {
 namespace {
 
-// What the degree must divide.
+// What the degree must divide, and be a multiple of.
 struct ContextLimits {
   std::int64_t sequence = 0;   // parts that chunks, and tensor-parallel shards within them, are made of
   std::int64_t kv_groups = 0;  // of each tensor-parallel rank; 0: they set no limit
+  int exchanging = 1;          // cp_ulysses: of several groups of so many ranks each
+  bool is_of_groups(int degree) const {
+    return exchanging == 1 || (exchanging > 1 && degree > exchanging && degree % exchanging == 0);
+  }
+  bool has_heads_for(int degree) const {
+    return kv_groups == 0 || kv_groups % (exchanging > 1 ? exchanging : degree) == 0;
+  }
   bool allows(int degree) const {
-    return degree == 1 || (sequence % degree == 0 && (kv_groups == 0 || kv_groups % degree == 0));
+    if (!is_of_groups(degree)) return false;
+    return degree == 1 || (sequence % degree == 0 && has_heads_for(degree));
   }
 };
 
@@ -30,8 +38,9 @@ void for_each_attention(const OpGraph& graph, const Visit& visit) {
   }
 }
 
-// The greatest number of groups of heads that divides those of every attention.
-std::int64_t common_groups(const OpGraph& graph) {
+}  // namespace
+
+std::int64_t key_value_groups(const OpGraph& graph) {
   std::int64_t common = 0;
   for_each_attention(graph, [&](const Op& op) {
     if (row_of(op.kind).sharding != ShardingRule::heads) return;
@@ -41,14 +50,18 @@ std::int64_t common_groups(const OpGraph& graph) {
   return common;
 }
 
+namespace {
+
 ContextLimits context_limits(const OpGraph& graph, const ParallelSpec& spec) {
-  // A rank's tokens are two chunks, and divide among its tensor-parallel ranks.
+  // The tokens of a rank, or of a group that exchanges them for heads, are two chunks, and a rank's
+  // divide among its tensor-parallel ranks.
   const std::int64_t tokens = spec.sequence_parallel ? std::max(spec.tp(), 1) : 1;
-  const bool is_odd = tokens % 2 != 0;
+  const bool is_odd = tokens % 2 != 0 && spec.mesh.cp_ulysses % 2 != 0;
   const std::int64_t unit = keeps_queries(spec.cp_method) && is_odd ? 2 * tokens : tokens;
-  ContextLimits limits{.sequence = graph.sequence % unit == 0 ? graph.sequence / unit : 1};
-  if (spec.cp_method == ContextMethod::ulysses) {
-    const std::int64_t groups = common_groups(graph);
+  ContextLimits limits{.sequence = graph.sequence % unit == 0 ? graph.sequence / unit : 1,
+                       .exchanging = spec.mesh.cp_ulysses};
+  if (spec.cp_method == ContextMethod::ulysses || limits.exchanging > 1) {
+    const std::int64_t groups = key_value_groups(graph);
     const int tensor_ranks = std::max(spec.tp(), 1);
     limits.kv_groups = groups % tensor_ranks == 0 ? std::max<std::int64_t>(groups / tensor_ranks, 1) : 1;
   }
@@ -62,6 +75,40 @@ namespace {
 // Kernels that write all scores know no chunks of sequences.
 bool is_unknown_to_engine(const TrainingSpec& training, const ParallelSpec& spec) {
   return !training.engine.fused_attention && keeps_queries(spec.cp_method);
+}
+
+// Groups that exchange tokens for heads, where all ranks do so already.
+bool exchanges_twice(const ParallelSpec& spec) {
+  return spec.cp_method == ContextMethod::ulysses && spec.mesh.cp_ulysses > 1;
+}
+
+// Why the groups of cp_ulysses cannot be.
+std::optional<std::string> illegal_groups(const OpGraph& graph, const ParallelSpec& spec) {
+  const int cp = spec.cp(), size = spec.mesh.cp_ulysses;
+  if (size == 1) return std::nullopt;
+  if (cp == 1)
+    return fmt::format("cp_ulysses {} makes groups of context-parallel ranks, and there is 1 (cp 1)", size);
+  if (exchanges_twice(spec))
+    return fmt::format(
+        "cp_method ulysses exchanges tokens for heads between all {} context-parallel ranks, so there are no groups of "
+        "{} (cp_ulysses) that do: leave cp_ulysses out, or let keys and values go between groups (cp_method ring, "
+        "all_gather)",
+        cp, size);
+  const ContextLimits limits = context_limits(graph, spec);
+  std::vector<std::int64_t> legal;
+  for (const std::int64_t one : divisors(cp))
+    if (one == 1 || (one < cp && limits.kv_groups % one == 0)) legal.push_back(one);
+  const std::string sizes = fmt::format("legal sizes: {}", list_degrees(legal));
+  if (!limits.is_of_groups(cp))
+    return fmt::format(
+        "groups of {} ranks that exchange tokens for heads (cp_ulysses) cannot divide {} context-parallel ranks into "
+        "several groups; {}{}",
+        size, cp, sizes, size == cp ? "; for one group of all, take cp_method ulysses" : "");
+  if (!limits.has_heads_for(cp))
+    return fmt::format(
+        "groups of {} ranks that exchange tokens for heads (cp_ulysses) cannot split {} key/value groups over tp {}; {}",
+        size, key_value_groups(graph), spec.tp(), sizes);
+  return std::nullopt;
 }
 
 // What a ring's steps, which know rows and not positions, cannot do.
@@ -94,10 +141,10 @@ std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec&
 
 bool allows_context(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   const int cp = spec.cp();
-  return cp >= 1 && (cp > 1 || spec.cp_method == ContextMethod::all_gather) &&
+  return cp >= 1 && (cp > 1 || spec.cp_method == ContextMethod::all_gather) && !exchanges_twice(spec) &&
          !(cp > 1 && (graph.joins_sequences || is_unknown_to_engine(training, spec))) &&
          !not_around_a_ring(graph, spec) &&
-         (cp == 1 || context_limits(graph, spec).allows(cp));
+         ((cp == 1 && spec.mesh.cp_ulysses == 1) || context_limits(graph, spec).allows(cp));
 }
 
 std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingSpec& training,
@@ -116,12 +163,15 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
   if (const std::optional<std::string> what = not_around_a_ring(graph, spec))
     return fmt::format("{} cannot go around a ring of ranks (cp_method ring); gather keys and values (all_gather)",
                        *what);
+  if (const std::optional<std::string> why = illegal_groups(graph, spec)) return why;
   const ContextLimits limits = context_limits(graph, spec);
   const std::vector<int> legal = legal_context_degrees(graph, training, spec, std::numeric_limits<int>::max());
   const std::string degrees = list_degrees({legal.begin(), legal.end()});
   if (limits.sequence % cp != 0) {
     const bool in_chunks = keeps_queries(spec.cp_method);
-    std::string parts = in_chunks ? "two chunks for each rank" : "one part for each rank";
+    std::string parts = !in_chunks              ? "one part for each rank"
+                        : limits.exchanging > 1 ? "two chunks for each group of ranks"
+                                                : "two chunks for each rank";
     if (spec.sequence_parallel) parts += fmt::format(" and cut by {} tensor-parallel ranks", spec.tp());
     return fmt::format("context parallelism over {} cannot split a sequence of {} tokens into {}; legal degrees: {}",
                        cp, graph.sequence, parts, degrees);
@@ -129,7 +179,7 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
   return fmt::format(
       "context parallelism over {} by exchange for heads (ulysses) cannot split {} key/value groups over tp {}; legal "
       "degrees: {}; gathered keys and values (all_gather) need no heads",
-      cp, common_groups(graph), spec.tp(), degrees);
+      cp, key_value_groups(graph), spec.tp(), degrees);
 }
 
 void place_context(const OpGraph& /*graph*/, const ParallelSpec& spec, Placements& placements) {

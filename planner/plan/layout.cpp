@@ -33,6 +33,7 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
                      .micro_batch = spec.micro_batch,
                      .recompute = recompute,
                      .cp_method = spec.cp_method,
+                     .cp_ulysses = spec.mesh.cp_ulysses,
                      .dp_method = spec.dp_method,
                      .tp_overlap = spec.tp_overlap,
                      .saved = row_of(spec.offload).saved};

@@ -26,6 +26,7 @@ struct BlockLayout {
   std::int64_t micro_batch = 1;           // sequences
   Recompute recompute = Recompute::none;  // of this block: not per_stage
   ContextMethod cp_method = ContextMethod::all_gather;
+  int cp_ulysses = 1;  // DeviceMesh
   DataMethod dp_method = DataMethod::all_reduce;
   TensorOverlap tp_overlap = TensorOverlap::none;
   Home saved{};  // of what the block keeps for its backward, if it is a layer

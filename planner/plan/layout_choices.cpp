@@ -175,6 +175,13 @@ std::optional<std::string> no_shard_group(const ParallelSpec& spec, const Traini
                      spec.dp(), spec.cp());
 }
 
+std::optional<std::string> no_exchange_group(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  const int ranks = spec.mesh.cp_ulysses;
+  if (ranks == 1 || (spec.cp() % ranks == 0 && ranks < spec.cp())) return std::nullopt;
+  return fmt::format("cp_ulysses {} does not divide the {} context-parallel ranks (cp) into several groups", ranks,
+                     spec.cp());
+}
+
 std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
   if (static_cast<int>(spec.stage_blocks.size()) == spec.stages()) return std::nullopt;
   return fmt::format("stage_blocks has {} stages, and {}", spec.stage_blocks.size(), stages_text(spec));
@@ -350,6 +357,32 @@ constexpr std::array rows = {
                                                        "keys and values around a ring"};
                     static_assert(std::size(phrases) == std::size(context_methods));
                     return std::string(phrases[static_cast<std::size_t>(std::get<ContextMethod>(value))]);
+                  }},
+    ChoiceRow{.choice = Choice::cp_ulysses,
+              .key = "cp_ulysses",
+              .option = "--cp-ulysses",
+              .operand = "N",
+              .description = "with cp-method ring or all_gather: context-parallel ranks that exchange tokens for "
+                             "heads in groups of so many neighbours; keys and values go between groups "
+                             "(hierarchical; default: 1, no groups)",
+              .get = [](const ParallelSpec& spec) -> ChoiceValue { return std::int64_t{spec.mesh.cp_ulysses}; },
+              .set = [](ParallelSpec& spec,
+                        const ChoiceValue& value) { spec.mesh.cp_ulysses = static_cast<int>(number(value)); },
+              .maximum = most_devices,
+              .most_in_plan = devices_of_plan,
+              .may_be_absent = true,
+              .applies = [](const ParallelSpec& spec) { return spec.cp() > 1; },
+              .presumes = Choice::cp,
+              .fault = no_exchange_group,
+              .word =
+                  [](const ParallelSpec& spec) {
+                    return spec.mesh.cp_ulysses > 1 ? fmt::format("ulysses{}", spec.mesh.cp_ulysses) : "";
+                  },
+              .phrase =
+                  [](const ChoiceValue& value) {
+                    return number(value) == 1
+                               ? std::string("no groups that exchange tokens for heads")
+                               : fmt::format("tokens exchanged for heads in groups of {}", number(value));
                   }},
     ChoiceRow{
         .choice = Choice::zero_stage,

@@ -30,6 +30,7 @@ enum class Choice {
   mesh_order,
   sequence_parallel,
   cp_method,
+  cp_ulysses,
   zero_stage,
   dp_shard,
   replica_micro_batches,

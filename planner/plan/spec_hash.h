@@ -11,7 +11,7 @@ namespace parplan {
 // alone.
 struct MeshHash {
   std::size_t operator()(const DeviceMesh& mesh) const {
-    std::size_t numbers = static_cast<std::size_t>(mesh.dp_shard), order = 0;
+    std::size_t numbers = static_cast<std::size_t>(64 * mesh.dp_shard + mesh.cp_ulysses), order = 0;
     for (const Axis axis : all_axes) numbers = 8191 * numbers + static_cast<std::size_t>(mesh.degree_of(axis));
     for (const Axis axis : mesh.order) order = 8 * order + static_cast<std::size_t>(axis);
     add_hash(numbers, order);

@@ -25,14 +25,16 @@ ContextChunks chunks_of(std::int64_t sequence, const TensorLayout& layout, const
   const int ranks = context.layout.degree.cp;
   if (ranks == 1 || layout.cp != shard(Dim::sequence) || !keeps_queries(context.layout.cp_method))
     return {};
-  // The other axes cut the rank's own rows.
+  // Groups that exchange tokens for heads hold two chunks together, and share out their rows in
+  // order. The other axes cut the rank's own rows.
   TensorLayout others = layout;
   others.cp = replicate();
+  const int sharers = context.layout.cp_ulysses;
   const std::int64_t own = sequence / ranks, shards = shards_of(Dim::sequence, others, context);
-  return {.ranks = ranks,
-          .rank = context.at.cp,
-          .size = own / 2,
-          .first = own / shards * shard_at(Dim::sequence, others, context)};
+  return {.ranks = ranks / sharers,
+          .rank = context.at.cp / sharers,
+          .size = own * sharers / 2,
+          .first = context.at.cp % sharers * own + own / shards * shard_at(Dim::sequence, others, context)};
 }
 
 int shards_of(Dim dim, const TensorLayout& layout, const BlockContext& context) {

@@ -42,6 +42,16 @@ void set_groups(Lowering& lowering) {
     program.set_group(shard_group(lowering.job.layout.mesh), std::move(shard));
     program.set_group(shard_replicas, std::move(replicas));
   }
+  if (const int size = lowering.job.layout.mesh.cp_ulysses; size > 1) {
+    const std::vector<int>& all = program.group(all_along(Axis::cp));
+    std::vector<int> heads, keys;
+    for (int at = 0; at < static_cast<int>(all.size()); ++at) {
+      if (at / size == lowering.at.cp / size) heads.push_back(all[at]);
+      if (at % size == lowering.at.cp % size) keys.push_back(all[at]);
+    }
+    program.set_group(exchange_group, std::move(heads));
+    program.set_group(keys_group(size), std::move(keys));
+  }
   if (const std::set<int> holders = holders_of_tied(lowering);
       holders.size() > 1 && holders.contains(program.pipeline_rank)) {
     const std::vector<int>& pipeline = program.group(all_along(Axis::pp));
@@ -71,10 +81,12 @@ void set_neighbours(Lowering& lowering) {
       if (communicates(instruction.kind) && is_neighbour(instruction.group))
         neighbours.insert(instruction.group);
   for (const GroupKey key : neighbours) {
-    const std::vector<int>& ring = program.group(all_along(key.axis));
+    const int apart = key.axis == Axis::cp ? lowering.job.layout.mesh.cp_ulysses : 1;
+    const std::vector<int> ring =
+        program.group(key.axis == Axis::cp ? keys_group(apart) : all_along(key.axis));
     const int ranks = static_cast<int>(ring.size());
     const int step = is_after(key) ? 1 : ranks - 1;
-    program.set_group(key, {ring[(lowering.at[key.axis] + step) % ranks]});
+    program.set_group(key, {ring[(lowering.at[key.axis] / apart + step) % ranks]});
   }
 }
 

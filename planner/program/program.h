@@ -87,8 +87,11 @@ constexpr AxisStreams streams_of(Axis axis) {
 // the first and the last stage); the one rank after this one, or before it, around the ring; those
 // of the next and the previous stage on the way back of a V, the one before this one and the one
 // after it; of the data axis with hybrid sharding, the ranks that share out a bucket, or those that
-// hold the same shard of it; of the tensor axis with more ranks than key/value heads, the
-// consecutive ranks that hold copies of the same ones.
+// hold the same shard of it; of the context axis with hierarchical context parallelism, the
+// consecutive ranks that exchange tokens for heads, or those, one of each such group, that then
+// hold the same heads and meet one another's keys: the ring's, where these go around one; of the
+// tensor axis with more ranks than key/value heads, the consecutive ranks that hold copies of the
+// same ones.
 enum class Members : std::uint8_t {
   all,
   tied,
@@ -98,6 +101,8 @@ enum class Members : std::uint8_t {
   previous_on_return,
   shard,
   replicas,
+  heads,
+  keys,
   copies
 };
 
@@ -135,6 +140,14 @@ inline constexpr GroupKey shard_replicas{Axis::dp, Members::replicas};
 constexpr GroupKey shard_group(const DeviceMesh& mesh) {
   return {Axis::dp, mesh.dp_shard > 0 ? Members::shard : Members::all};
 }
+// The ranks among which a rank exchanges tokens for heads, and those whose keys it meets: with
+// hierarchical context parallelism, parts of the context axis's.
+inline constexpr GroupKey exchange_group{Axis::cp, Members::heads};
+constexpr GroupKey keys_group(int cp_ulysses) {
+  return {Axis::cp, cp_ulysses > 1 ? Members::keys : Members::all};
+}
+inline constexpr GroupKey next_keys{Axis::cp, Members::next};
+inline constexpr GroupKey previous_keys{Axis::cp, Members::previous};
 constexpr GroupKey holders_of_copies(int ranks) {
   return {Axis::tp, Members::copies, ranks};
 }

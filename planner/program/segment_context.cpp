@@ -1,7 +1,11 @@
 // Attention where the ranks of the context axis hold chunks of the sequence. Each gathers the keys
 // and values of all, and the gradients that it has of them go back; or these go around the ring of
-// the ranks.
+// the ranks. Groups of neighbours may exchange tokens for heads before, and back after it: what is
+// gathered, or goes around, is then of one rank of each group.
+#include <algorithm>
 #include <array>
+#include <map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -10,8 +14,6 @@
 
 namespace parplan {
 namespace {
-
-constexpr GroupKey next_rank{Axis::cp, Members::next}, previous_rank{Axis::cp, Members::previous};
 
 // The keys and values among the columns of a fused row, which holds for each key/value head its
 // queries, the key and the value.
@@ -34,6 +36,8 @@ struct Attention {
   DataType type() const { return in_memory(lowering.of.context.precision); }
   std::string name(const char* what) const { return fmt::format("{}.{}", lowering.op(op).name, what); }
   int ranks() const { return static_cast<int>(shape.chunks.ranks); }
+  int exchanging() const { return lowering.of.context.layout.cp_ulysses; }
+  GroupKey keys() const { return keys_group(exchanging()); }
 };
 
 // This rank's keys and values, put together.
@@ -56,13 +60,13 @@ void put_gradient(const Attention& of, const Value& own, const Value& qkv_gradie
 Value gather_keys(const Attention& of, const Value& qkv) {
   const Value own = own_keys(of, qkv);
   const Value all = scratch(of.lowering, own.bytes * of.ranks());
-  emit_collective(of.lowering, InstructionKind::all_gather, Axis::cp, of.type(), of.name("keys.all-gather"),
+  emit_collective(of.lowering, InstructionKind::all_gather, of.keys(), of.type(), of.name("keys.all-gather"),
                   {{own, Access::read}, {all, Access::write}});
   return all;
 }
 
 void return_key_gradients(const Attention& of, const Value& gradients, const Value& qkv_gradient) {
-  emit_collective(of.lowering, InstructionKind::reduce_scatter, Axis::cp, of.type(), of.name("keys.reduce-scatter"),
+  emit_collective(of.lowering, InstructionKind::reduce_scatter, of.keys(), of.type(), of.name("keys.reduce-scatter"),
                   {{gradients, Access::update}});
   Value own = gradients;
   own.bytes /= of.ranks();
@@ -78,8 +82,8 @@ void return_key_gradients(const Attention& of, const Value& gradients, const Val
 using Turns = std::array<Value, 2>;
 
 void pass(const Attention& of, const char* what, const Value& from, const Value& to) {
-  emit_transfer(of.lowering, InstructionKind::send, next_rank, of.type(), of.name(what), {from, Access::read});
-  emit_transfer(of.lowering, InstructionKind::receive, previous_rank, of.type(), of.name(what), {to, Access::write});
+  emit_transfer(of.lowering, InstructionKind::send, next_keys, of.type(), of.name(what), {from, Access::read});
+  emit_transfer(of.lowering, InstructionKind::receive, previous_keys, of.type(), of.name(what), {to, Access::write});
 }
 
 // The kernel of a step; all but the first add to what the steps before have written.
@@ -134,23 +138,116 @@ bool goes_around_ring(const SegmentLowering& lowering) {
   return lowering.of.context.layout.cp_method == ContextMethod::ring;
 }
 
+void meet_keys(const Attention& of, const Value& qkv) {
+  if (goes_around_ring(of.lowering)) return attend_around_ring(of, qkv);
+  emit_op(of.lowering, of.op, of.shape, of.label, of.value_of, {{gather_keys(of, qkv), Access::read}});
+}
+
+void meet_keys_back(const Attention& of, const Value& qkv, const Value& qkv_gradient) {
+  if (goes_around_ring(of.lowering)) return attend_back_around_ring(of, qkv, qkv_gradient);
+  const Value keys = gather_keys(of, qkv);
+  const Value gradients = scratch(of.lowering, keys.bytes);
+  emit_op(of.lowering, of.op, of.shape, of.label, of.value_of,
+          {{keys, Access::read}, {gradients, Access::write}});
+  return_key_gradients(of, gradients, qkv_gradient);
+}
+
+// Tokens for heads (Jacobs et al. 2023, arXiv:2309.14509), inside groups of neighbours (Fang and
+// Zhao 2024, USP, arXiv:2405.07719; Gu et al. 2024, LoongTrain, arXiv:2406.18485) ----------------
+
+// What a rank computes of the rows of its group: its share of the heads.
+OpShape with_share_of_heads(const Attention& of) {
+  const int ranks = of.exchanging();
+  OpShape shape = of.shape;
+  shape.rows *= ranks;
+  shape.sequence *= ranks;
+  shape.columns /= ranks;
+  shape.heads /= ranks;
+  shape.kv_heads /= ranks;
+  shape.chunks.first = 0;
+  if (shape.alibi != 0.0) shape.first_head += shape.heads * (of.lowering.of.context.at.cp % ranks);
+  PARPLAN_ASSERT(of.shape.kv_heads % ranks == 0 && shape.sequence == 2 * shape.chunks.size,
+                 fmt::format("{} rows and {} key/value heads over {} ranks", of.shape.sequence, of.shape.kv_heads,
+                             ranks));
+  return shape;
+}
+
+// [rows, ranks, columns] -> [ranks, rows, columns], or back: what lies together goes to one rank.
+OpShape by_rank(const Attention& of, const Value& value) {
+  const std::int64_t tokens = of.shape.sequence * of.shape.batch, ranks = of.exchanging();
+  return {.rows = tokens, .columns = value.bytes / size_of(of.type()) / tokens / ranks, .inner = ranks};
+}
+
+Value all_to_all(const Attention& of, const char* what, const Value& value) {
+  const Value arrived = scratch(of.lowering, value.bytes);
+  emit_collective(of.lowering, InstructionKind::all_to_all, exchange_group, of.type(), of.name(what),
+                  {{value, Access::read}, {arrived, Access::write}});
+  return arrived;
+}
+
+// Own rows of all heads become the group's rows of some heads: rank after rank, as the sequence
+// has them.
+Value to_heads(const Attention& of, const char* what, const Value& rows) {
+  const Value packed = scratch(of.lowering, rows.bytes);
+  emit_kernel(of.lowering, OpKind::transpose_blocks, by_rank(of, rows), of.label, of.name(what),
+              {{rows, Access::read}, {packed, Access::write}});
+  return all_to_all(of, what, packed);
+}
+
+void to_rows(const Attention& of, const char* what, const Value& heads, const Value& rows) {
+  PARPLAN_ASSERT(heads.bytes == rows.bytes, fmt::format("{}: {} B, {} B", of.name(what), heads.bytes, rows.bytes));
+  OpShape shape = by_rank(of, rows);
+  std::swap(shape.rows, shape.inner);
+  const Value arrived = all_to_all(of, what, heads);
+  emit_kernel(of.lowering, OpKind::transpose_blocks, shape, of.label, of.name(what),
+              {{arrived, Access::read}, {rows, Access::write}});
+}
+
+// The tensors of attention: fused queries, keys and values, and the output. Statistics are left as
+// the kernel writes them, and read by its gradient alone.
+bool is_output(const Attention& of, const TrainingOperand& operand) {
+  return operand.tensor == of.lowering.op(of.op).outputs[0];
+}
+
 }  // namespace
 
 void attend(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, const Value& qkv, Label label,
             const std::function<Value(const TrainingOperand&)>& value_of) {
   const Attention of{lowering, op, shape, label, value_of};
-  if (goes_around_ring(lowering)) return attend_around_ring(of, qkv);
-  emit_op(lowering, op, shape, label, value_of, {{gather_keys(of, qkv), Access::read}});
+  if (of.exchanging() == 1) return meet_keys(of, qkv);
+  const OpShape share = with_share_of_heads(of);
+  const Value heads = to_heads(of, "qkv.all-to-all", qkv);
+  const Value output = value_of(*std::ranges::find_if(
+      op.operands, [&](const TrainingOperand& operand) { return is_output(of, operand); }));
+  const Value output_heads = scratch(lowering, output.bytes);
+  const std::function<Value(const TrainingOperand&)> value_of_heads = [&](const TrainingOperand& operand) {
+    if (operand.source == OperandSource::input) return heads;
+    return is_output(of, operand) ? output_heads : value_of(operand);
+  };
+  meet_keys({lowering, op, share, label, value_of_heads}, heads);
+  to_rows(of, "output.all-to-all", output_heads, output);
 }
 
 void attend_back(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shape, const Value& qkv,
                  const Value& qkv_gradient, const std::function<Value(const TrainingOperand&)>& value_of) {
   const Attention of{lowering, op, shape, Label::compute, value_of};
-  if (goes_around_ring(lowering)) return attend_back_around_ring(of, qkv, qkv_gradient);
-  const Value keys = gather_keys(of, qkv);
-  const Value gradients = scratch(lowering, keys.bytes);
-  emit_op(lowering, op, shape, Label::compute, value_of, {{keys, Access::read}, {gradients, Access::write}});
-  return_key_gradients(of, gradients, qkv_gradient);
+  if (of.exchanging() == 1) return meet_keys_back(of, qkv, qkv_gradient);
+  const OpShape share = with_share_of_heads(of);
+  const Value heads = to_heads(of, "qkv.all-to-all", qkv);
+  const Value gradient_heads = scratch(lowering, qkv_gradient.bytes);
+  std::map<OperandSource, Value> of_output;  // its gradient, and itself
+  for (const TrainingOperand& operand : op.operands)
+    if (is_output(of, operand))
+      of_output[operand.source] =
+          to_heads(of, operand.source == OperandSource::output ? "output.all-to-all" : "output gradient.all-to-all",
+                   value_of(operand));
+  const std::function<Value(const TrainingOperand&)> value_of_heads = [&](const TrainingOperand& operand) {
+    if (operand.source == OperandSource::input) return heads;
+    if (operand.source == OperandSource::input_gradient) return gradient_heads;
+    return is_output(of, operand) ? of_output.at(operand.source) : value_of(operand);
+  };
+  meet_keys_back({lowering, op, share, Label::compute, value_of_heads}, heads, gradient_heads);
+  to_rows(of, "qkv gradient.all-to-all", gradient_heads, qkv_gradient);
 }
 
 }  // namespace parplan

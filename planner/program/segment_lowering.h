@@ -152,7 +152,9 @@ Value own_part(const SegmentLowering& lowering, const TrainingOp& op, TensorId i
 // A send to a neighbour around an axis, or a receive from it, on the axis's streams.
 void emit_transfer(SegmentLowering& lowering, InstructionKind kind, GroupKey neighbour, DataType type,
                    std::string name, const Use& use);
-// A collective over an axis, on the axis's stream.
+// A collective over a group, or all ranks along an axis, on the axis's stream.
+void emit_collective(SegmentLowering& lowering, InstructionKind kind, GroupKey group, DataType type, std::string name,
+                     const std::vector<Use>& uses);
 void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
                      const std::vector<Use>& uses);
 // Puts what the ranks of the data axis have of a tensor one behind the other on the first of them,

@@ -207,9 +207,14 @@ void emit_transfer(SegmentLowering& lowering, InstructionKind kind, GroupKey nei
   emit_communication(lowering, kind, neighbour, type, std::move(name), {use});
 }
 
+void emit_collective(SegmentLowering& lowering, InstructionKind kind, GroupKey group, DataType type, std::string name,
+                     const std::vector<Use>& uses) {
+  emit_communication(lowering, kind, group, type, std::move(name), uses);
+}
+
 void emit_collective(SegmentLowering& lowering, InstructionKind kind, Axis axis, DataType type, std::string name,
                      const std::vector<Use>& uses) {
-  emit_communication(lowering, kind, all_along(axis), type, std::move(name), uses);
+  emit_collective(lowering, kind, all_along(axis), type, std::move(name), uses);
 }
 
 Value gather_on_first(SegmentLowering& lowering, TensorId id, const Value& own, const Value& whole) {

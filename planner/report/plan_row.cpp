@@ -215,6 +215,9 @@ constexpr std::array column_rows = {
              const std::vector<int>& replicas = s.spec.replica_micro_batches;
              return replicas.empty() ? Json(nullptr) : Json(fmt::format("{}", fmt::join(replicas, ",")));
            }},
+    Column{"cp_ulysses", "",
+           "context-parallel ranks that exchange tokens for heads in groups of so many; 1: no groups; else null",
+           [](const Subject& s) { return s.spec.cp() > 1 ? chosen<Choice::cp_ulysses>(s) : Json(nullptr); }},
 };
 
 }  // namespace

@@ -42,6 +42,12 @@ Seconds least_collective_time(const Instruction& instruction, int ranks, BytesPe
   return passes * (communicated_bytes(instruction) / links) * (1 - 1e-9);
 }
 
+// How many ranks a group of a block has: of one that holds a part of the axis, its own.
+int ranks_of(const DeviceMesh& mesh, GroupKey group) {
+  if (group.axis != Axis::cp || group.members == Members::all) return mesh.degree_of(group.axis);
+  return group.members == Members::heads ? mesh.cp_ulysses : mesh.degree.cp / mesh.cp_ulysses;
+}
+
 void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least) {
   for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind]);
 }
@@ -91,6 +97,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   samples_of_ =
       width.unlike_replicas > 0 || width.balances_replicas ? SampleFloors::shared_by_unlike_replicas : samples;
   method_ = given<ContextMethod>(request, Choice::cp_method);
+  exchanging_ = static_cast<int>(given<std::int64_t>(request, Choice::cp_ulysses).value_or(1));
   overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
@@ -203,7 +210,8 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
   const auto [entry, inserted] = samples_.try_emplace(
-      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method},
+      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method,
+       spec.mesh.cp_ulysses},
       std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
@@ -213,7 +221,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& 
   if (samples_of_ == SampleFloors::shared_over_context) {
     shares *= spec.cp();
     largest.mesh.degree.dp *= spec.cp();
-    largest.mesh.degree.cp = 1;
+    largest.mesh.degree.cp = largest.mesh.cp_ulysses = 1;
     largest.cp_method = {};
   }
   if (samples_of_ == SampleFloors::without_tensor_communication) largest.tp_overlap = TensorOverlap::none;
@@ -234,6 +242,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
       one.sequence_parallel = sequence_parallel;
       if (sequence_parallel) one.tp_overlap = overlap_;
       one.cp_method = method;
+      if (spec.cp() > 1) one.mesh.cp_ulysses = exchanging_;
       if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
           !is_legal(graph_, training_, one))
         continue;
@@ -273,7 +282,8 @@ std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Re
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
   const auto [entry, inserted] = least_blocks_.try_emplace(
-      {spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method, spec.micro_batch});
+      {spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method, spec.mesh.cp_ulysses,
+       spec.micro_batch});
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
@@ -314,7 +324,7 @@ std::vector<LayoutFloors::SegmentSeconds> LayoutFloors::segment_seconds(std::spa
       return Seconds(0.0);
     return instruction.kind == InstructionKind::kernel
                ? kernel_time(instruction.op, instruction.shape, instruction.type, *device.device, device.rates)
-               : least_collective_time(instruction, spec.mesh.degree_of(instruction.group.axis), fastest_links_,
+               : least_collective_time(instruction, ranks_of(spec.mesh, instruction.group), fastest_links_,
                                        switches_add_);
   };
   const auto seconds_of = [&](const Segment& segment) {
@@ -526,12 +536,13 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   };
   // A larger micro-batch takes no less: the next smaller one that is known may tell.
   const auto key_of = [](const ParallelSpec& of) {
-    return std::tuple(of.tp(), of.sequence_parallel, of.tp_overlap, of.cp(), of.cp_method, of.micro_batch);
+    return std::tuple(of.tp(), of.sequence_parallel, of.tp_overlap, of.cp(), of.cp_method, of.mesh.cp_ulysses,
+                      of.micro_batch);
   };
   const auto larger = least_blocks_.lower_bound(key_of(spec));
   if (larger != least_blocks_.begin()) {
     ParallelSpec smaller = spec;
-    smaller.micro_batch = std::get<5>(std::prev(larger)->first);
+    smaller.micro_batch = std::get<6>(std::prev(larger)->first);
     if (key_of(smaller) == std::prev(larger)->first && smaller.micro_batch < spec.micro_batch &&
         lacks(std::prev(larger)->second))
       return true;

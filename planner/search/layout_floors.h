@@ -182,6 +182,7 @@ class LayoutFloors {
   std::vector<const ScheduleRow*> schedules_;  // that pipelines may have
   std::vector<std::int64_t> micro_batches_;    // that layouts may have
   std::optional<ContextMethod> method_;        // where it is given
+  int exchanging_ = 1;                         // cp_ulysses of layouts that share out sequences
   TensorOverlap overlap_ = TensorOverlap::none;  // of layouts with sequence parallelism
   SpaceWidth width_;
   SampleFloors samples_of_{};
@@ -191,12 +192,14 @@ class LayoutFloors {
   std::vector<double> flops_;     // of a sample, by Block::kind: the least of its blocks
   BytesPerSecond fastest_links_;  // of a device, all of its links together
   bool switches_add_ = false;     // has_nvlink_sharp
-  // By tensor degree, sequence parallelism and overlap, context degree and method, and micro-batch.
-  std::map<std::tuple<int, bool, TensorOverlap, int, ContextMethod, std::int64_t>, LeastBlocks> least_blocks_;
+  // By tensor degree, sequence parallelism and overlap, context degree, method and groups, and
+  // micro-batch.
+  std::map<std::tuple<int, bool, TensorOverlap, int, ContextMethod, int, std::int64_t>, LeastBlocks> least_blocks_;
   // seconds_of_sample by the device, whose rates follow from how many of a node are at work, tensor
-  // degree, sequence parallelism and overlap, context degree and method, and seconds_of_any_sample
-  // by the device, tensor and context degree.
-  std::map<std::tuple<const DeviceKind*, int, bool, TensorOverlap, int, ContextMethod>, std::vector<Seconds>> samples_;
+  // degree, sequence parallelism and overlap, context degree, method and groups, and
+  // seconds_of_any_sample by the device, tensor and context degree.
+  std::map<std::tuple<const DeviceKind*, int, bool, TensorOverlap, int, ContextMethod, int>, std::vector<Seconds>>
+      samples_;
   std::map<std::tuple<const DeviceKind*, int, int>, std::vector<Seconds>> any_samples_;
   // What the blocks of a layer take at least on the links that they cross, by Block::kind, for a
   // number of Estimator::paces.

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/parallel/context.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/plan/recompute.h"
 #include "planner/search/best_first.h"
@@ -16,7 +17,8 @@
 namespace parplan {
 namespace {
 
-// Parts that are looked into for one restriction; more where it may be lifted.
+// Parts that are looked into for one restriction; more where it may be lifted, and of context
+// parallelism where that is searched.
 constexpr int most_parts_beyond = 1024, most_parts_where_lifted = 8192;
 
 bool has_stages(const ParallelSpec& degrees) {
@@ -197,6 +199,31 @@ std::optional<Restriction> shared_context(const SearchedSpace& space) {
   return any;
 }
 
+// Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the
+// work of other methods.
+std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
+  constexpr int fewest = 4;
+  const bool may_group =
+      given<std::int64_t>(space.request, Choice::cp).value_or(fewest) >= fewest &&
+      given<ContextMethod>(space.request, Choice::cp_method).value_or(ContextMethod::ring) != ContextMethod::ulysses;
+  if (!may_share_context(space) || !space.width.shares_context || !space.training.engine.has_hierarchical_context ||
+      space.request[Choice::cp_ulysses] || !may_group || space.cluster.devices() < fewest)
+    return std::nullopt;
+  // The search tries it with the layouts of its best plans.
+  Restriction restriction = context_by_samples(
+      space,
+      space.objective == Objective::memory ? "hierarchical context parallelism"
+                                           : "hierarchical context parallelism of other layouts",
+      fewest - 1);
+  restriction.wider.front().beyond.of_degrees = [heads = key_value_groups(space.graph)](const ParallelSpec& degrees) {
+    const std::int64_t own = heads % degrees.tp() == 0 ? heads / degrees.tp() : 1;
+    for (std::int64_t ranks = 2; ranks < degrees.cp() && ranks <= own; ++ranks)
+      if (degrees.cp() % ranks == 0 && own % ranks == 0) return true;
+    return false;
+  };
+  return restriction;
+}
+
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
   const bool has_host =
       std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
@@ -243,7 +270,7 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 
 constexpr std::array restriction_rows = {
     other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,  unlike_replicas_of_layouts,
-    sliced_products,   shared_context, host_offload,    other_recompute};
+    sliced_products,   shared_context, hierarchical_context, host_offload, other_recompute};
 
 }  // namespace
 
@@ -305,11 +332,14 @@ std::optional<double> least_of_devices(const SearchedSpace& space, const Score& 
 std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
                                    const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker) {
   if (restriction.by_devices) return least_of_devices(space, best, floors);
-  const int most = restriction.is_context ? most_parts_where_lifted : most_parts_beyond;
   std::optional<double> least;
-  for (const Restriction::Wider& wider : restriction.wider)
+  for (const Restriction::Wider& wider : restriction.wider) {
+    const bool shares = restriction.is_context ||
+                        (space.width.shares_context && wider.samples == SampleFloors::shared_over_context);
+    const int most = shares ? most_parts_where_lifted : most_parts_beyond;
     if (const std::optional<double> one = least_of(wider, most, space, best, &than, floors, maker))
       least = std::min(least.value_or(*one), *one);
+  }
   return least;
 }
 

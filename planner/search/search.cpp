@@ -90,6 +90,7 @@ class SpaceSearch {
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
     if (is_ahead(search_)) {
+      if (tries_groups_of_heads()) try_groups_of_heads();
       if (tries_shard_groups()) try_shard_groups();
       drop_idle_input_slots();
     }
@@ -314,6 +315,34 @@ class SpaceSearch {
         if (spec.mesh.dp_shard > 0 && is_legal(graph_, training_, spec)) specs.push_back(spec);
       }
     }
+    try_layouts(specs);
+  }
+
+  // So are groups of context-parallel ranks that exchange tokens for heads. They pay inside a node.
+  bool tries_groups_of_heads() const {
+    return options_.bounds_left_out && training_.engine.has_hierarchical_context && width_.shares_context &&
+           !request_[Choice::cp_ulysses] && options_.objective != Objective::memory;
+  }
+  void try_groups_of_heads() {
+    std::vector<ParallelSpec> specs;
+    for (const Ranked& one : search_.best) {
+      ParallelSpec spec = layout_of(one.plan.spec);
+      for (const ContextMethod method : context_methods) {
+        if (given<ContextMethod>(request_, Choice::cp_method).value_or(method) != method) continue;
+        spec.cp_method = method;
+        for (const std::int64_t ranks : divisors(spec.cp())) {
+          spec.mesh.cp_ulysses = static_cast<int>(ranks);
+          if (ranks == 1 || !is_legal(graph_, training_, spec) ||
+              makers_.front()->estimator().networks().exchange(spec.mesh).nodes > 1)
+            continue;
+          if (std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
+        }
+      }
+    }
+    try_layouts(specs);
+  }
+
+  void try_layouts(const std::vector<ParallelSpec>& specs) {
     std::vector<OtherCandidate> turns;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const std::span one(&specs[i], 1);

@@ -17,7 +17,8 @@ namespace parplan {
 
 bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
   if (const std::optional<std::int64_t> degree = given<std::int64_t>(request, Choice::cp)) return *degree > 1;
-  return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method]);
+  return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method] ||
+                                          given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1);
 }
 
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {
@@ -63,7 +64,8 @@ namespace {
 
 // Whether layouts of the same degrees differ in nothing that comes before their micro-batches.
 bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
-  return a.sequence_parallel == b.sequence_parallel && a.tp_overlap == b.tp_overlap && a.cp_method == b.cp_method;
+  return a.sequence_parallel == b.sequence_parallel && a.tp_overlap == b.tp_overlap && a.cp_method == b.cp_method &&
+         a.mesh.cp_ulysses == b.mesh.cp_ulysses;
 }
 
 // A walk over the rows of the space, with one layout in which each row in turn sets its choice. A
@@ -391,6 +393,7 @@ std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
           groups->spec.sequence_parallel = spec.sequence_parallel;
           groups->spec.tp_overlap = spec.tp_overlap;
           groups->spec.cp_method = spec.cp_method;
+          groups->spec.mesh.cp_ulysses = spec.mesh.cp_ulysses;
         }
         auto& sizes = groups->sizes;
         auto size = std::ranges::lower_bound(sizes, spec.micro_batch, {}, &SpaceGroups::Size::micro_batch);

@@ -51,6 +51,11 @@ void methods_of_context(const SpaceContext& context, const ParallelSpec& spec, V
     if (is_searched(method, spec.cp(), context.width)) values.emplace_back(method);
 }
 
+// What groups gain follows from the links: only for those who ask (restrictions.h).
+void no_groups_of_heads(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(std::int64_t{1});
+}
+
 // The degree that the other axes leave, or all that they leave room for.
 void data_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   const int left = context.devices / spec.tp() / spec.pp() / spec.cp();
@@ -401,6 +406,10 @@ constexpr std::array rows = {
              .decides_legality = true,
              .values = methods_of_context,
              .neighbours = every_value},
+    SpaceRow{.choice = Choice::cp_ulysses,
+             .follows_from = {Choice::cp, Choice::cp_method},
+             .decides_legality = true,
+             .values = no_groups_of_heads},
     SpaceRow{.choice = Choice::zero_stage,
              .follows_from = {Choice::dp, Choice::cp},
              .decides_legality = true,

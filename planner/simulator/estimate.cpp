@@ -93,6 +93,7 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
                   .networks = {}};
   for (const Axis axis : block_axes)
     if (is_planned(axis)) model.networks[all_along(axis)] = where.along[axis];
+  if (where.exchange.ranks > 1) set_context_groups(where.exchange, where.keys, model.networks);
   Costs& costs = entry->second;
   for (const LoweredBlock& block : shapes_[shapes]->kinds) {
     costs.forward.push_back(cost_segment(block.forward, model).parts);
@@ -175,6 +176,9 @@ Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
   PerAxis<GroupNetwork> along_blocks;
   for (const Axis axis : block_axes)
     if (is_used(axis)) along_blocks[axis] = *view.along[axis];
+  const bool exchanges = mesh.cp_ulysses > 1;
+  const GroupNetwork exchange = exchanges ? networks_.exchange(mesh) : GroupNetwork{};
+  const GroupNetwork keys = exchanges ? networks_.keys(mesh) : GroupNetwork{};
   const NetworkCache::StageDevice* before = nullptr;
   for (int s = 0; s < stages; ++s) {
     const NetworkCache::StageDevice& device =
@@ -186,11 +190,12 @@ Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
       continue;
     }
     const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
-      return known.device == device.device && known.rates == device.rates && known.along == along_blocks;
+      return known.device == device.device && known.rates == device.rates && known.along == along_blocks &&
+             known.exchange == exchange && known.keys == keys;
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end())
-      environments_.push_back({along_blocks, device.device, device.rates, device.host});
+      environments_.push_back({along_blocks, exchange, keys, device.device, device.rates, device.host});
     const std::uint64_t groups =
         replica_ ? groups_of_stage(cluster_, mesh, s, *replica_) : groups_of_stage(cluster_, mesh, s);
     view.capacities.push_back(usable_memory(memory_capacity(cluster_, groups), cluster_.memory_headroom));

@@ -210,6 +210,8 @@ class Estimator {
   };
   struct Environment {
     PerAxis<GroupNetwork> along;  // that blocks communicate over
+    // The context axis's parts, where it has such (DeviceMesh::cp_ulysses); of one rank else.
+    GroupNetwork exchange, keys;
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
     std::optional<HostShare> host;

@@ -25,6 +25,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"pp", {"2"}},
     {"cp", {"2"}},
     {"cp_method", {"all_gather", "ulysses", "ring"}},
+    {"cp_ulysses", {"2"}},
     {"mesh_order", {"dp-tp-pp", "tp-dp-pp"}},
     {"sequence_parallel", {"true"}},
     {"zero_stage", {"0", "1", "2", "3"}},
@@ -58,10 +59,12 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
                                          "-",        "-o",      folder.path("p.yaml"), "--quiet"};
       // Context parallelism instead of a pipeline: there are eight cores.
       const bool with_context = row.choice == Choice::cp || row.choice == Choice::cp_method;
+      const bool in_exchanging_groups = row.choice == Choice::cp_ulysses;
       const bool in_groups = row.choice == Choice::dp_shard;
       const bool has_master = text == "master";  // of whole replicas
+      if (in_exchanging_groups) arguments.insert(arguments.end(), {"--cp", "4", "--dp", "2", "--tp", "1", "--pp", "1"});
       for (const Choice degree : {Choice::dp, Choice::tp, with_context ? Choice::cp : Choice::pp})
-        if (degree != row.choice) {
+        if (degree != row.choice && !in_exchanging_groups) {
           arguments.emplace_back(row_of(degree).option);
           arguments.emplace_back(has_master && degree != Choice::dp ? "1"
                                  : !in_groups                       ? "2"

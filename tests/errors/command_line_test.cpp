@@ -88,6 +88,7 @@ TEST_CASE("values that cannot be read are refused") {
       {{{"suggest", "gpt2", "--dp", "two"}, "--dp: expected a whole number from 1 to 1048576, found 'two'"},
        {{"suggest", "gpt2", "--tp", "0"}, "--tp: expected a whole number from 1 to 1048576, found '0'"},
        {{"suggest", "gpt2", "--pp", "-2"}, "--pp: expected a whole number from 1 to 1048576, found '-2'"},
+       {{"suggest", "gpt2", "--cp-ulysses", "0"}, "--cp-ulysses: expected a whole number from 1 to 1048576, found '0'"},
        {{"suggest", "gpt2", "--devices", "1.5"}, "--devices: expected a whole number from 1 to 1048576, found '1.5'"},
        {{"suggest", "gpt2", "--devices", "99999999999999999999"},
         "--devices: expected a whole number from 1 to 1048576, found '99999999999999999999'"},

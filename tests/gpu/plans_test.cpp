@@ -305,6 +305,39 @@ TEST_CASE("plans with context parallelism train on GPUs as the one-rank referenc
   }
 }
 
+TEST_CASE("groups that exchange tokens for heads train on GPUs as the one-rank reference does") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  const bool emulated = is_emulated(*gpu);
+  std::mt19937 random(20261127);
+  for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const DataType type : all_types)
+      for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ring}) {
+        const bool of_emulator = (graph.name == "tiny-gpt2") == (method == ContextMethod::all_gather) &&
+                                 type == (method == ContextMethod::ring ? DataType::bf16 : DataType::fp32);
+        if (emulated && !of_emulator) continue;
+        const TrainingSpec training = training_in(type);
+        LayoutRequest request;
+        request[Choice::cp] = 4;
+        request[Choice::cp_method] = method;
+        request[Choice::cp_ulysses] = 2;
+        const ParallelSpec spec = random_spec(graph, training, 4, request, random);
+        INFO(model << ": " << std::string(name(type)) << ", " << describe(spec) << ", " << name(method));
+        TrainingSpec exact = training;
+        exact.precision = DataType::fp32;
+        const int steps_taken = emulated ? 1 : 2;
+        const Outcome reference = run_reference(graph, exact, spec.micro_batch, steps_taken);
+        check_close(run_on_gpu(gpu, graph, training, spec, steps_taken), reference, closeness_of(type));
+        if (emulated || gpu->devices().size() < 4) continue;
+        const std::unique_ptr<Rendezvous> rendezvous = alone();
+        check_close(run_plan(job_of(graph, training, spec, BackendKind::cuda),
+                             gpu_per_rank(gpu, {0, 1, 2, 3}, *rendezvous, {}), steps_taken),
+                    reference, closeness_of(type));
+      }
+  }
+}
+
 TEST_CASE("graphs with every op train on GPUs with gathered keys as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

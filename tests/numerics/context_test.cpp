@@ -16,7 +16,8 @@ using namespace testing;
 namespace {
 
 std::string describe_context(const ParallelSpec& spec) {
-  return fmt::format("{} cp {} by {}", describe(spec), spec.cp(), name(spec.cp_method));
+  return fmt::format("{} cp {} by {} in groups of {}", describe(spec), spec.cp(), name(spec.cp_method),
+                     spec.mesh.cp_ulysses);
 }
 
 bool allows_ring(const OpGraph& graph) {
@@ -100,6 +101,43 @@ TEST_CASE("with context parallelism, ZeRO equals data parallelism to the bit: st
         check_equal(sharded, run_plan(graph, training, spec, 3));
       }
   }
+}
+
+// tiny-gpt2 has 4 key/value heads, tiny-llama 2. Groups of two ranks have a chunk each; of four, half
+// a chunk.
+TEST_CASE("groups that exchange tokens for heads train as the reference does, with every other technique") {
+  std::mt19937 random(20261126);
+  int with_tensor = 0, with_stages = 0, sharded = 0, recomputed = 0;
+  for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-bert"}) {
+    const OpGraph graph = graph_of(model);
+    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    for (int trial = 0; trial < 14; ++trial) {
+      TrainingSpec training = training_of();
+      const bool clips = trial % 4 == 3, in_fours = trial % 7 == 6 && model != "tiny-llama";
+      if (clips) training.clip_norm = 0.5;
+      LayoutRequest request;
+      request[Choice::cp] = in_fours ? 8 : 4;
+      request[Choice::cp_method] = trial % 2 == 0 ? ContextMethod::ring : ContextMethod::all_gather;
+      request[Choice::cp_ulysses] = in_fours ? 4 : 2;
+      if (trial % 5 == 1 && !in_fours) request[Choice::schedule] = ScheduleKind::interleaved;
+      if (trial % 5 == 2 && !in_fours) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      if (trial % 5 == 3 && !in_fours && model != "tiny-llama") request[Choice::tp] = 2;
+      ParallelSpec spec = random_spec(graph, training, 8, request, random);
+      REQUIRE(spec.mesh.cp_ulysses == (in_fours ? 4 : 2));
+      INFO(model << ": " << describe_context(spec) << (clips ? ", clipped" : ""));
+      auto reference = references.find({spec.micro_batch, clips});
+      if (reference == references.end())
+        reference =
+            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
+                .first;
+      check_close(run_plan(graph, training, spec), reference->second);
+      with_tensor += spec.tp() > 1;
+      with_stages += spec.pp() > 1;
+      sharded += spec.zero_stage > 0;
+      recomputed += spec.recompute != Recompute::none;
+    }
+  }
+  for (const int count : {with_tensor, with_stages, sharded, recomputed}) CHECK(count > 2);
 }
 
 // Steps around a ring of many ranks, each with its own sum of key gradients on the way.

@@ -230,6 +230,11 @@ ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int
   if (spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage &&
       !request[Choice::recompute_layers] && std::ranges::max(layers) > 0 && apart() % 2 == 0)
     spec.recompute_layers = 1 + static_cast<int>(apart() % static_cast<unsigned>(std::ranges::max(layers)));
+  // Half of the time, groups of two exchange tokens for heads where they can.
+  if (spec.cp() > 2 && !request[Choice::cp_ulysses] && apart() % 2 == 0) {
+    spec.mesh.cp_ulysses = 2;
+    if (illegal(graph, training, spec)) spec.mesh.cp_ulysses = 1;
+  }
   return spec;
 }
 

@@ -112,6 +112,7 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.pp", [](ParallelSpec& s) { s.mesh.degree.pp = 4; }},
       {"layout.cp", [](ParallelSpec& s) { s.mesh.degree.cp = 2; }},
       {"layout.cp_method", [](ParallelSpec& s) { s.cp_method = ContextMethod::ulysses; }},
+      {"layout.cp_ulysses", [](ParallelSpec& s) { s.mesh.cp_ulysses = 2; }},
       {"layout.mesh_order",
        [](ParallelSpec& s) {
          s.mesh.order = AxisOrder({Axis::dp, Axis::pp, Axis::tp});

@@ -313,6 +313,44 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
         "1, 2, 4, 8, 16");
   spec.mesh.degree.cp = 16;
   CHECK(reason(tiny_gpt2(), spec) == "legal");
+  // 4 key/value heads, 32 tokens.
+  spec.mesh.cp_ulysses = 4;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  CHECK(legal_context_degrees(tiny_gpt2(), {}, spec, 64) == std::vector{8, 16, 32});
+  spec.mesh.cp_ulysses = 8;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "groups of 8 ranks that exchange tokens for heads (cp_ulysses) cannot split 4 key/value groups over tp 1; "
+        "legal sizes: 1, 2, 4");
+  spec.mesh.degree.tp = 2;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "groups of 8 ranks that exchange tokens for heads (cp_ulysses) cannot split 4 key/value groups over tp 2; "
+        "legal sizes: 1, 2");
+  spec.mesh.degree.tp = 1;
+  spec.mesh.cp_ulysses = 3;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "groups of 3 ranks that exchange tokens for heads (cp_ulysses) cannot divide 16 context-parallel ranks into "
+        "several groups; legal sizes: 1, 2, 4");
+  spec.mesh.cp_ulysses = 16;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "groups of 16 ranks that exchange tokens for heads (cp_ulysses) cannot divide 16 context-parallel ranks into "
+        "several groups; legal sizes: 1, 2, 4; for one group of all, take cp_method ulysses");
+  spec.mesh.cp_ulysses = 2;
+  spec.mesh.degree.cp = 64;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "context parallelism over 64 cannot split a sequence of 32 tokens into two chunks for each group of ranks; "
+        "legal degrees: 4, 8, 16, 32");
+  spec.mesh.degree.cp = 4;
+  spec.cp_method = ContextMethod::ulysses;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "cp_method ulysses exchanges tokens for heads between all 4 context-parallel ranks, so there are no groups of "
+        "2 (cp_ulysses) that do: leave cp_ulysses out, or let keys and values go between groups (cp_method ring, "
+        "all_gather)");
+  spec.cp_method = ContextMethod::all_gather;
+  spec.mesh.degree.cp = 1;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "cp_ulysses 2 makes groups of context-parallel ranks, and there is 1 (cp 1)");
+  spec.mesh.cp_ulysses = 1;
+  spec.cp_method = ContextMethod::ring;
   spec.mesh.degree.cp = 2;
   OpGraph windowed = tiny_gpt2();
   for (Op& op : windowed.ops)
@@ -473,6 +511,11 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         spec.mesh.dp_shard = 2;
       }),
       with([](ParallelSpec& spec) { spec.recompute = Recompute::every_other_product; }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 1, 1, 1);
+        spec.mesh.degree.cp = 4;
+        spec.mesh.cp_ulysses = 2;
+      }),
   };
   TrainingSpec training = batch_of(16);
   for (const EngineLayoutRow& row : engine_layout_rows()) {

@@ -130,6 +130,165 @@ TEST_CASE("context parallelism sends what its closed form says, all else goes ov
   }
 }
 
+// Of cp ranks, u exchange what a token has of all heads for what u tokens have of some, and r = cp / u
+// meet one another's keys: of u times the tokens, for a u-th of the heads, so as many bytes.
+TEST_CASE("groups exchange for heads and send keys between them as their closed form says") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = training_of(4);
+  const std::int64_t layers = static_cast<std::int64_t>(graph.blocks.size()) - 2, micro_batches = 4;
+  const OpShape heads = [&] {
+    for (const Op& op : graph.ops)
+      if (op.kind == OpKind::attention) return op.attributes;
+    return OpShape{};
+  }();
+  const std::int64_t fused = (heads.heads + 2 * heads.kv_heads) * heads.head_dim, mixed = heads.heads * heads.head_dim;
+  constexpr std::int64_t u = 2;
+  for (const int cp : {4, 8})
+    for (const ContextMethod method : {ContextMethod::ring, ContextMethod::all_gather}) {
+      const std::int64_t r = cp / u, tokens = 16 / cp, keys = tokens * 2 * heads.kv_heads * heads.head_dim * 4;
+      ParallelSpec spec = spec_of(graph, 1, cp, method);
+      spec.mesh.cp_ulysses = static_cast<int>(u);
+      const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+      CHECK(faults_of(programs) == "");
+      const auto all_to_all = [&](std::int64_t width) {
+        return fmt::format("all_to_all over context heads: {} B", tokens * width * 4);
+      };
+      std::vector<std::string> forward = {all_to_all(fused)}, hops;
+      for (int i = 0; i < r - 1; ++i)
+        hops.insert(hops.end(), {fmt::format("send over context next: {} B", keys),
+                                 fmt::format("receive over context previous: {} B", keys)});
+      if (method == ContextMethod::ring)
+        forward.insert(forward.end(), hops.begin(), hops.end());
+      else
+        forward.push_back(fmt::format("all_gather over context keys: {} B", r * keys));
+      forward.push_back(all_to_all(mixed));
+      for (const Program& program : programs) {
+        CAPTURE(program.rank);
+        CHECK(exchanges(program, "layers.forward") == forward);
+        // Forward: queries, keys and values, and the output. Backward: these, the output's gradient
+        // and that of queries, keys and values.
+        const std::int64_t exchanged = tokens * (3 * fused + 3 * mixed) * 4 * (u - 1) / u;
+        const std::int64_t between = method == ContextMethod::ring ? (3 * r - 2) * keys : 3 * (r - 1) * keys;
+        CHECK(program.communication.cp.count == layers * micro_batches * (exchanged + between));
+        const int c = program.rank;
+        CHECK(program.group(exchange_group) == std::vector{c / 2 * 2, c / 2 * 2 + 1});
+        CHECK(program.group(keys_group(2)).size() == static_cast<std::size_t>(r));
+        CHECK(program.group(keys_group(2)).front() == c % 2);
+        if (method == ContextMethod::ring) CHECK(program.group(next_keys) == std::vector{(c + 2) % cp});
+      }
+    }
+}
+
+// A rank's rows are consecutive rows of the two chunks that its group holds: every position is on one
+// rank, and the ranks of a group have as many pairs of queries and keys together as any other.
+TEST_CASE("groups share out the rows of two chunks in order") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  for (const int u : {2, 4}) {
+    ParallelSpec spec = spec_of(graph, 1, 8, ContextMethod::ring);
+    spec.mesh.cp_ulysses = u;
+    const std::vector<Program> programs = lower_all(job_of(graph, training_of(4), spec));
+    std::vector<std::int64_t> positions, of_group;
+    for (const Program& program : programs) {
+      const auto load = [&] {
+        for (const Segment& segment : program.segments)
+          for (const Instruction& i : segment.instructions)
+            if (i.op == OpKind::load_tokens && i.kind == InstructionKind::kernel) return i.shape;
+        return OpShape{};
+      }();
+      if (program.rank % u == 0) of_group.push_back(0);
+      for (std::int64_t row = 0; row < load.sequence; ++row) {
+        positions.push_back(load.position(row));
+        of_group.back() += load.position(row) + 1;
+      }
+    }
+    CHECK(of_group == std::vector<std::int64_t>(static_cast<std::size_t>(8 / u), 16 * 17 / 2 / (8 / u)));
+    std::ranges::sort(positions);
+    for (std::int64_t at = 0; at < 16; ++at) CHECK(positions.at(static_cast<std::size_t>(at)) == at);
+  }
+}
+
+TEST_CASE("the verifier finds rows that no exchange has brought, and heads that do not go back") {
+  const OpGraph graph = graph_of("tiny-llama");
+  for (const ContextMethod method : {ContextMethod::ring, ContextMethod::all_gather}) {
+    ParallelSpec spec = spec_of(graph, 1, 4, method);
+    spec.mesh.cp_ulysses = 2;
+    const std::vector<Program> programs = lower_all(job_of(graph, training_of(4), spec));
+    CHECK(faults_of(programs) == "");
+    const auto spoilt = [&](auto&& spoil) {
+      std::vector<Program> broken = programs;
+      for (Program& program : broken) spoil(program);
+      return faults_of(broken);
+    };
+    const auto in_segments = [&](const std::string& name, auto&& spoil) {
+      return spoilt([&](Program& program) {
+        for (Segment& segment : program.segments)
+          if (segment.name == name) spoil(segment.instructions);
+      });
+    };
+    using Instructions = std::vector<Instruction>;
+    const auto exchange = [](Instructions& all, int n) {
+      return std::ranges::find_if(
+          all, [&](const Instruction& i) { return i.kind == InstructionKind::all_to_all && n-- == 0; });
+    };
+    const auto transposition = [](Instructions& all, int n) {
+      return std::ranges::find_if(all, [&](const Instruction& i) {
+        return i.kind == InstructionKind::kernel && i.op == OpKind::transpose_blocks && n-- == 0;
+      });
+    };
+
+    // A copy instead of an exchange: own rows where those of the group should be, and heads that do
+    // not go back.
+    const auto copies_instead = [](Instruction& i) {
+      i.kind = InstructionKind::kernel;
+      i.op = OpKind::copy;
+      i.shape = {.rows = i.operands.front().bytes / 4};
+      i.stream = Stream::compute;
+      i.group = {};
+    };
+    std::string found = in_segments("layers.forward", [&](Instructions& all) { copies_instead(*exchange(all, 0)); });
+    CHECK_MESSAGE(found.find("wrong rows: operand 0 of attention") != std::string::npos, found);
+    found = in_segments("layers.forward", [&](Instructions& all) { copies_instead(*exchange(all, 1)); });
+    CHECK_MESSAGE(found.find("leaves rows of some heads that are not exchanged back") != std::string::npos, found);
+
+    // Heads that are exchanged before they are packed, and rows that are not put together after.
+    found = in_segments("layers.forward", [&](Instructions& all) {
+      exchange(all, 0)->operands.front() = transposition(all, 0)->operands.front();
+      exchange(all, 0)->operands.front().access = Access::read;
+    });
+    CHECK_MESSAGE(found.find("neither packed by rank nor of some heads") != std::string::npos, found);
+    found = in_segments("layers.forward", [&](Instructions& all) {
+      Instruction& i = *transposition(all, 1);
+      i.shape = {.rows = i.shape.inner * i.shape.rows, .columns = i.shape.columns, .inner = 1};
+    });
+    CHECK_MESSAGE(found.find("rows of heads that came back") != std::string::npos, found);
+
+    // The gradient of attention reads the output's own rows, as they were saved.
+    found = in_segments("layers.backward", [&](Instructions& all) {
+      const Operand own = transposition(all, 2)->operands.front();
+      for (Instruction& i : all)
+        if (i.kind == InstructionKind::kernel && i.op == OpKind::attention_gradient) i.operands[3] = own;
+    });
+    CHECK_MESSAGE(found.find("wrong rows: operand 3 of attention_gradient") != std::string::npos, found);
+
+    // An exchange with all ranks of the axis, which has other sizes for each.
+    found = in_segments("layers.forward", [&](Instructions& all) { exchange(all, 0)->group = all_along(Axis::cp); });
+    CHECK_MESSAGE(found.find("wrong rows: ") != std::string::npos, found);
+
+    // Groups of ranks that are no neighbours, on one rank.
+    std::vector<Program> broken = programs;
+    broken[1].set_group(exchange_group, {1, 3});
+    CHECK(faults_of(broken) != "");
+
+    // A ring of all ranks instead of one between groups: every transfer is met.
+    if (method != ContextMethod::ring) continue;
+    found = spoilt([](Program& program) {
+      program.set_group(next_keys, {(program.rank + 1) % 4});
+      program.set_group(previous_keys, {(program.rank + 3) % 4});
+    });
+    CHECK_MESSAGE(found.find("wrong ring: group context next holds ranks") != std::string::npos, found);
+  }
+}
+
 TEST_CASE("the verifier finds what is wrong with groups and instructions of the context axis") {
   const OpGraph graph = graph_of("tiny-llama");
   const Job job = job_of(graph, training_of(4), spec_of(graph, 1, 4, ContextMethod::all_gather));

@@ -29,7 +29,8 @@ using testing::training_of;
 namespace {
 
 std::string describe_context(const ParallelSpec& spec) {
-  return fmt::format("{} cp {} by {}", testing::describe(spec), spec.cp(), name(spec.cp_method));
+  return fmt::format("{} cp {} by {} in groups of {}", testing::describe(spec), spec.cp(), name(spec.cp_method),
+                     spec.mesh.cp_ulysses);
 }
 
 bool has_context(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request) {
@@ -42,6 +43,7 @@ bool has_context(const OpGraph& graph, const TrainingSpec& training, const Layou
 
 TEST_CASE("with context parallelism an estimate has the memory that lowering plans and bounds below the step") {
   std::mt19937 random(31);
+  int hierarchical = 0;
   for (int setting = 0; setting < 80; ++setting) {
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = random_graph(random, 16);
@@ -56,7 +58,8 @@ TEST_CASE("with context parallelism an estimate has the memory that lowering pla
     const std::vector<ParallelSpec> specs = enumerate_specs(graph, training, devices, request);
     REQUIRE(!specs.empty());
     for (int trial = 0; trial < 30; ++trial) {
-      ParallelSpec spec = specs[random() % specs.size()];
+      ParallelSpec spec = testing::or_hierarchical(specs[random() % specs.size()], graph, training, random);
+      hierarchical += spec.mesh.cp_ulysses > 1;
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe_context(spec));
       const Placements placements = place(graph, spec);
@@ -68,6 +71,7 @@ TEST_CASE("with context parallelism an estimate has the memory that lowering pla
       CHECK(floor.time(spec.mesh.size()) <= simulated.time.total() * (1 + 1e-12));
     }
   }
+  CHECK(hierarchical > 50);
 }
 
 TEST_CASE("the search over context degrees and methods finds what simulating every layout and cut finds") {

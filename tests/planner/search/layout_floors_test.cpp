@@ -150,6 +150,56 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   CHECK(as_given > 20);
 }
 
+TEST_CASE("floors of groups that exchange tokens for heads are below their layouts, as given and by share") {
+  std::mt19937 random(29);
+  int count = 0;
+  for (int setting = 0; setting < 40; ++setting) {
+    const bool gpu = setting % 4 != 0;
+    const OpGraph graph = random_graph(random, 32);
+    const Cluster cluster = random_cluster(random, gpu, false);
+    const TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
+    LayoutRequest request;
+    request[Choice::cp_ulysses] = 2;
+    if (setting % 3 > 0) request[Choice::cp_method] = setting % 3 == 1 ? ContextMethod::ring : ContextMethod::all_gather;
+    SpaceWidth width = usual_width(graph, training.engine, request);
+    Space space(graph, training, request, width);
+    std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
+    std::erase_if(parts, [](const SpacePart& part) { return part.spec.cp() == 1; });
+    NetworkCache networks(cluster);
+    CandidateMaker maker(graph, cluster, training);
+    LayoutFloors floors(graph, cluster, training, request, width, maker),
+        by_share(graph, cluster, training, {}, width, maker, SampleFloors::shared_over_context);
+    for (int trial = 0; trial < 10 && !parts.empty(); ++trial) {
+      const SpacePart& part = parts[random() % parts.size()];
+      const std::vector<SpacePart> groups = groups_of(space, part);
+      const SpacePart& group = groups[random() % groups.size()];
+      CHECK(group.spec.mesh.cp_ulysses == 2);
+      const std::vector<PlacedSpec> specs = space.specs(group);
+      if (specs.empty()) continue;
+      const ParallelSpec layout = specs[random() % specs.size()].spec;
+      ParallelSpec spec = layout;
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+      const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
+                                                 schedule_of(spec, training), nullptr);
+      INFO("setting " << setting << " on " << cluster.name << ": cp " << spec.cp() << " by " << name(spec.cp_method)
+                      << " " << describe(spec));
+      const Seconds time = simulated.time.total() * (1 + 1e-12);
+      const std::vector<Recompute> choices{spec.recompute};
+      for (const Floor& floor :
+           {floors.of_degrees(part.spec), floors.of_micro_batch_at_peak(group.spec), floors.of_micro_batch(group.spec),
+            by_share.of_degrees(part.spec), by_share.of_micro_batch_at_peak(group.spec)}) {
+        CHECK(floor.time <= time);
+        CHECK(floor.memory <= simulated.memory.peak());
+      }
+      CHECK(floors.time_on_links(group.spec) <= time);
+      CHECK(floors.time_of(layout, choices) <= time);
+      CHECK(floors.memory_of(layout, choices, {}) <= simulated.memory.peak());
+      ++count;
+    }
+  }
+  CHECK(count > 100);
+}
+
 TEST_CASE("a rank of a context axis takes at least its share of what samples take without one") {
   std::mt19937 random(17);
   int count = 0, bound_by_kernels = 0;

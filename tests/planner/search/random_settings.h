@@ -20,6 +20,7 @@
 #include "planner/graph/trained_graph.h"
 #include "planner/graph/training_spec.h"
 #include "planner/parallel/recompute.h"
+#include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/parallel_spec_text.h"
 
@@ -58,6 +59,17 @@ inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const
   std::mt19937 apart = random;  // so that the draw changes no others
   if (spec.sequence_parallel && engine.has_tensor_overlap && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
   return spec;
+}
+
+// The same with groups that exchange tokens for heads half of the time where the context axis has
+// several.
+inline ParallelSpec or_hierarchical(ParallelSpec spec, const OpGraph& graph, const TrainingSpec& training,
+                                    const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that the draw changes no others
+  if (apart() % 2 != 0) return spec;
+  ParallelSpec with = spec;
+  with.mesh.cp_ulysses = apart() % 2 == 0 && spec.cp() % 4 == 0 && spec.cp() > 4 ? 4 : 2;
+  return illegal(graph, training, with) ? spec : with;
 }
 
 inline std::string describe(const ParallelSpec& spec) {

@@ -66,7 +66,7 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 // Choices that no search makes by itself, among values without names.
 bool is_on_request(const ChoiceRow& row) {
   return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard ||
-         row.choice == Choice::recompute_layers || row.choice == Choice::replica_micro_batches;
+         row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers || row.choice == Choice::replica_micro_batches;
 }
 
 // Orders that differ only on axes of one rank are one order.
@@ -265,6 +265,12 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
           space.specs, [](const ParallelSpec& spec) { return spec.replicas() == 4 && spec.zero_stage == 2; });
       row.set(specs.emplace_back(*sharded), std::int64_t{2});
     }
+    if (row.choice == Choice::cp_ulysses) {
+      ParallelSpec& spec = specs.emplace_back(space.specs.front());
+      spec = ParallelSpec{};
+      spec.mesh.degree.cp = 4;
+      row.set(spec, std::int64_t{2});
+    }
     if (row.choice == Choice::replica_micro_batches) {
       const auto several = std::ranges::find_if(space.specs, [&](const ParallelSpec& spec) {
         return spec.dp() == 2 && spec.cp() == 1 && spec.pp() == 1 && spec.zero_stage == 0 &&
@@ -319,6 +325,12 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
   hybrid.mesh.dp_shard = 2;
   CHECK(layout_text(hybrid).find(" zero3 dp-shard2 ") != std::string::npos);
   CHECK(phrase(row_of(Choice::dp_shard), std::int64_t{2}) == "sharding over groups of 2");
+  ParallelSpec hierarchical;
+  hierarchical.mesh.degree.cp = 8;
+  hierarchical.cp_method = ContextMethod::ring;
+  hierarchical.mesh.cp_ulysses = 4;
+  CHECK(layout_text(hierarchical).find(" ring ulysses4 ") != std::string::npos);
+  CHECK(phrase(row_of(Choice::cp_ulysses), std::int64_t{4}) == "tokens exchanged for heads in groups of 4");
   ParallelSpec cut;
   cut.stage_blocks = {3, 2};
   CHECK(stage_layers(cut) == "2,1");
