@@ -15,8 +15,8 @@
 namespace parplan {
 namespace {
 
-// What lies in a place: own rows, packed by the rank that gets them; the group's rows of some heads;
-// own rows again, still apart by the rank that computed them.
+// What lies in a place: own rows, packed by the rank that gets them; the group's rows of some
+// heads; own rows again, still apart by the rank that computed them.
 enum class Held { packed, heads, returned };
 
 const char* words_of(Held held) {
@@ -107,8 +107,8 @@ class ExchangeCheck {
     }
   }
 
-  // Keys and values are taken out of rows of some heads, and their gradients put in. What other axes
-  // exchange is packed likewise.
+  // Keys and values are taken out of rows of some heads, and their gradients put in. What other
+  // axes exchange is packed likewise.
   void other(int i, const Instruction& instruction) {
     const auto is = [&](OpKind op) { return instruction.kind == InstructionKind::kernel && instruction.op == op; };
     bool puts_together = false;
