@@ -18,8 +18,9 @@ struct DeviceMesh {
   // Hybrid sharding: ZeRO shards over groups of so many consecutive ranks along replica_axes, whose
   // number it divides, and these groups are replicas of each other. 0: over all of them.
   int dp_shard = 0;
-  // Hierarchical context parallelism: groups of so many consecutive ranks of the context axis, whose
-  // number it divides, exchange tokens for heads, and meet the keys of the other groups. 1: no groups.
+  // Hierarchical context parallelism: groups of so many consecutive ranks of the context axis,
+  // whose number it divides, exchange tokens for heads, and meet the keys of the other groups. 1:
+  // no groups.
   int cp_ulysses = 1;
 
   int size() const { return degree.product(); }

@@ -68,8 +68,8 @@ class NetworkCache {
   // Hybrid sharding: of the ranks that share out a bucket, and of those that hold the same shard.
   const GroupNetwork& shard(const DeviceMesh& mesh);
   const GroupNetwork& replicas(const DeviceMesh& mesh);
-  // Hierarchical context parallelism: of the ranks that exchange tokens for heads, and of those that
-  // meet one another's keys.
+  // Hierarchical context parallelism: of the ranks that exchange tokens for heads, and of those
+  // that meet one another's keys.
   const GroupNetwork& exchange(const DeviceMesh& mesh);
   const GroupNetwork& keys(const DeviceMesh& mesh);
   // The one that `ranks` consecutive ranks of the tensor axis see (holders_of_copies).

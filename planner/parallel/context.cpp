@@ -86,8 +86,7 @@ bool exchanges_twice(const ParallelSpec& spec) {
 std::optional<std::string> illegal_groups(const OpGraph& graph, const ParallelSpec& spec) {
   const int cp = spec.cp(), size = spec.mesh.cp_ulysses;
   if (size == 1) return std::nullopt;
-  if (cp == 1)
-    return fmt::format("cp_ulysses {} makes groups of context-parallel ranks, and there is 1 (cp 1)", size);
+  if (cp == 1) return fmt::format("cp_ulysses {} makes groups of context-parallel ranks, and there is 1 (cp 1)", size);
   if (exchanges_twice(spec))
     return fmt::format(
         "cp_method ulysses exchanges tokens for heads between all {} context-parallel ranks, so there are no groups of "
@@ -106,7 +105,8 @@ std::optional<std::string> illegal_groups(const OpGraph& graph, const ParallelSp
         size, cp, sizes, size == cp ? "; for one group of all, take cp_method ulysses" : "");
   if (!limits.has_heads_for(cp))
     return fmt::format(
-        "groups of {} ranks that exchange tokens for heads (cp_ulysses) cannot split {} key/value groups over tp {}; {}",
+        "groups of {} ranks that exchange tokens for heads (cp_ulysses) cannot split {} key/value groups over tp {}; "
+        "{}",
         size, key_value_groups(graph), spec.tp(), sizes);
   return std::nullopt;
 }

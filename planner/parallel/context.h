@@ -26,8 +26,8 @@ std::vector<int> legal_context_degrees(const OpGraph& graph, const TrainingSpec&
 std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingSpec& training,
                                            const ParallelSpec& spec);
 bool allows_context(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
-// The greatest number of groups of a key/value head with its query heads that divides those of every
-// attention; 0 without attention. Ranks that exchange tokens for heads share out what tensor
+// The greatest number of groups of a key/value head with its query heads that divides those of
+// every attention; 0 without attention. Ranks that exchange tokens for heads share out what tensor
 // parallelism leaves of them.
 std::int64_t key_value_groups(const OpGraph& graph);
 void place_context(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);

@@ -82,8 +82,7 @@ void set_neighbours(Lowering& lowering) {
         neighbours.insert(instruction.group);
   for (const GroupKey key : neighbours) {
     const int apart = key.axis == Axis::cp ? lowering.job.layout.mesh.cp_ulysses : 1;
-    const std::vector<int> ring =
-        program.group(key.axis == Axis::cp ? keys_group(apart) : all_along(key.axis));
+    const std::vector<int> ring = program.group(key.axis == Axis::cp ? keys_group(apart) : all_along(key.axis));
     const int ranks = static_cast<int>(ring.size());
     const int step = is_after(key) ? 1 : ranks - 1;
     program.set_group(key, {ring[(lowering.at[key.axis] / apart + step) % ranks]});

@@ -147,8 +147,7 @@ void meet_keys_back(const Attention& of, const Value& qkv, const Value& qkv_grad
   if (goes_around_ring(of.lowering)) return attend_back_around_ring(of, qkv, qkv_gradient);
   const Value keys = gather_keys(of, qkv);
   const Value gradients = scratch(of.lowering, keys.bytes);
-  emit_op(of.lowering, of.op, of.shape, of.label, of.value_of,
-          {{keys, Access::read}, {gradients, Access::write}});
+  emit_op(of.lowering, of.op, of.shape, of.label, of.value_of, {{keys, Access::read}, {gradients, Access::write}});
   return_key_gradients(of, gradients, qkv_gradient);
 }
 
@@ -166,9 +165,9 @@ OpShape with_share_of_heads(const Attention& of) {
   shape.kv_heads /= ranks;
   shape.chunks.first = 0;
   if (shape.alibi != 0.0) shape.first_head += shape.heads * (of.lowering.of.context.at.cp % ranks);
-  PARPLAN_ASSERT(of.shape.kv_heads % ranks == 0 && shape.sequence == 2 * shape.chunks.size,
-                 fmt::format("{} rows and {} key/value heads over {} ranks", of.shape.sequence, of.shape.kv_heads,
-                             ranks));
+  PARPLAN_ASSERT(
+      of.shape.kv_heads % ranks == 0 && shape.sequence == 2 * shape.chunks.size,
+      fmt::format("{} rows and {} key/value heads over {} ranks", of.shape.sequence, of.shape.kv_heads, ranks));
   return shape;
 }
 
@@ -217,8 +216,8 @@ void attend(SegmentLowering& lowering, const TrainingOp& op, const OpShape& shap
   if (of.exchanging() == 1) return meet_keys(of, qkv);
   const OpShape share = with_share_of_heads(of);
   const Value heads = to_heads(of, "qkv.all-to-all", qkv);
-  const Value output = value_of(*std::ranges::find_if(
-      op.operands, [&](const TrainingOperand& operand) { return is_output(of, operand); }));
+  const Value output = value_of(
+      *std::ranges::find_if(op.operands, [&](const TrainingOperand& operand) { return is_output(of, operand); }));
   const Value output_heads = scratch(lowering, output.bytes);
   const std::function<Value(const TrainingOperand&)> value_of_heads = [&](const TrainingOperand& operand) {
     if (operand.source == OperandSource::input) return heads;

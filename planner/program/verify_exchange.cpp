@@ -15,8 +15,8 @@
 namespace parplan {
 namespace {
 
-// What lies in a place: own rows, packed by the rank that gets them; the group's rows of some heads;
-// own rows again, still apart by the rank that computed them.
+// What lies in a place: own rows, packed by the rank that gets them; the group's rows of some
+// heads; own rows again, still apart by the rank that computed them.
 enum class Held { packed, heads, returned };
 
 const char* words_of(Held held) {
@@ -107,21 +107,19 @@ class ExchangeCheck {
     }
   }
 
-  // Keys and values are taken out of rows of some heads, and their gradients put in. What other axes
-  // exchange is packed likewise.
+  // Keys and values are taken out of rows of some heads, and their gradients put in. What other
+  // axes exchange is packed likewise.
   void other(int i, const Instruction& instruction) {
     const auto is = [&](OpKind op) { return instruction.kind == InstructionKind::kernel && instruction.op == op; };
     bool puts_together = false;
     for (const Operand& operand : instruction.operands) {
       const std::optional<Held> what = held(operand);
       if (operand.access != Access::read || !what || what == Held::packed) continue;
-      puts_together =
-          is(OpKind::transpose_blocks) && what == Held::returned && instruction.shape.rows == group_ranks_;
+      puts_together = is(OpKind::transpose_blocks) && what == Held::returned && instruction.shape.rows == group_ranks_;
       if (!puts_together && !(what == Held::heads && is(OpKind::take_columns)))
         fault(i, fmt::format("wrong rows: {} reads {}", describe(instruction), words_of(*what)));
     }
-    const bool packs =
-        is(OpKind::transpose_blocks) && !puts_together && instruction.shape.inner == group_ranks_;
+    const bool packs = is(OpKind::transpose_blocks) && !puts_together && instruction.shape.inner == group_ranks_;
     for (const Operand& operand : instruction.operands) {
       if (operand.access == Access::read) continue;
       if (packs)
@@ -149,7 +147,9 @@ void check_neighbours(const Program& program, std::vector<Fault>& faults) {
     if (group.empty() || at == ranks) continue;
     const int wanted = keys[static_cast<std::size_t>((at + (is_after(neighbour) ? 1 : ranks - 1)) % ranks)];
     if (group != std::vector{wanted})
-      faults.push_back({program.rank, {}, {},
+      faults.push_back({program.rank,
+                        {},
+                        {},
                         fmt::format("wrong ring: group {} holds ranks {}, and rank {} is the neighbour among those "
                                     "whose keys this rank meets",
                                     name(neighbour), list_ranks(group), wanted)});

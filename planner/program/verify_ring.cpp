@@ -143,7 +143,7 @@ class RingCheck {
                          "{} ranks",
                          describe(instruction), whole.places % program_ranks(), whole.parts, program_ranks()));
   }
-  std::int64_t program_ranks() const { 
+  std::int64_t program_ranks() const {
     const std::vector<int>& keys = program_.group({Axis::cp, Members::keys});
     return std::ssize(keys.empty() ? program_.group(all_along(Axis::cp)) : keys);
   }

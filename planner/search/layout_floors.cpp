@@ -209,10 +209,10 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // which every rank of a context axis has its share.
 const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
   const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
-  const auto [entry, inserted] = samples_.try_emplace(
-      {device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method,
-       spec.mesh.cp_ulysses},
-      std::vector<Seconds>(blocks_.size()));
+  const auto [entry, inserted] =
+      samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(),
+                            spec.cp_method, spec.mesh.cp_ulysses},
+                           std::vector<Seconds>(blocks_.size()));
   // The devices of a stage follow from the order of axes, where they are not alike.
   if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
@@ -281,9 +281,9 @@ std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Re
 }
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
-  const auto [entry, inserted] = least_blocks_.try_emplace(
-      {spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method, spec.mesh.cp_ulysses,
-       spec.micro_batch});
+  const auto [entry, inserted] =
+      least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method,
+                                 spec.mesh.cp_ulysses, spec.micro_batch});
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();

@@ -210,11 +210,11 @@ std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
       space.request[Choice::cp_ulysses] || !may_group || space.cluster.devices() < fewest)
     return std::nullopt;
   // The search tries it with the layouts of its best plans.
-  Restriction restriction = context_by_samples(
-      space,
-      space.objective == Objective::memory ? "hierarchical context parallelism"
-                                           : "hierarchical context parallelism of other layouts",
-      fewest - 1);
+  Restriction restriction =
+      context_by_samples(space,
+                         space.objective == Objective::memory ? "hierarchical context parallelism"
+                                                              : "hierarchical context parallelism of other layouts",
+                         fewest - 1);
   restriction.wider.front().beyond.of_degrees = [heads = key_value_groups(space.graph)](const ParallelSpec& degrees) {
     const std::int64_t own = heads % degrees.tp() == 0 ? heads / degrees.tp() : 1;
     for (std::int64_t ranks = 2; ranks < degrees.cp() && ranks <= own; ++ranks)
@@ -269,8 +269,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,    hybrid_sharding, data_parallel,  unlike_replicas_of_layouts,
-    sliced_products,   shared_context, hierarchical_context, host_offload, other_recompute};
+    other_interleaved, zero_bubble,    hybrid_sharding,      data_parallel, unlike_replicas_of_layouts,
+    sliced_products,   shared_context, hierarchical_context, host_offload,  other_recompute};
 
 }  // namespace
 
@@ -334,8 +334,8 @@ std::optional<double> least_beyond(const Restriction& restriction, const Searche
   if (restriction.by_devices) return least_of_devices(space, best, floors);
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider) {
-    const bool shares = restriction.is_context ||
-                        (space.width.shares_context && wider.samples == SampleFloors::shared_over_context);
+    const bool shares =
+        restriction.is_context || (space.width.shares_context && wider.samples == SampleFloors::shared_over_context);
     const int most = shares ? most_parts_where_lifted : most_parts_beyond;
     if (const std::optional<double> one = least_of(wider, most, space, best, &than, floors, maker))
       least = std::min(least.value_or(*one), *one);

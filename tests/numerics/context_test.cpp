@@ -103,8 +103,8 @@ TEST_CASE("with context parallelism, ZeRO equals data parallelism to the bit: st
   }
 }
 
-// tiny-gpt2 has 4 key/value heads, tiny-llama 2. Groups of two ranks have a chunk each; of four, half
-// a chunk.
+// tiny-gpt2 has 4 key/value heads, tiny-llama 2. In groups of two, a rank has a chunk; in groups of
+// four, half a chunk.
 TEST_CASE("groups that exchange tokens for heads train as the reference does, with every other technique") {
   std::mt19937 random(20261126);
   int with_tensor = 0, with_stages = 0, sharded = 0, recomputed = 0;

@@ -52,8 +52,8 @@ TEST_CASE("communicators take buffers for each channel of each group and each ne
   context.degree.cp = 4;
   CHECK(communicator_memory(node, context) == Bytes(2 * 288 << 20));
   CHECK(communicator_memory(node, context, {.cp = true}) == Bytes((288 + 2 * 384) << 20));
-  // Groups that exchange tokens for heads inside a node, and one neighbour, or a group, across nodes;
-  // or two neighbours, around a ring of four.
+  // Groups that exchange tokens for heads inside a node, and one neighbour, or a group, across
+  // nodes; or two neighbours, around a ring of four.
   DeviceMesh hierarchical = mesh_of(1, 1, 1);
   hierarchical.degree.cp = 16;
   hierarchical.cp_ulysses = 8;

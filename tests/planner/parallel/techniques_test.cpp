@@ -347,8 +347,7 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
         "all_gather)");
   spec.cp_method = ContextMethod::all_gather;
   spec.mesh.degree.cp = 1;
-  CHECK(reason(tiny_gpt2(), spec) ==
-        "cp_ulysses 2 makes groups of context-parallel ranks, and there is 1 (cp 1)");
+  CHECK(reason(tiny_gpt2(), spec) == "cp_ulysses 2 makes groups of context-parallel ranks, and there is 1 (cp 1)");
   spec.mesh.cp_ulysses = 1;
   spec.cp_method = ContextMethod::ring;
   spec.mesh.degree.cp = 2;

@@ -461,7 +461,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
       error_with("zero_stage: 2", "zero_stagee: 2") ==
       place_of("zero_stage: 2") +
           "unknown key 'zero_stagee'; allowed: devices, dp, tp, pp, cp, mesh_order, sequence_parallel, cp_method, "
-          "cp_ulysses, zero_stage, dp_shard, replica_micro_batches, micro_batch, micro_batches, schedule, virtual_stages, "
+          "cp_ulysses, zero_stage, dp_shard, replica_micro_batches, micro_batch, micro_batches, schedule, "
+          "virtual_stages, "
           "micro_batch_group, recompute, stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, "
           "offload, dp_method, tp_overlap; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=

@@ -130,8 +130,9 @@ TEST_CASE("context parallelism sends what its closed form says, all else goes ov
   }
 }
 
-// Of cp ranks, u exchange what a token has of all heads for what u tokens have of some, and r = cp / u
-// meet one another's keys: of u times the tokens, for a u-th of the heads, so as many bytes.
+// Groups of u ranks exchange what a token has of all heads for what u tokens have of some, and r =
+// cp / u ranks meet one another's keys: of u times the tokens, for a u-th of the heads, so as many
+// bytes.
 TEST_CASE("groups exchange for heads and send keys between them as their closed form says") {
   const OpGraph graph = graph_of("tiny-llama");
   const TrainingSpec training = training_of(4);
@@ -179,8 +180,8 @@ TEST_CASE("groups exchange for heads and send keys between them as their closed 
     }
 }
 
-// A rank's rows are consecutive rows of the two chunks that its group holds: every position is on one
-// rank, and the ranks of a group have as many pairs of queries and keys together as any other.
+// A rank's rows are consecutive rows of the two chunks that its group holds: every position is on
+// one rank, and the ranks of a group have as many pairs of queries and keys together as any other.
 TEST_CASE("groups share out the rows of two chunks in order") {
   const OpGraph graph = graph_of("tiny-gpt2");
   for (const int u : {2, 4}) {

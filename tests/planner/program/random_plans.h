@@ -32,12 +32,13 @@ inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const Para
 
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
-      "dp {} tp {} pp {} cp {} by {} in groups of {} order {} sequence parallel {} overlap {} zero {} in groups of {} micro-batch {} "
+      "dp {} tp {} pp {} cp {} by {} in groups of {} order {} sequence parallel {} overlap {} zero {} in groups of {} "
+      "micro-batch {} "
       "{} recompute {} tied gradients {} input slots {} stages [{}] data by {}",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), spec.mesh.cp_ulysses,
-      write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch,
-      name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}), name(spec.tied_gradients),
-      name(spec.input_slots), fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
+      write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard,
+      spec.micro_batch, name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}),
+      name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.

@@ -160,7 +160,8 @@ TEST_CASE("floors of groups that exchange tokens for heads are below their layou
     const TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
     LayoutRequest request;
     request[Choice::cp_ulysses] = 2;
-    if (setting % 3 > 0) request[Choice::cp_method] = setting % 3 == 1 ? ContextMethod::ring : ContextMethod::all_gather;
+    if (setting % 3 > 0)
+      request[Choice::cp_method] = setting % 3 == 1 ? ContextMethod::ring : ContextMethod::all_gather;
     SpaceWidth width = usual_width(graph, training.engine, request);
     Space space(graph, training, request, width);
     std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
@@ -179,8 +180,8 @@ TEST_CASE("floors of groups that exchange tokens for heads are below their layou
       const ParallelSpec layout = specs[random() % specs.size()].spec;
       ParallelSpec spec = layout;
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
-      const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
-                                                 schedule_of(spec, training), nullptr);
+      const StepResult simulated =
+          simulate_spec(graph, networks, training, spec, place(graph, spec), schedule_of(spec, training), nullptr);
       INFO("setting " << setting << " on " << cluster.name << ": cp " << spec.cp() << " by " << name(spec.cp_method)
                       << " " << describe(spec));
       const Seconds time = simulated.time.total() * (1 + 1e-12);

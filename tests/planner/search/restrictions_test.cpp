@@ -68,7 +68,12 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
       if (spec.tp_overlap == TensorOverlap::ring) all[overlap].push_back(spec);
     for (const ContextMethod method : context_methods)
       for (const ParallelSpec& spec : enumerate(with({}, Choice::cp_method, method)))
-        if (spec.cp() > 1) all[context].push_back(spec);
+        if (spec.cp() > 1) {
+          all[context].push_back(spec);
+          ParallelSpec in_groups = spec;
+          in_groups.mesh.cp_ulysses = 2;
+          if (!illegal(graph, training, in_groups)) all[context].push_back(in_groups);
+        }
     for (const OffloadRow& row : offload_rows())
       if (row.kind != Offload::none)
         for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, row.kind))) all[offload].push_back(spec);
