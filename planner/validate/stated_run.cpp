@@ -56,9 +56,6 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
     EngineRow{"megatron", "Megatron-LM@d98e8a64dd tests", "megatron-tests"},
     EngineRow{"megatron", "", "megatron"},
-    // Its 80 GPUs did 98.9 TFLOP/s, as without blocking launches and not as with them (97.2 and 91.0 in
-    // the section behind).
-    EngineRow{"megatron-deepspeed", "Best TFLOPs", "megatron-deepspeed"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
