@@ -88,7 +88,8 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
   if (work.flops.value <= 0.0) return {};
   const bool is_product = work.matrix && !is_attention(op);
   const RateOf<FlopsPerSecond> reached =
-      is_product ? sustained(row_of(op).of_weights && !shape.in_half, type, device, rates) : rate(work.matrix, type, device, rates);
+      is_product ? sustained(row_of(op).of_weights && !shape.in_half, type, device, rates)
+                 : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   const auto at = [&](const RateOf<FlopsPerSecond>& one) {
     return Arithmetic{.time = work.flops / one.value, .origin = rates.origins[one.rate]};
