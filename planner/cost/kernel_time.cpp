@@ -87,9 +87,9 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
                       const DeviceRates& rates) {
   if (work.flops.value <= 0.0) return {};
   const bool is_product = work.matrix && !is_attention(op);
-  const RateOf<FlopsPerSecond> reached =
-      is_product ? sustained(row_of(op).of_weights && !shape.in_half, type, device, rates)
-                 : rate(work.matrix, type, device, rates);
+  const RateOf<FlopsPerSecond> reached = is_product
+                                             ? sustained(row_of(op).of_weights && !shape.in_half, type, device, rates)
+                                             : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   const auto at = [&](const RateOf<FlopsPerSecond>& one) {
     return Arithmetic{.time = work.flops / one.value, .origin = rates.origins[one.rate]};
@@ -109,11 +109,10 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
                       : is_forward ? rates.origins[Rate::attention]
                                    : rates.origins[Rate::attention_gradient]};
   }
-  const ProductRates product_rates{
-      .rate = reached.value,
-      .memory = memory_rate(op, rates).value,
-      .multiprocessors = device.multiprocessors,
-      .hides_results = hides_results(device)};
+  const ProductRates product_rates{.rate = reached.value,
+                                   .memory = memory_rate(op, rates).value,
+                                   .multiprocessors = device.multiprocessors,
+                                   .hides_results = hides_results(device)};
   return {.time = time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates),
           .origin = rates.origins[reached.rate]};
 }

@@ -132,9 +132,10 @@ void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elemen
   });
 }
 
-// Under engines with flattens_gradients or widens_gradients: what a micro-batch's backward left in half precision
-// becomes the one tensor in fp32 that is reduced. The division by the number of ranks is left out,
-// which moves twice as much as the clearing of that tensor, which such engines do not need.
+// Under engines with flattens_gradients or widens_gradients: what a micro-batch's backward left in
+// half precision becomes the one tensor in fp32 that is reduced. The division by the number of
+// ranks is left out, which moves twice as much as the clearing of that tensor, which such engines
+// do not need.
 void flatten_gradients(Lowering& lowering, int unreduced, std::int64_t elements) {
   const TrainingSpec& training = lowering.job.training;
   if (!training.engine.flattens_gradients && !training.engine.widens_gradients) return;
