@@ -49,8 +49,8 @@ struct Engine {
   // Backwards leave gradients in half precision, and kernels of their own add those of
   // micro-batches: in bf16 to sums in fp32, in fp16 to sums in fp16.
   bool half_gradients = false;
-  // A product adds a weight's gradient to its sum in fp32; else it leaves it in half precision, and a
-  // kernel adds it.
+  // A product adds a weight's gradient to its sum in fp32; else it leaves it in half precision, and
+  // a kernel adds it.
   bool fused_accumulation = true;
   // Sums in fp32 are reduced and scattered where the optimizer is sharded; else all-reduced.
   bool scatters_fp32 = true;

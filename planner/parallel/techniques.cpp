@@ -61,9 +61,13 @@ std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& tra
 }
 
 bool is_legal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
-  return !lacked_by_engine(training.engine, spec) && std::ranges::all_of(rows, [&](const TechniqueRow& row) {
-    return row.allows != nullptr ? row.allows(graph, training, spec) : !row.illegal(graph, training, spec);
-  }) && !too_many_calls(training, spec);
+  return !lacked_by_engine(training.engine, spec) &&
+         std::ranges::all_of(rows,
+                             [&](const TechniqueRow& row) {
+                               return row.allows != nullptr ? row.allows(graph, training, spec)
+                                                            : !row.illegal(graph, training, spec);
+                             }) &&
+         !too_many_calls(training, spec);
 }
 
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec) {

@@ -100,7 +100,8 @@ constexpr std::array implied_rows = {
     // llama3.1/llama3.1_405b.yaml:135 and llama3.1_70b.yaml:129: ub_tp_comm_overlap: true. Its runs
     // of 8B have no tensor parallelism.
     ImpliedRow{.said = "dgxc-benchmarking", .tp_overlap = true},
-    // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in fp16.
+    // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
+    // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
 };
 

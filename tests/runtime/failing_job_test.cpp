@@ -100,12 +100,9 @@ Failed run_until_failure(const std::string& folder, const std::function<void()>&
   ParallelSpec spec;
   spec.mesh.degree = {.pp = 1, .dp = 2, .tp = 1};
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-  const Job job{.graph = &graph,
-                .training = training,
-                .layout = lay_out(spec, place(graph, spec)),
+  const Job job{.graph = &graph, .training = training, .layout = lay_out(spec, place(graph, spec)),
                 .schedule = row_of(spec.schedule).actions({1, static_cast<int>(micro_batches(spec, training))}),
-                .backend = BackendKind::cpu,
-                .overhead = {}};
+                .backend = BackendKind::cpu, .overhead = {}};
   std::vector<std::int32_t> numbers;
   for (int i = 0; i < 500; ++i) numbers.push_back(i * 7 % 31);
   const TokenData data(std::move(numbers));
