@@ -23,7 +23,8 @@ import tempfile
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 RUNS = SOURCE / "tests/golden/other_training_runs.csv"
-# TFLOP/s of loops, and the share of it that products into sums in fp32 reach (fit_weight_gradients.py).
+# TFLOP/s of loops, and the share of it that products into sums in fp32 reach
+# (fit_weight_gradients.py).
 LOOPS = {"a100-sxm4-80gb": (252, 1.0), "a100-sxm4-40gb": (252, 1.0), "h100-sxm-80gb": (730, 0.97)}
 
 
