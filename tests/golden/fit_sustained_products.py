@@ -8,7 +8,8 @@ aiconfigurator-core (PyPI, Apache-2.0): NVIDIA's loops over matrix products of m
     python3 tests/golden/fit_sustained_products.py wheel
 
 Prints, for each card, the number of products of at least 8 TFLOP, the rate in TFLOP/s, and the mean
-error of the model at that rate. configs/devices/*.yaml have these rates as `sustained: half`.
+error of the model at that rate. configs/devices/*.yaml have these rates as `sustained: half`, times
+what training sustains of them (fit_training_share.py).
 """
 
 import glob
