@@ -118,6 +118,7 @@ KernelFit fit_arithmetic(const std::vector<KernelMeasurement>& rows, const Devic
   ProductRates rates;
   rates.memory = memory;
   rates.multiprocessors = device.multiprocessors;
+  rates.hides_results = hides_results(device);
   for (const KernelMeasurement& row : rows) rates.rate = std::max(rates.rate, work_of(row).flops / row.time);
   // Noise must not appear as a rate that nothing comes near and only products far larger than the
   // measured ones would reach.

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cost/tiling.h"
 #include "planner/graph/attention_span.h"
 
@@ -86,8 +87,9 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
                       const DeviceRates& rates) {
   if (work.flops.value <= 0.0) return {};
   const bool is_product = work.matrix && !is_attention(op);
-  const RateOf<FlopsPerSecond> reached =
-      is_product ? sustained(row_of(op).of_weights, type, device, rates) : rate(work.matrix, type, device, rates);
+  const RateOf<FlopsPerSecond> reached = is_product
+                                             ? sustained(row_of(op).of_weights && !shape.in_half, type, device, rates)
+                                             : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   const auto at = [&](const RateOf<FlopsPerSecond>& one) {
     return Arithmetic{.time = work.flops / one.value, .origin = rates.origins[one.rate]};
@@ -107,8 +109,10 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
                       : is_forward ? rates.origins[Rate::attention]
                                    : rates.origins[Rate::attention_gradient]};
   }
-  const ProductRates product_rates{
-      .rate = reached.value, .memory = memory_rate(op, rates).value, .multiprocessors = device.multiprocessors};
+  const ProductRates product_rates{.rate = reached.value,
+                                   .memory = memory_rate(op, rates).value,
+                                   .multiprocessors = device.multiprocessors,
+                                   .hides_results = hides_results(device)};
   return {.time = time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates),
           .origin = rates.origins[reached.rate]};
 }
@@ -133,7 +137,8 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
   const ProductRates product{.rate = fit.rate,
                              .half_length = fit.half_length,
                              .memory = fit.memory,
-                             .multiprocessors = device.multiprocessors};
+                             .multiprocessors = device.multiprocessors,
+                             .hides_results = hides_results(device)};
   return fit.floor + std::max(time_of(best_tiling(product_of(op, shape, type), product), product) * several, moving);
 }
 
@@ -161,6 +166,11 @@ Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, 
 }
 
 }  // namespace
+
+bool hides_results(const DeviceKind& device) {
+  constexpr int hopper = 90;
+  return device.backend == BackendKind::cuda && compute_capability_of(device.name).value_or(0) >= hopper;
+}
 
 AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, BackendKind backend) {
   const double flops = row_of(kind).work(shape, type).flops.value;

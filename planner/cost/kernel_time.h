@@ -37,6 +37,10 @@ TimeByOrigin kernel_time_by_origin(OpKind op, const OpShape& shape, DataType typ
 // devices are at work.
 FlopsPerSecond fastest_product(DataType type, const DeviceKind& device);
 
+// Whether its products write a tile's results beside the arithmetic of the next one, as kernels
+// with warps that specialise do, from Hopper on (planner/cost/tiling.h).
+bool hides_results(const DeviceKind& device);
+
 // Attention from the view of a fit: its arithmetic, and the part of it per key (divided by the
 // sequence).
 struct AttentionWork {

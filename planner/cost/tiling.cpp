@@ -23,6 +23,10 @@ double reuse(const Tile& tile) {
   return std::min(1.0, static_cast<double>(tile.m * tile.n) / static_cast<double>(tile.m + tile.n) / enough);
 }
 
+Bytes share_of(Bytes bytes, double share) {
+  return Bytes(static_cast<std::int64_t>(static_cast<double>(bytes.count) * share));
+}
+
 }  // namespace
 
 bool is_product(OpKind kind) {
@@ -40,7 +44,7 @@ ProductWork best_tiling(const Product& product, const ProductRates& rates) {
   const double n = static_cast<double>(product.n);
   const double k = static_cast<double>(product.k);
   if (rates.multiprocessors == 0)
-    return {.flops = 2.0 * m * n * k, .starts = 2.0 * (m * k + k * n + m * n), .bytes = {}};
+    return {.flops = 2.0 * m * n * k, .starts = 2.0 * (m * k + k * n + m * n), .bytes = {}, .hidden = {}};
   std::optional<ProductWork> best;
   for (const Tile& tile : tiles)
     for (const std::int64_t parts : splits) {
@@ -48,9 +52,13 @@ ProductWork best_tiling(const Product& product, const ProductRates& rates) {
       const std::int64_t places = ceil_div(count, rates.multiprocessors) * rates.multiprocessors;
       const double step = 2.0 * static_cast<double>(places) * static_cast<double>(tile.m * tile.n) / reuse(tile);
       const Bytes partial = parts > 1 ? Bytes(8 * product.m * product.n * parts) : Bytes(0);
+      const bool hides = rates.hides_results && parts == 1;
+      const double of_wave = static_cast<double>(rates.multiprocessors * tile.m * tile.n) / (m * n);
+      const Bytes last = hides && of_wave < 1.0 ? share_of(product.result, of_wave) : product.result;
       const ProductWork work{.flops = step * static_cast<double>(ceil_div(product.k, parts)),
                              .starts = step,
-                             .bytes = product.result + partial};
+                             .bytes = last + partial,
+                             .hidden = hides ? product.result : Bytes(0)};
       if (!best || time_of(work, rates) < time_of(*best, rates)) best = work;
     }
   return *best;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "planner/base/units.h"
@@ -20,19 +21,22 @@ struct ProductRates {
   double half_length = 0.0;
   BytesPerSecond memory;
   int multiprocessors = 0;  // 0: no tiles (CPU, or unknown)
+  bool hides_results = false;  // the results of a tile are written beside the arithmetic of the next one
 };
 
 // The time of a product's arithmetic is a / rate + b half_length / rate + bytes / memory, linear in
-// 1 / rate and half_length / rate:
+// 1 / rate and half_length / rate, and never less than it takes to write what is hidden:
 struct ProductWork {
   double flops = 0.0;  // a: arithmetic, including that of empty places in tiles and waves
   // b: arithmetic of one step along the summed dim, for every tile that is started (CPU: 2 for
   // every element).
   double starts = 0.0;
-  Bytes bytes;  // results written after the arithmetic, and partial sums
+  Bytes bytes;   // results written after the arithmetic, and partial sums
+  Bytes hidden;  // results of which all but the last wave's are written beside it
 };
 inline Seconds time_of(const ProductWork& work, const ProductRates& rates) {
-  return Seconds((work.flops + work.starts * rates.half_length) / rates.rate.value) + work.bytes / rates.memory;
+  const Seconds arithmetic((work.flops + work.starts * rates.half_length) / rates.rate.value);
+  return std::max(arithmetic, work.hidden / rates.memory) + work.bytes / rates.memory;
 }
 
 // Without multiprocessors: the arithmetic itself, and each element of the three matrices handled
@@ -53,10 +57,13 @@ inline Seconds time_of(const ProductWork& work, const ProductRates& rates) {
 //            below it the rate falls as tile m * tile n / (tile m + tile n), `reuse`
 //   splits   of the sum, as cuBLASLt's split-K; partial sums are written and read in fp32
 //   results  are written after a tile's arithmetic: two large tiles do not fit on a multiprocessor
-//            side by side (NVIDIA/cutlass media/docs/efficient_gemm.md), so nothing hides it
+//            side by side (NVIDIA/cutlass media/docs/efficient_gemm.md), so nothing hides it. From
+//            Hopper on a multiprocessor computes the next tile meanwhile (warps that specialise,
+//            the same page), so that only the last wave's are left (hides_results)
 //
 // 4096 cubed in bf16 on H100 SXM: 3.88 waves of 256x128 become 4, which at 794.5 TFLOP/s and 2.97
-// TB/s gives 726 TFLOP/s; 716 were measured (P. Shankhdhar, Outperforming cuBLAS on H100, 2024).
+// TB/s gives 761 TFLOP/s, and 726 if nothing were hidden; 716 were measured (P. Shankhdhar,
+// Outperforming cuBLAS on H100, 2024), where the clock fell to the limit of power.
 //
 // The time never falls when a size grows: each tile's and split's time rises with every size, and
 // so does the minimum.

@@ -49,6 +49,9 @@ struct Engine {
   // Backwards leave gradients in half precision, and kernels of their own add those of
   // micro-batches: in bf16 to sums in fp32, in fp16 to sums in fp16.
   bool half_gradients = false;
+  // A product adds a weight's gradient to its sum in fp32; else it leaves it in half precision, and
+  // a kernel adds it.
+  bool fused_accumulation = true;
   // Sums in fp32 are reduced and scattered where the optimizer is sharded; else all-reduced.
   bool scatters_fp32 = true;
   // They are reduced in half precision where the training is, whatever they are summed in.
@@ -56,6 +59,8 @@ struct Engine {
   // Where gradients are sharded, those that a backward leaves in half precision, one by one, are
   // copied into one tensor, which is widened to be reduced.
   bool flattens_gradients = false;
+  // The same by one kernel, which widens them as it copies them.
+  bool widens_gradients = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
   // Where parameters are sharded, a rank holds its shard in fp32 alone, as the optimizer's master

@@ -176,6 +176,9 @@ struct OpShape {
   bool stepwise = false;
   bool drops = false;         // attention: drops probabilities, in its kernel
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
+  // Weight gradients of products: written in half precision, for a kernel behind it to add; else
+  // added to the sum in fp32. accumulate: what is added to a sum in fp32 is in half precision.
+  bool in_half = false;
   // Gradients of norms: the gradient of the first, the second parameter is no operand.
   bool freezes_first = false;
   bool freezes_second = false;

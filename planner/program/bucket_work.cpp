@@ -21,13 +21,15 @@ Instruction clear_gradients(std::int64_t elements, Label label, DataType type) {
 std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training) {
   Instruction widen = flat_kernel(OpKind::widen, elements, Stream::compute, Label::compute, training.precision);
   widen.shape.columns = 1;
+  if (training.engine.widens_gradients) return {widen};
   return {flat_kernel(OpKind::copy, elements, Stream::compute, Label::compute, training.precision), widen};
 }
 
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training) {
   const DataType sums = gradient_type(training);
   std::vector<Instruction> kernels{flat_kernel(OpKind::accumulate, elements, Stream::compute, Label::compute, sums)};
-  if (sums != training.precision) {
+  kernels.front().shape.in_half = !training.engine.half_gradients;
+  if (training.engine.half_gradients && sums != training.precision) {
     Instruction widen = flat_kernel(OpKind::widen, elements, Stream::compute, Label::compute, training.precision);
     widen.shape.columns = 1;
     kernels.insert(kernels.begin(), widen);

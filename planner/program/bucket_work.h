@@ -28,10 +28,11 @@ Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpe
 Instruction copy_to(Home home, DataType type);
 
 // Copies what one micro-batch's backward left in half precision into one tensor, and widens it
-// (Engine::flattens_gradients).
+// (Engine::flattens_gradients, widens_gradients).
 std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training);
 
-// Adds what one micro-batch's backward left in half precision (Engine::half_gradients).
+// Adds what one micro-batch's backward left in half precision (Engine::half_gradients,
+// fused_accumulation).
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
 
 // The type in which gradients are summed over micro-batches and data-parallel ranks: fp32 but in

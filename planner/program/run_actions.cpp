@@ -116,11 +116,12 @@ GroupKey data_group(const DeviceMesh& mesh, DataShards shards) {
   return is_hybrid(mesh, shards) ? shard_group(mesh) : all_along(Axis::dp);
 }
 
-// Under engines with half_gradients: adds what one micro-batch's backward left in half precision to
-// the sum. In fp16, what the first left is the sum.
+// Under engines with half_gradients, or without fused_accumulation: adds what one micro-batch's
+// backward left in half precision to the sum. In fp16, what the first left is the sum.
 void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elements, int micro_batch) {
   const TrainingSpec& training = lowering.job.training;
-  if (!training.engine.half_gradients || !is_half(training.precision) || elements == 0) return;
+  if (!training.engine.half_gradients && training.engine.fused_accumulation) return;
+  if (!is_half(training.precision) || elements == 0) return;
   if (gradient_type(training) == training.precision && micro_batch == 0) return;
   constexpr const char* title = "gradients.add";
   call_again(lowering, {title, elements, 0, 0}, {accumulator}, {}, [&]() -> Call& {
@@ -131,12 +132,14 @@ void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elemen
   });
 }
 
-// Under engines with flattens_gradients: what a micro-batch's backward left in half precision
-// becomes the one tensor in fp32 that is reduced. The division by the number of ranks is left out,
-// which moves twice as much as the clearing of that tensor, which such engines do not need.
+// Under engines with flattens_gradients or widens_gradients: what a micro-batch's backward left in
+// half precision becomes the one tensor in fp32 that is reduced. The division by the number of
+// ranks is left out, which moves twice as much as the clearing of that tensor, which such engines
+// do not need.
 void flatten_gradients(Lowering& lowering, int unreduced, std::int64_t elements) {
   const TrainingSpec& training = lowering.job.training;
-  if (!training.engine.flattens_gradients || !is_half(training.precision) || elements == 0) return;
+  if (!training.engine.flattens_gradients && !training.engine.widens_gradients) return;
+  if (!is_half(training.precision) || elements == 0) return;
   constexpr const char* title = "gradients.flatten";
   call_again(lowering, {title, elements, 0, 0}, {unreduced}, {}, [&]() -> Call& {
     std::vector<Instruction> kernels = flatten_gradients(elements, training);

@@ -292,6 +292,17 @@ void set_trained(const Op& forward, const TrainingOp& op, OpShape& shape) {
   }
 }
 
+// Before the product that makes an input's gradient: gathers the rows that the gradient of its
+// weight reads next, so that they arrive beside it (Korthikanti et al. 2022, section 4.2.2).
+void gather_for_weights(Backward& backward, const TrainingOp& op, const TrainingOp& next) {
+  SegmentLowering& lowering = backward.lowering;
+  if (row_of(op.kind).cost != CostClass::product || !is_for_weights(next) || op.forward_op != next.forward_op) return;
+  for (const TrainingOperand& operand : next.operands)
+    if (operand.source == OperandSource::input)
+      materialise(lowering, lowering.forward, *operand.tensor,
+                  lowering.wanted(next)[input_number(lowering.op(next), *operand.tensor)]);
+}
+
 void run_op(Backward& backward, const TrainingOp& derived, int position) {
   SegmentLowering& lowering = backward.lowering;
   const BlockContext& context = lowering.of.context;
@@ -305,6 +316,7 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
   const bool takes_loss_scale =
       std::ranges::find(op.operands, OperandSource::loss_scale, &TrainingOperand::source) != op.operands.end();
   shape.scaled = takes_loss_scale && context.precision == DataType::fp16;
+  shape.in_half = context.leaves_half && row_of(op.kind).of_weights;
 
   std::optional<ArrivingRows> arriving;
   OperandValues values = values_before(backward, op, arriving);
@@ -441,6 +453,7 @@ void run_backward(SegmentLowering& lowering, BackwardPart part) {
   if (part == BackwardPart::inputs) leave_values(lowering);
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const int position = static_cast<int>(i);
+    if (part == BackwardPart::whole && i + 1 < ops.size()) gather_for_weights(backward, ops[i], ops[i + 1]);
     if (part == BackwardPart::inputs && is_for_weights(ops[i]))
       leave_gradient(backward, ops[i], position);
     else

@@ -88,6 +88,7 @@ struct ImpliedRow {
   std::optional<std::int64_t> zero_stage = {};
   std::optional<bool> sequence_parallel = {};
   bool tp_overlap = false;  // where there is sequence parallelism
+  bool fp16 = false;        // where half precision is of either kind
 };
 constexpr std::array implied_rows = {
     // NVIDIA/Megatron-LM@core_r0.8.0 megatron/training/arguments.py: "--overlap-param-gather only
@@ -99,6 +100,9 @@ constexpr std::array implied_rows = {
     // llama3.1/llama3.1_405b.yaml:135 and llama3.1_70b.yaml:129: ub_tp_comm_overlap: true. Its runs
     // of 8B have no tensor parallelism.
     ImpliedRow{.said = "dgxc-benchmarking", .tp_overlap = true},
+    // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
+    // fp16.
+    ImpliedRow{.said = "vTrain", .fp16 = true},
 };
 
 // What the tool of a source calls peak memory; sources that are not listed count all of a device.
@@ -169,7 +173,10 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
 DataType precision_of(const PublishedRun& run) {
   if (run.precision == "fp32") return DataType::fp32;
   if (run.precision == "fp16") return DataType::fp16;
-  // Half precision of either kind takes as long.
+  if (run.precision.empty())
+    for (const ImpliedRow& row : implied_rows)
+      if (row.fp16 && run.source.find(row.said) != std::string::npos) return DataType::fp16;
+  // Half precision of either kind, which take as long but where gradients are summed in it.
   if (run.precision == "bf16" || run.precision.empty()) return DataType::bf16;
   throw Skip{fmt::format("precision {} is not modelled", run.precision)};
 }

@@ -61,7 +61,8 @@ PARTS = {
         "fused_gate", "fused_rotary", "fused_update"),
     "gradients in half precision": lambda data: (
         set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
-    "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "copies_gathered"),
+    "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "widens_gradients",
+                                            "copies_gathered"),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
     "rings through one NIC each way": use_all_nics,
     "padding of the vocabulary": lambda data: set_facts(data, "1", "vocabulary_multiple"),

@@ -33,17 +33,16 @@ def two_nearest(shapes, rates):
 
 
 def main(wheel: str) -> None:
-    for card, (multiprocessors, peak, memory) in sustained.CARDS.items():
+    for card, (multiprocessors, peak, memory, hides) in sustained.CARDS.items():
         rows = sustained.products(wheel, card)
         rows = rows[(rows.m >= 1024) & (rows.n >= 1024) & (rows.k >= 512)]
         m, n, k = (rows[size].to_numpy(float) for size in "mnk")
         measured = rows.latency.to_numpy() * 1e-3
         flops = 2.0 * m * n * k
-        work = sustained.arithmetic(m, n, k, multiprocessors)
         large = flops >= sustained.LEAST_FLOPS
 
         def tiles(rate: float):
-            return (work / rate + 2.0 * m * n / memory) / measured - 1.0
+            return sustained.seconds(m, n, k, multiprocessors, memory, hides, rate) / measured - 1.0
 
         rate = min(np.arange(0.5, 1.001, 0.0025) * peak, key=lambda one: np.abs(tiles(one)[large]).mean())
         shapes = np.log(np.stack([m, n, k], axis=1))

@@ -33,7 +33,9 @@ def seconds(rows: int, rate: float) -> float:
             tiles = -(-rows // m) * -(-WIDTH // n) * parts
             places = -(-tiles // MULTIPROCESSORS) * MULTIPROCESSORS
             written = 2 * rows * WIDTH + (8 * rows * WIDTH * parts if parts > 1 else 0)
-            times.append(places * 2 * m * n * -(-WIDTH // parts) / reuse / rate + written / MEMORY)
+            arithmetic = places * 2 * m * n * -(-WIDTH // parts) / reuse / rate
+            last = min(written, 2 * MULTIPROCESSORS * m * n) if parts == 1 else written
+            times.append(max(arithmetic, written / MEMORY) + last / MEMORY)
     return min(times)
 
 

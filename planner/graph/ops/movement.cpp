@@ -24,7 +24,7 @@ constexpr OperandRow load_operands[] = {{output, 0, write, vocabulary_ids}};
 // Work --------------------------------------------------------------------------------------------
 
 OpWork accumulate_work(const OpShape& s, DataType type) {
-  return {flops(s.rows), Bytes(3 * s.rows * e(type))};
+  return {flops(s.rows), Bytes(s.rows * (2 * e(type) + e(s.in_half ? DataType::bf16 : type)))};
 }
 OpWork fill_zero_work(const OpShape& s, DataType type) {
   return {Flops(0), Bytes(s.rows * e(type))};

@@ -319,6 +319,70 @@ TEST_CASE("where the master copy is cast as it is gathered, no half-precision sh
   CHECK(parameters(true, DataType::bf16, 2) == parameters(false, DataType::bf16, 2));
 }
 
+TEST_CASE("products leave gradients of weights in half precision where other kernels add or copy them") {
+  struct Expected {
+    Engine engine;
+    DataType precision;
+    int zero;
+    bool in_half;
+  };
+  for (const Expected& expected : {Expected{{.name = "other"}, DataType::bf16, 1, false},
+                                   Expected{{.name = "other", .half_gradients = true}, DataType::bf16, 1, true},
+                                   Expected{{.name = "other", .half_gradients = true}, DataType::fp32, 1, false},
+                                   Expected{{.name = "other", .fused_accumulation = false}, DataType::bf16, 1, true},
+                                   Expected{{.name = "other", .flattens_gradients = true}, DataType::bf16, 1, false},
+                                   Expected{{.name = "other", .flattens_gradients = true}, DataType::bf16, 3, true},
+                                   Expected{{.name = "other", .widens_gradients = true}, DataType::bf16, 3, true}}) {
+    const Program program = small_step(expected.engine, expected.precision, expected.zero, 0);
+    int products = 0;
+    for (const Step& step : steps_of(program)) {
+      if (step.instruction->op != OpKind::linear_weight_gradient) continue;
+      ++products;
+      CHECK(step.instruction->shape.in_half == expected.in_half);
+    }
+    CHECK(products > 0);
+  }
+  // Where nothing else sums them, one kernel adds them to the sum in fp32, of which it reads and
+  // writes 4 bytes an element.
+  const Program apart = small_step({.name = "other", .fused_accumulation = false}, DataType::bf16, 1, 0);
+  CHECK(calls_named(apart, "gradients.add") == 4 * static_cast<int>(apart.buckets.size()));
+  for (const Step& step : steps_of(apart))
+    if (step.call == "gradients.add") {
+      const OpShape& shape = step.instruction->shape;
+      CHECK(row_of(step.instruction->op).work(shape, step.instruction->type).bytes == Bytes(10 * shape.rows));
+    }
+  // FSDP2 widens as it copies.
+  const Engine widens{.name = "other", .widens_gradients = true}, copies{.name = "other", .flattens_gradients = true};
+  CHECK(2 * calls_named(small_step(widens, DataType::bf16, 3, 0), "gradients.flatten") ==
+        calls_named(small_step(copies, DataType::bf16, 3, 0), "gradients.flatten"));
+}
+
+TEST_CASE("rows that the gradient of a weight reads are gathered before the product that makes the input's") {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  const OpGraph graph = build_graph(model, 128);
+  TrainingSpec training{.global_batch = 1, .sequence_length = 128, .precision = DataType::bf16};
+  ParallelSpec spec;
+  spec.mesh.degree.tp = 2;
+  spec.sequence_parallel = true;
+  const Placements placements = place(graph, spec);
+  const BlockContext context = block_context(block_layout(spec, placements, Recompute::none), placements.residual, {},
+                                             training, BackendKind::cuda, true);
+  const std::vector<Instruction> backward = lower_block(graph, 1, context).backward.instructions;
+  int gathered = 0;
+  for (const char* const norm : {"layers.0.attention_norm.all-gather", "layers.0.feed_forward_norm.all-gather"}) {
+    CAPTURE(norm);
+    const auto gather = std::ranges::find(backward, norm, &Instruction::name);
+    REQUIRE(gather != backward.end());
+    const auto product = std::ranges::find_if(gather, backward.end(), [](const Instruction& instruction) {
+      return row_of(instruction.op).cost == CostClass::product;
+    });
+    REQUIRE(product != backward.end());
+    CHECK(product->op == OpKind::linear_input_gradient);
+    ++gathered;
+  }
+  CHECK(gathered == 2);
+}
+
 TEST_CASE("gradients are summed and reduced in the types that the engine has for them") {
   const Engine own{.name = "other"}, half{.name = "other", .half_gradients = true},
       reduced{.name = "other", .half_gradients = true, .scatters_fp32 = false, .reduces_half = true};

@@ -131,7 +131,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   for (bool Engine::*const fact :
        {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update, &Engine::master_computes_loss,
         &Engine::flattens_gradients, &Engine::copies_gathered, &Engine::triton_attention, &Engine::casts_shards,
-        &Engine::fused_gate, &Engine::fused_rotary, &Engine::early_cublas, &Engine::fills_outputs})
+        &Engine::fused_gate, &Engine::fused_rotary, &Engine::early_cublas, &Engine::fills_outputs,
+        &Engine::fused_accumulation, &Engine::widens_gradients})
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
