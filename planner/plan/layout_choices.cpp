@@ -629,7 +629,8 @@ constexpr std::array rows = {
               .key = "offload",
               .option = "--offload",
               .description = "what is kept in host memory: nothing, the optimizer's state, which the host's processor "
-                             "then updates (ZeRO-Offload), what layers keep for their backward (activations), or both",
+                             "then updates (ZeRO-Offload), what layers keep for their backward (activations), or both; "
+                             "with the optimizer's state also gradients, and parameters (ZeRO-3)",
               .get = get<&ParallelSpec::offload>,
               .set = set<&ParallelSpec::offload>,
               .named = offloads,

@@ -291,8 +291,10 @@ Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, c
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
-  for (const Offload part : {Offload::optimizer, Offload::activations})
-    if (includes(own.offload, part)) less.emplace_back(without(own.offload, part));
+  for (const Offload part : offload_parts)
+    if (const Offload others = without(own.offload, part);
+        includes(own.offload, part) && std::ranges::find(offload_rows(), others, &OffloadRow::kind) != offload_rows().end())
+      less.emplace_back(others);
   return less;
 }
 
