@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -231,15 +230,19 @@ class Accumulators {
 
   int of(int bucket) {
     if (!stages_gradients(lowering_, bucket)) return *lowering_.program.buckets[bucket].gradients;
-    return fetched_ ? *std::exchange(fetched_, std::nullopt) : fetch_sum(lowering_, bucket);
+    if (!is_fetched_) return fetch_sum(lowering_, bucket);
+    is_fetched_ = false;
+    return fetched_;
   }
   void prefetch(int bucket) {
-    if (stages_gradients(lowering_, bucket)) fetched_ = fetch_sum(lowering_, bucket);
+    is_fetched_ = stages_gradients(lowering_, bucket);
+    if (is_fetched_) fetched_ = fetch_sum(lowering_, bucket);
   }
 
  private:
   Lowering& lowering_;
-  std::optional<int> fetched_;
+  int fetched_ = 0;
+  bool is_fetched_ = false;
 };
 
 // Takes the gradients that are complete, those of the last micro-batch's whole backward, on to
