@@ -288,7 +288,7 @@ class DataCheck {
         state.writer = touch;
         state.writer_stream = instruction.stream;
         state.readers.fill({});
-        state.unread = operand.access == Access::write;
+        state.unread = operand.access == Access::write || bound(call, operand) == program_.host_norm_buffer;
         state.uncopied = is_staged_[bound(call, operand)] != 0 && instruction.kind != InstructionKind::copy;
         if (operand.access == Access::write)
           state.partial = state.across = state.reduced = state.stale = state.outdated = false;
@@ -387,6 +387,10 @@ class DataCheck {
             fmt::format("dropped copy: {} writes over sums of gradients in {}, to which no backward has added since "
                         "call {} wrote them",
                         describe(instruction), bytes_of(id, interval.begin, interval.end), state.writer.call));
+    if (id == program_.host_norm_buffer && state.unread && state.writer_stream == Stream::host)
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped copy: {} writes over the host's sum of squares, which nothing has copied to the device",
+                        describe(instruction)));
     if (!is_lost(id, state) || state.writer.call == c || reads(call, instruction, id, interval)) return;
     fault(Rule::definition, c, i,
           fmt::format("lost value: {} writes {}, which call {} wrote and nothing has read", describe(instruction),
