@@ -54,7 +54,8 @@ constexpr OffloadRow rows[] = {
      .state = all_state},
     {.kind = Offload::optimizer | Offload::activations | Offload::gradients | Offload::parameters,
      .name = "optimizer+gradients+parameters+activations",
-     .phrase = "with the optimizer's state, gradients, parameters and what layers keep for their backward in host memory",
+     .phrase = "with the optimizer's state, gradients, parameters and what layers keep for their backward in host "
+               "memory",
      .state = all_state,
      .saved = Home::host},
 };

@@ -3,9 +3,9 @@
 #include "planner/program/bucket_work.h"
 #include "planner/program/lowering_state.h"
 
-// Sums of a bucket's gradients where they are on the host: whenever a backward adds to them they are
-// copied into one of a few buffers on the device, and back to the host behind it, as DeepSpeed adds
-// up gradients with offload_optimizer (deepspeed/runtime/zero/stage_1_and_2.py,
+// Sums of a bucket's gradients where they are on the host: whenever a backward adds to them they
+// are copied into one of a few buffers on the device, and back to the host behind it, as DeepSpeed
+// adds up gradients with offload_optimizer (deepspeed/runtime/zero/stage_1_and_2.py,
 // async_accumulate_grad_in_cpu_via_gpu; ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840). Additions
 // are the device's, in the order of those that stay there.
 namespace parplan {

@@ -164,7 +164,10 @@ class DataCheck {
     std::vector<std::optional<int>> bucket_of(program_.buffers.size());  // of a sum; then, of a buffer in turn
     for (std::size_t b = 0; b < program_.buckets.size(); ++b)
       if (const std::optional<int> gradients = program_.buckets[b].gradients)
-        if (buffer(*gradients).home == Home::host) is_sum_[*gradients] = true, bucket_of[*gradients] = static_cast<int>(b);
+        if (buffer(*gradients).home == Home::host) {
+          is_sum_[*gradients] = true;
+          bucket_of[*gradients] = static_cast<int>(b);
+        }
     for (std::size_t c = program_.calls.size(); c-- > 0;) {
       const Call& call = program_.calls[c];
       bool sums_copies = false;
@@ -389,7 +392,7 @@ class DataCheck {
                         describe(instruction), bytes_of(id, interval.begin, interval.end), state.writer.call));
     if (id == program_.host_norm_buffer && state.unread && state.writer_stream == Stream::host)
       fault(Rule::reduction, c, i,
-            fmt::format("dropped copy: {} writes over the host's sum of squares, which nothing has copied to the device",
+            fmt::format("dropped copy: {} writes over the host's sum of squares, which is not on the device",
                         describe(instruction)));
     if (!is_lost(id, state) || state.writer.call == c || reads(call, instruction, id, interval)) return;
     fault(Rule::definition, c, i,
@@ -684,8 +687,8 @@ class DataCheck {
       if (bucket.parameters == id) others_are_stale(bucket, element);
     }
   }
-  // Sums on their way to the host are there. Once they are summed over the data axis, those that this
-  // rank updates are all that it needs.
+  // Sums on their way to the host are there. Once they are summed over the data axis, those that
+  // this rank updates are all that it needs.
   void take_sums(const Call& call, const Instruction& instruction) {
     const Operand &source = instruction.operands.front(), &target = instruction.operands.back();
     const int from = bound(call, source), to = bound(call, target);

@@ -292,9 +292,8 @@ Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, c
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
   for (const Offload part : offload_parts)
-    if (const Offload others = without(own.offload, part);
-        includes(own.offload, part) && std::ranges::find(offload_rows(), others, &OffloadRow::kind) != offload_rows().end())
-      less.emplace_back(others);
+    for (const OffloadRow& row : offload_rows())
+      if (includes(own.offload, part) && row.kind == without(own.offload, part)) less.emplace_back(row.kind);
   return less;
 }
 

@@ -250,7 +250,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   const auto copy = [&](std::int64_t bytes) {
     return host_copy_time(Bytes(bytes), *where.device, where.rates, where.host);
   };
-  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back, const StateHomes& homes) {
+  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back,
+                                    const StateHomes& homes) {
     const std::int64_t whole = padded(trained, spec);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
@@ -442,9 +443,9 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // their backward, on another (chains_of_copies).
 //
 // Parameters on the host are copied into the buffers of gathers before these, on a stream of their
-// own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of gradients on
-// the host go out behind each backward, and come back before the next: the link takes at least the sum
-// of all copies each way.
+// own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of gradients
+// on the host go out behind each backward, and come back before the next: the link takes at least
+// the sum of all copies each way.
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
@@ -501,8 +502,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
              .up_again = own.up_again + (has_backward(graph_, range.first + i) ? tied.up : Seconds(0.0))};
     most_up = std::max(most_up, visit.up);
     bound.other_back += static_cast<double>(micro) * (visit.up + visit.up_again);
-    // The sums of the bucket's gradients go out after each backward that adds to them, and come back
-    // before all but the first; in two parts, for each of the parts.
+    // The sums of the bucket's gradients go out after each backward that adds to them, and come
+    // back before all but the first; in two parts, for each of the parts.
     Seconds of_backward, of_weights;
     if (homes.gradients == Home::host) {
       // Where some backwards are whole, as if all were.
@@ -916,7 +917,8 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const bool on_host = updates_on_host(placements.state.homes);
   const Seconds normed = std::max({whole, step.synchronised, step.data, step.copies}) + agreed +
                          (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
-  const bool moves_state = placements.state.homes.gradients == Home::host || placements.state.homes.parameters == Home::host;
+  const StateHomes& homes = placements.state.homes;
+  const bool moves_state = homes.gradients == Home::host || homes.parameters == Home::host;
   estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
 

@@ -216,8 +216,8 @@ TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameter
           const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
           for (std::size_t rank = 0; rank < programs.size(); ++rank) {
             const Program& program = programs[rank];
-            // In bytes, for the norm: out once more than without gradients there, and back. A tied parameter's
-            // gradients go out once, and its parameters come for each of two uses.
+            // In bytes, for the norm: out once more than without gradients there, and back. A tied
+            // parameter's gradients go out once, and its parameters come for each of two uses.
             std::int64_t out = 4 + 4, back = 4, largest_sum = 0, on_host = 0;
             for (const Bucket& bucket : program.buckets) {
               const bool is_tied = !graph_has_block(graph, bucket.name);

@@ -65,8 +65,8 @@ void update_range(CpuKernel kernel, const KernelCall& call, const Wide& wide, co
   narrow(call.type, static_cast<const float*>(operands[parameters]), shape.rows, wide.rounded.from(begin));
 }
 
-// Part by part, each by one thread, and added in their order, so that the sum does not depend on the
-// number of cores.
+// Part by part, each by one thread, and added in their order, so that the sum does not depend on
+// the number of cores.
 void sum_squares(CpuKernel kernel, const KernelCall& call) {
   const std::int64_t parts = ceil_div(call.shape.rows, least_elements);
   std::vector<float> sums(static_cast<std::size_t>(parts));
