@@ -184,9 +184,9 @@ bool sums_squares_on_host(const Lowering& lowering);             // offload.cpp
 void begin_norm_on_host(Lowering& lowering);                     // offload.cpp
 void return_norm(Lowering& lowering);                            // offload.cpp
 void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
-// Where sums of a bucket's gradients are on the host (offload_gradients.cpp): a buffer on the device
-// with what earlier backwards of the step have left, or zeros, for a backward to add to; and its
-// copy out, after the last one of this rank's shard alone.
+// Where sums of a bucket's gradients are on the host (offload_gradients.cpp): a buffer on the
+// device with what earlier backwards of the step have left, or zeros, for a backward to add to; and
+// its copy out, after the last one of this rank's shard alone.
 bool stages_gradients(const Lowering& lowering, int bucket);
 int fetch_sum(Lowering& lowering, int bucket);
 void copy_sum_out(Lowering& lowering, int bucket, int from, bool last_micro_batch);
