@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "planner/program/bucket_work.h"
-#include "planner/program/memory.h"
 #include "planner/program/lowering_state.h"
 
 // What goes between the homes where the host's processor updates parameters (ZeRO-Offload, Ren et
