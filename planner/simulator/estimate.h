@@ -234,10 +234,10 @@ class Estimator {
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
-    // Of a block's parameters to the device, before each of its gathers, where they are on the
-    // host; and for its backward.
+    // Copies of a block's parameters to the device, before each of its gathers, where they are on
+    // the host; and for its backward.
     Seconds up, up_again;
-    // Of sums of gradients that are on the host, each way in a micro-batch: not back before the
+    // A copy of sums of gradients on the host, each way in a micro-batch: not back before the
     // first, and `to_host` after the last.
     Seconds sum;
     // With a master, of every micro-batch: parameters to the replicas, and their gradients back.

@@ -120,8 +120,8 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       INFO(buffer.name);
       // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not
       // fill, and one of the buffers that blocks use in turn may never hold the largest bucket, nor
-      // one of the slots that several stages share the largest stage. Of a whole bucket's sum on the
-      // host, a step of one micro-batch fills this rank's shard alone.
+      // one of the slots that several stages share the largest stage. A step of one micro-batch
+      // fills this rank's shard alone of a whole bucket's sum on the host.
       const bool shares_slots = static_cast<int>(description.layout.stages.size()) > description.layout.mesh.degree.pp;
       if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) ||
           buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
