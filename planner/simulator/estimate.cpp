@@ -443,9 +443,9 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // their backward, on another (chains_of_copies).
 //
 // Parameters on the host are copied into the buffers of gathers before these, on a stream of their
-// own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of gradients
-// on the host go out behind each backward, and come back before the next: the link takes at least
-// the sum of all copies each way.
+// own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of
+// gradients on the host go out behind each backward, and come back before the next: the link takes
+// at least the sum of all copies each way.
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
