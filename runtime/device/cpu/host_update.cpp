@@ -78,7 +78,7 @@ void sum_squares(CpuKernel kernel, const KernelCall& call) {
       OpShape shape = call.shape;
       shape.rows = std::min(least_elements, call.shape.rows - begin);
       void* operands[] = {const_cast<float*>(x + begin), &sums[static_cast<std::size_t>(part)]};
-      kernel({.shape = shape, .operands = operands});
+      kernel({.shape = shape, .operands = operands, .scalars = nullptr});
     }
   };
   std::vector<std::jthread> others;
