@@ -160,7 +160,8 @@ const char* words(BufferRole role) {
     case BufferRole::gathered_tied: return "gathered tied parameter";
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
-    case BufferRole::staged_gradients: return "gradients on their way to and from the host {}";
+    case BufferRole::staged_gradients:
+      return "gradients on their way to and from the host {}";
     case BufferRole::saved:
     case BufferRole::head:
       return "saved of {}, slot {}";
@@ -224,7 +225,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
-    case BufferRole::staged_gradients: lowering.staged_gradients.push_back(number); break;
+    case BufferRole::staged_gradients:
+      lowering.staged_gradients.push_back(number);
+      break;
     case BufferRole::saved:
       of_position(lowering.saved[slot]) = number;
       break;

@@ -64,8 +64,7 @@ void copy_norm(Lowering& lowering) {
   const Program& program = lowering.program;
   if (program.host_loss_scale_buffer)
     copy_whole(lowering, "offload.norm", *program.loss_scale_buffer, *program.host_loss_scale_buffer);
-  if (program.host_norm_buffer)
-    copy_whole(lowering, "offload.norm", *program.norm_buffer, *program.host_norm_buffer);
+  if (program.host_norm_buffer) copy_whole(lowering, "offload.norm", *program.norm_buffer, *program.host_norm_buffer);
 }
 
 // Gradients whose sums are on the host are not on the device when all are summed.

@@ -12,8 +12,7 @@ namespace parplan {
 
 bool stages_gradients(const Lowering& lowering, int bucket) {
   const RankBucket& of = lowering.rank_buckets[bucket];
-  return lowering.program.buckets[bucket].gradients && of.elements > 0 && !of.tied &&
-         of.homes.gradients == Home::host;
+  return lowering.program.buckets[bucket].gradients && of.elements > 0 && !of.tied && of.homes.gradients == Home::host;
 }
 
 int fetch_sum(Lowering& lowering, int bucket) {

@@ -27,14 +27,13 @@ void gather_into(Lowering& lowering, int index, int whole) {
   constexpr const char* title = "data.all_gather.parameters";
   const GroupKey group = shard_group(lowering.job.layout.mesh);
   if (is_brought) {
-    call_again(lowering, {title, bucket.shard_elements, bucket.elements, bucket.shard_begin + 1}, {whole}, {},
-               [&]() -> Call& {
-                 return call_on_pieces(lowering, title, Stream::dp,
-                                       {communication(InstructionKind::all_gather, group, Stream::dp, type)},
-                                       {{{whole, bucket.shard_begin * element, bucket.shard_elements * element,
-                                          Access::read},
-                                         {whole, 0, bucket.elements * element, Access::write}}});
-               });
+    call_again(
+        lowering, {title, bucket.shard_elements, bucket.elements, bucket.shard_begin + 1}, {whole}, {}, [&]() -> Call& {
+          return call_on_pieces(lowering, title, Stream::dp,
+                                {communication(InstructionKind::all_gather, group, Stream::dp, type)},
+                                {{{whole, bucket.shard_begin * element, bucket.shard_elements * element, Access::read},
+                                  {whole, 0, bucket.elements * element, Access::write}}});
+        });
     return;
   }
   call_again(lowering, {title, bucket.shard_elements, bucket.elements, 0}, {bucket.parameters, whole}, {},

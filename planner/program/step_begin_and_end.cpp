@@ -106,9 +106,9 @@ bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
 // The rank's gradients on its host, where that updates or sums squares.
 Piece gradients_on_host(const Lowering& lowering, std::size_t index, Range range) {
   const Bucket& bucket = lowering.program.buckets[index];
-  return bucket.host_gradients ? in_shard(bucket, *bucket.host_gradients, range,
-                                          gradient_bytes(lowering.job.training), Access::read)
-                               : gradient_piece(lowering, index, *bucket.gradients, range, Access::read);
+  return bucket.host_gradients
+             ? in_shard(bucket, *bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::read)
+             : gradient_piece(lowering, index, *bucket.gradients, range, Access::read);
 }
 
 // The sum of squares over every parameter of the model, each counted once.
@@ -119,8 +119,7 @@ void compute_norm(Lowering& lowering) {
   const bool on_host = sums_squares_on_host(lowering);
   const Piece norm{*program.norm_buffer, 0, 4, Access::update};
   const Piece sum{on_host ? *program.host_norm_buffer : *program.norm_buffer, 0, 4, Access::update};
-  const std::int64_t workspace =
-      on_host ? 0 : step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
+  const std::int64_t workspace = on_host ? 0 : step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   BufferIds frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
   // What several ranks of an axis hold belongs to the first, where the sum goes over that axis.

@@ -17,7 +17,9 @@ namespace {
 // Enough that starting a thread costs little beside it, and a multiple of what one vector holds.
 constexpr std::int64_t least_elements = 1 << 18;
 
-std::int64_t host_cores() { return std::max(std::thread::hardware_concurrency(), 1u); }
+std::int64_t host_cores() {
+  return std::max(std::thread::hardware_concurrency(), 1u);
+}
 
 // An operand of the call: an array of its elements, or what all elements share.
 struct Part {
