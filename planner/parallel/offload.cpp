@@ -8,13 +8,21 @@
 #include "planner/plan/layout.h"
 
 namespace parplan {
+namespace {
 
-std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& /*spec*/,
+// Whether every rank would have all parameters of its blocks on its host, where one is enough.
+bool repeats_parameters(const ParallelSpec& spec, Offload offload) {
+  return includes(offload, Offload::parameters) && spec.replicas() > 1 && spec.zero_stage < 3;
+}
+
+}  // namespace
+
+std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& spec,
                                 int most) {
   std::vector<int> values;
   for (const OffloadRow& row : offload_rows())
     if (const int value = static_cast<int>(row.kind);
-        value <= most && (row.kind == Offload::none || is_own(training.engine)))
+        value <= most && (row.kind == Offload::none || is_own(training.engine)) && !repeats_parameters(spec, row.kind))
       values.push_back(value);
   std::ranges::sort(values);
   return values;
@@ -28,6 +36,11 @@ std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const Train
     for (const OffloadRow& row : offload_rows()) names.push_back(row.name);
     return fmt::format("there is no offload {}; legal: {}", static_cast<int>(spec.offload), fmt::join(names, ", "));
   }
+  if (is_own(training.engine) && repeats_parameters(spec, spec.offload))
+    return fmt::format(
+        "offload {} keeps parameters in host memory, of which each data-parallel rank has a shard with ZeRO stage 3, "
+        "and zero_stage is {} on {} of them; legal: zero_stage 3, or offload {}",
+        name(spec.offload), spec.zero_stage, spec.replicas(), name(without(spec.offload, Offload::parameters)));
   if (is_own(training.engine)) return std::nullopt;
   return fmt::format("offload {} is known of {} alone, and the engine is {}; leave offload or the engine out",
                      name(spec.offload), Engine{}.title, training.engine.name);

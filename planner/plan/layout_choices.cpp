@@ -661,8 +661,11 @@ constexpr std::array rows = {
     ChoiceRow{.choice = Choice::offload,
               .key = "offload",
               .option = "--offload",
+              .operand = "none|optimizer|activations|PARTS",
               .description = "what is kept in host memory: nothing, the optimizer's state, which the host's processor "
-                             "then updates (ZeRO-Offload), what layers keep for their backward (activations), or both",
+                             "then updates (ZeRO-Offload), what layers keep for their backward (activations); or "
+                             "parts, joined by + in this order: optimizer, with it gradients, parameters (ZeRO-3); "
+                             "activations",
               .get = get<&ParallelSpec::offload>,
               .set = set<&ParallelSpec::offload>,
               .named = offloads,

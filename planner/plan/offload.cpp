@@ -11,6 +11,9 @@ namespace parplan {
 namespace {
 
 constexpr StateHomes update_on_host_memory{.optimizer = Home::host};
+constexpr StateHomes gradients_too{.gradients = Home::host, .optimizer = Home::host};
+constexpr StateHomes parameters_too{.parameters = Home::host, .optimizer = Home::host};
+constexpr StateHomes all_state{.parameters = Home::host, .gradients = Home::host, .optimizer = Home::host};
 
 constexpr OffloadRow rows[] = {
     {.kind = Offload::none, .name = "none", .phrase = "without anything in host memory"},
@@ -26,6 +29,34 @@ constexpr OffloadRow rows[] = {
      .name = "optimizer+activations",
      .phrase = "with the optimizer's state and what layers keep for their backward in host memory",
      .state = update_on_host_memory,
+     .saved = Home::host},
+    {.kind = Offload::optimizer | Offload::gradients,
+     .name = "optimizer+gradients",
+     .phrase = "with the optimizer's state and gradients in host memory",
+     .state = gradients_too},
+    {.kind = Offload::optimizer | Offload::activations | Offload::gradients,
+     .name = "optimizer+gradients+activations",
+     .phrase = "with the optimizer's state, gradients and what layers keep for their backward in host memory",
+     .state = gradients_too,
+     .saved = Home::host},
+    {.kind = Offload::optimizer | Offload::parameters,
+     .name = "optimizer+parameters",
+     .phrase = "with the optimizer's state and parameters in host memory",
+     .state = parameters_too},
+    {.kind = Offload::optimizer | Offload::activations | Offload::parameters,
+     .name = "optimizer+parameters+activations",
+     .phrase = "with the optimizer's state, parameters and what layers keep for their backward in host memory",
+     .state = parameters_too,
+     .saved = Home::host},
+    {.kind = Offload::optimizer | Offload::gradients | Offload::parameters,
+     .name = "optimizer+gradients+parameters",
+     .phrase = "with the optimizer's state, gradients and parameters in host memory",
+     .state = all_state},
+    {.kind = Offload::optimizer | Offload::activations | Offload::gradients | Offload::parameters,
+     .name = "optimizer+gradients+parameters+activations",
+     .phrase = "with the optimizer's state, gradients, parameters and what layers keep for their backward in host "
+               "memory",
+     .state = all_state,
      .saved = Home::host},
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -11,8 +12,13 @@ namespace parplan {
 // fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840);
 // what layers keep for their backward, copied out after the forward and back before the backward
 // (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
-// --cpu-offloading). Bits: rows hold the combinations that there are.
-enum class Offload : std::uint8_t { none = 0, optimizer = 1, activations = 2 };
+// --cpu-offloading). Beside the optimizer's state: sums of gradients, which are on the device only
+// while a backward adds to them (DeepSpeed's offload_optimizer), and parameters, which are there
+// only while their block computes (offload_param; FSDP's CPUOffload is all three). Bits: rows hold
+// the combinations that there are.
+enum class Offload : std::uint8_t { none = 0, optimizer = 1, activations = 2, gradients = 4, parameters = 8 };
+inline constexpr std::array offload_parts = {Offload::optimizer, Offload::activations, Offload::gradients,
+                                             Offload::parameters};
 constexpr Offload operator|(Offload a, Offload b) {
   return static_cast<Offload>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }

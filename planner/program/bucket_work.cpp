@@ -49,6 +49,13 @@ Instruction sum_of_squares(std::int64_t elements) {
   return flat_kernel(OpKind::sum_squares, elements, Stream::compute, Label::optimizer);
 }
 
+Instruction sum_of_squares_on_host(std::int64_t elements) {
+  Instruction instruction = sum_of_squares(elements);
+  instruction.stream = Stream::host;
+  instruction.home = Home::host;
+  return instruction;
+}
+
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training) {
   const bool sgd = training.optimizer == Optimizer::sgd;
   Instruction instruction = flat_kernel(sgd ? OpKind::sgd : OpKind::adamw, elements, Stream::compute,

@@ -20,6 +20,7 @@ Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label l
 Instruction clear_gradients(std::int64_t elements, Label label, DataType type = DataType::fp32);
 Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label label);
 Instruction sum_of_squares(std::int64_t elements);
+Instruction sum_of_squares_on_host(std::int64_t elements);  // by its processor
 // AdamW, Adam or SGD on parameters that all decay, or that do not.
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training);
 // The same by the host's processor; in fp32 it updates the master copy, the only one there.

@@ -101,7 +101,7 @@ struct Lowering {
   std::vector<std::optional<int>> frozen_buckets;  // likewise: of its own frozen parameters
 
   // Numbers of buffers. The buffers of a list take turns.
-  std::vector<int> gathered;    // ZeRO-3: parameters of a block; two
+  std::vector<int> gathered;    // ZeRO-3, or parameters on the host: of a block; two
   std::vector<int> gathered_frozen;
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
   std::optional<int> gathered_tied;
@@ -111,6 +111,9 @@ struct Lowering {
     bool holds_gradients = false;  // of uses since the last reduction
   };
   std::map<int, UnreducedTied> unreduced_tied;
+  std::vector<int> staged_gradients;  // sums that are on the host while a backward adds to them
+  // By bucket: whether an earlier backward of the step has left such a sum on the host.
+  std::vector<char> has_sum;
   // By slot, then position; blocks that keep what they save on the host come behind the others.
   std::vector<std::vector<int>> saved, for_weights;
   std::vector<std::vector<int>> left;  // by slot, then `position_for_weights`
@@ -130,7 +133,7 @@ struct Lowering {
   int gathers = 0;
   int frozen_gathers = 0;
   int reductions = 0;
-  int stagings = 0, stagings_for_weights = 0;
+  int stagings = 0, stagings_for_weights = 0, gradient_stagings = 0;
   // Calls are many, and few differ in more than their buffers. Where the bindings of a Segment
   // stand in what `add_call` is given, by Segment; the Segments of `call_again`, by what they move.
   std::vector<std::vector<std::size_t>> bound_at;
@@ -175,7 +178,23 @@ void collect_gradients(Lowering& lowering);                      // master.cpp
 void copy_ready_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_other_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_norm(Lowering& lowering);                              // offload.cpp: and the loss scale
+// Whether the rank's host has all gradients and sums their squares: where their sums are there.
+bool sums_squares_on_host(const Lowering& lowering);             // offload.cpp
+// The sum that starts there, from zero; and back, to be summed over the ranks.
+void begin_norm_on_host(Lowering& lowering);                     // offload.cpp
+void return_norm(Lowering& lowering);                            // offload.cpp
 void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
+// Where sums of a bucket's gradients are on the host (offload_gradients.cpp): a buffer on the
+// device with what earlier backwards of the step have left, or zeros, for a backward to add to; and
+// its copy out, after the last one of this rank's shard alone.
+bool stages_gradients(const Lowering& lowering, int bucket);
+int fetch_sum(Lowering& lowering, int bucket);
+void copy_sum_out(Lowering& lowering, int bucket, int from, bool last_micro_batch);
+// What the ranks of other axes than the data axis add to gradients that it has summed, in that
+// buffer, or in the bucket's own at the end of the step. In step_begin_and_end.cpp.
+void reduce_over_other_axes(Lowering& lowering, int bucket, int gradients);
+// Where parameters are on the host: the copy of this rank's shard into the place of the whole.
+void bring_parameters(Lowering& lowering, int bucket, int whole);  // offload.cpp
 // Where a block's calls find what its forward has saved: the buffers of a slot, or, where that is
 // on the host, others on the device that take turns.
 struct SavedBuffers {

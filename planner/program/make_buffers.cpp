@@ -160,6 +160,8 @@ const char* words(BufferRole role) {
     case BufferRole::gathered_tied: return "gathered tied parameter";
     case BufferRole::unreduced: return "unreduced gradients {}";
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
+    case BufferRole::staged_gradients:
+      return "gradients on their way to and from the host {}";
     case BufferRole::saved:
     case BufferRole::head:
       return "saved of {}, slot {}";
@@ -223,6 +225,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gathered_tied: lowering.gathered_tied = number; break;
     case BufferRole::unreduced: lowering.unreduced.push_back(number); break;
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
+    case BufferRole::staged_gradients:
+      lowering.staged_gradients.push_back(number);
+      break;
     case BufferRole::saved:
       of_position(lowering.saved[slot]) = number;
       break;
@@ -254,6 +259,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
+  lowering.has_sum.assign(lowering.rank_buckets.size(), false);
   lowering.slots = play_slots(lowering.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
   lowering.position_in_slot = positions_in_slot(
       lowering, [&](int block) { return lowering.segments_of(block).saved_bytes; },

@@ -64,8 +64,20 @@ inline constexpr std::int64_t buffer_alignment = 256;
 
 // Buffers on the device that take turns for what layers keep on the host. In a forward, one is
 // filled by a layer, which also leaves its output in the next one's, while a third is copied out;
-// in a backward, one is read while another is filled for the layer before.
+// in a backward, one is read while another is filled for the layer before. As many for sums of
+// gradients on the host: a backward adds to one, another comes for the block before, and a third is
+// copied out.
 inline constexpr int staging_buffers = 3;
+
+// Whether sums of gradients are on the host, and on the device only while a backward adds to them.
+// Those of a tied parameter add up over several blocks, and stay on the device.
+inline bool stages_gradients(const BucketSizes& bucket) {
+  return !bucket.frozen && !bucket.tied && bucket.homes.gradients == Home::host;
+}
+// Whether parameters are whole on the device only while their block computes.
+inline bool are_brought(const DataShards& shards, const StateHomes& homes) {
+  return shards.parameters || homes.parameters == Home::host;
+}
 
 // What a rank uses a buffer for.
 enum class BufferRole {
@@ -80,13 +92,14 @@ enum class BufferRole {
   host_parameters,  // updated on the host in half precision, to be copied to the device
   loss_scale,
   host_gradients,   // of this rank's shard, for an update on the host
-  host_norm,        // a copy for such updates
+  host_norm,        // a copy for such updates; where gradients are on the host, summed there
   host_loss_scale,  // the same
-  gathered,         // ZeRO-3: the parameters of a block while it computes
+  gathered,         // ZeRO-3, or parameters on the host: those of a block while it computes
   gathered_frozen,
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
+  staged_gradients,  // sums on the host, while a backward adds to them
   saved,        // by a block's forward for its backward
   head,         // the same of the last block, where it has slots of its own
   for_weights,  // by a block's forward for its backward_weights
@@ -131,6 +144,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   struct Largest {
     std::optional<std::int64_t> gathered, unreduced;
   };
+  std::int64_t staged_gradients = 0;
   Largest own, frozen, tied;
   const auto for_each_bucket = [&](auto of_bucket) {
     for (std::size_t i = 0; i < sizes.buckets.size(); ++i) of_bucket(i, sizes.buckets[i]);
@@ -140,11 +154,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   };
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     Largest& largest = bucket.tied ? tied : bucket.frozen ? frozen : own;
-    const auto take = [&](bool is_shard, std::optional<std::int64_t>& most) {
-      if (is_shard) most = std::max(most.value_or(0), bucket.elements);
+    const auto take = [&](bool is_there, std::optional<std::int64_t>& most) {
+      if (is_there) most = std::max(most.value_or(0), bucket.elements);
     };
-    take(bucket.shards.parameters, largest.gathered);
+    take(are_brought(bucket.shards, bucket.homes), largest.gathered);
     if (!bucket.tied && !bucket.frozen) take(bucket.shards.gradients, largest.unreduced);
+    if (stages_gradients(bucket)) staged_gradients = std::max(staged_gradients, local(bucket, bucket.shards.gradients));
     visit(RankBuffer{.role = BufferRole::parameters,
                      .category = MemoryCategory::parameters,
                      .home = bucket.homes.parameters,
@@ -228,6 +243,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                        .bytes = bucket.elements * gradient_bytes(training),
                        .of = i});
   });
+  if (staged_gradients > 0)
+    one(BufferRole::staged_gradients, MemoryCategory::buffers, staged_gradients * gradient_bytes(training),
+        staging_buffers);
   // On the host, whole: there, which of them comes last depends on the order of blocks.
   const auto of_blocks = [&](BufferRole role, std::span<const SavedSizes> blocks, int slots) {
     for (std::size_t i = 0; i < blocks.size(); ++i)

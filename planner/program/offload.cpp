@@ -6,7 +6,9 @@
 
 // What goes between the homes where the host's processor updates parameters (ZeRO-Offload, Ren et
 // al. 2021, arXiv:2101.06840): gradients of a bucket when the backward has summed them, so that
-// their copy overlaps with the backward of other blocks, and the updated parameters.
+// their copy overlaps with the backward of other blocks, and the updated parameters. Where these
+// are on the host for good, they are copied up whenever their block computes (ZeRO-Infinity,
+// Rajbhandari et al. 2021, arXiv:2104.07857).
 namespace parplan {
 namespace {
 
@@ -25,6 +27,13 @@ void copy(Lowering& lowering, const char* name, Home to, DataType type, const st
   if (pieces.empty()) return;
   const Instruction instruction = copy_to(to, type);
   call_on_pieces(lowering, name, instruction.stream, std::vector(pieces.size(), instruction), pieces);
+}
+
+// In fp32, from one home to the other.
+void copy_whole(Lowering& lowering, const char* name, int from, int to) {
+  const Buffer& target = lowering.program.buffers[to];
+  copy(lowering, name, target.home, DataType::fp32,
+       {{{from, 0, target.bytes, Access::read}, {to, 0, target.bytes, Access::write}}});
 }
 
 void copy_gradients(Lowering& lowering, int index, bool later) {
@@ -53,14 +62,45 @@ void copy_other_gradients(Lowering& lowering, int bucket) {
 
 void copy_norm(Lowering& lowering) {
   const Program& program = lowering.program;
-  const auto whole = [&](std::optional<int> from, std::optional<int> to) {
-    if (!to) return;
-    const std::int64_t bytes = program.buffers[*to].bytes;
-    copy(lowering, "offload.norm", Home::host, DataType::fp32,
-         {{{*from, 0, bytes, Access::read}, {*to, 0, bytes, Access::write}}});
-  };
-  whole(program.loss_scale_buffer, program.host_loss_scale_buffer);
-  whole(program.norm_buffer, program.host_norm_buffer);
+  if (program.host_loss_scale_buffer)
+    copy_whole(lowering, "offload.norm", *program.loss_scale_buffer, *program.host_loss_scale_buffer);
+  if (program.host_norm_buffer) copy_whole(lowering, "offload.norm", *program.norm_buffer, *program.host_norm_buffer);
+}
+
+// Gradients whose sums are on the host are not on the device when all are summed.
+bool sums_squares_on_host(const Lowering& lowering) {
+  const Program& program = lowering.program;
+  if (!program.norm_buffer || !program.host_norm_buffer) return false;
+  bool any = false, all = true;
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) {
+    if (!program.buckets[i].gradients || program.buckets[i].elements == 0) continue;
+    any = any || stages_gradients(lowering, static_cast<int>(i));
+    all = all && updates_on_host(lowering.rank_buckets[i].homes);
+  }
+  return any && all;
+}
+
+void begin_norm_on_host(Lowering& lowering) {
+  copy_whole(lowering, "offload.norm", *lowering.program.norm_buffer, *lowering.program.host_norm_buffer);
+}
+
+void return_norm(Lowering& lowering) {
+  copy_whole(lowering, "fetch.norm", *lowering.program.host_norm_buffer, *lowering.program.norm_buffer);
+}
+
+void bring_parameters(Lowering& lowering, int index, int whole) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const DataType type = in_memory(lowering.job.training.precision);
+  const std::int64_t element = size_of(type);
+  const bool is_shard = lowering.rank_buckets[index].shards.parameters;
+  const std::int64_t begin = is_shard ? bucket.shard_begin * element : 0,
+                     bytes = (is_shard ? bucket.shard_elements : bucket.elements) * element;
+  constexpr const char* title = "fetch.parameters";
+  call_again(lowering, {title, begin, bytes, 0}, {bucket.parameters, whole}, {}, [&]() -> Call& {
+    const Instruction up = copy_to(Home::device, type);
+    return call_on_pieces(lowering, title, up.stream, {up},
+                          {{{bucket.parameters, 0, bytes, Access::read}, {whole, begin, bytes, Access::write}}});
+  });
 }
 
 void copy_updated_parameters(Lowering& lowering, int index) {

@@ -67,12 +67,12 @@ void Program::set_group(GroupKey key, std::vector<int> ranks) {
 std::int64_t end_of_use(const Program& program, Home home) {
   std::int64_t end = 0;
   for (const Buffer& buffer : program.buffers)
-    if (buffer.home == home && buffer.persistent) end = std::max(end, buffer.offset + buffer.bytes);
+    if (buffer.home == home && buffer.persistent && buffer.bytes > 0) end = std::max(end, buffer.offset + buffer.bytes);
   for (const Call& call : program.calls)
     for (const Instruction& instruction : program.segments[call.segment].instructions)
       for (const Operand& operand : instruction.operands)
         if (const Buffer& buffer = program.buffers[call.buffers[operand.binding]];
-            buffer.home == home && operand.access != Access::read)
+            buffer.home == home && operand.access != Access::read && operand.bytes > 0)
           end = std::max(end, buffer.offset + operand.offset + operand.bytes);
   return end;
 }

@@ -51,6 +51,7 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
       }
       tied_buckets.push_back(bucket_of(graph.tensors[*parameters.tied].name, {*parameters.tied}, b));
       tied_buckets.back().tied = parameters.tied;
+      tied_buckets.back().homes = homes_of_tied(tied_buckets.back().homes);
       tied_buckets.back().frozen = graph.tensors[*parameters.tied].frozen;
     }
   buckets.insert(buckets.end(), tied_buckets.begin(), tied_buckets.end());

@@ -34,6 +34,13 @@ inline bool is_layer(const OpGraph& graph, int block) {
 // Whether ranks along the axis hold different parts of parameters, or of their optimizer's state.
 bool divides_state(const Placements& placements, Axis axis);
 
+// Where the state of a tied parameter lies: its gradients add up over several blocks, and stay on
+// the device.
+constexpr StateHomes homes_of_tied(StateHomes homes) {
+  homes.gradients = Home::device;
+  return homes;
+}
+
 // A bucket's elements, padded so that the ranks that share it out have equal and aligned shards.
 std::int64_t padded_elements(std::int64_t elements, int shard_ranks);
 

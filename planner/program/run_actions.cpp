@@ -8,17 +8,34 @@
 #include "planner/program/bucket_work.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
+#include "planner/program/memory.h"
 
 namespace parplan {
 namespace {
 
 // Parameters --------------------------------------------------------------------------------------
 
-void gather_into(Lowering& lowering, const Bucket& bucket, int whole) {
+// Into the whole: this rank's shard, where it is on the host, and those of the others.
+void gather_into(Lowering& lowering, int index, int whole) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const RankBucket& of = lowering.rank_buckets[index];
+  const bool is_brought = of.homes.parameters == Home::host;
+  if (is_brought) bring_parameters(lowering, index, whole);
+  if (!of.shards.parameters) return;
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
   constexpr const char* title = "data.all_gather.parameters";
   const GroupKey group = shard_group(lowering.job.layout.mesh);
+  if (is_brought) {
+    call_again(
+        lowering, {title, bucket.shard_elements, bucket.elements, bucket.shard_begin + 1}, {whole}, {}, [&]() -> Call& {
+          return call_on_pieces(lowering, title, Stream::dp,
+                                {communication(InstructionKind::all_gather, group, Stream::dp, type)},
+                                {{{whole, bucket.shard_begin * element, bucket.shard_elements * element, Access::read},
+                                  {whole, 0, bucket.elements * element, Access::write}}});
+        });
+    return;
+  }
   call_again(lowering, {title, bucket.shard_elements, bucket.elements, 0}, {bucket.parameters, whole}, {},
              [&]() -> Call& {
                return call_on_pieces(lowering, title, Stream::dp,
@@ -33,20 +50,25 @@ struct WholeParameters {
   std::optional<int> own, frozen, tied;
 };
 
-// ZeRO-3: the whole buckets of a block, each gathered into one of two buffers that take turns.
-// Nothing where the block has no such parameters of its own.
+// ZeRO-3, or parameters on the host: the whole buckets of a block, each gathered or copied into one
+// of two buffers that take turns. Nothing where the block has no such parameters of its own.
 WholeParameters gather(Lowering& lowering, int block) {
   WholeParameters whole;
-  const auto gather_bucket = [&](const Bucket& bucket, const std::vector<int>& buffers, int& turns) {
-    if (bucket.elements == 0) return std::optional<int>();
+  const auto gather_bucket = [&](int index, const std::vector<int>& buffers, int& turns) {
+    if (lowering.program.buckets[index].elements == 0) return std::optional<int>();
     const int buffer = buffers[turns++ % buffers.size()];
-    gather_into(lowering, bucket, buffer);
+    gather_into(lowering, index, buffer);
     return std::optional(buffer);
   };
-  whole.own = gather_bucket(lowering.bucket_of(block), lowering.gathered, lowering.gathers);
+  whole.own = gather_bucket(lowering.bucket_index(block), lowering.gathered, lowering.gathers);
   if (const std::optional<int> frozen = lowering.frozen_buckets[block])
-    whole.frozen = gather_bucket(lowering.program.buckets[*frozen], lowering.gathered_frozen, lowering.frozen_gathers);
+    whole.frozen = gather_bucket(*frozen, lowering.gathered_frozen, lowering.frozen_gathers);
   return whole;
+}
+
+bool are_brought(const Lowering& lowering, int block) {
+  const RankBucket& bucket = lowering.rank_buckets[lowering.bucket_index(block)];
+  return are_brought(bucket.shards, bucket.homes);
 }
 
 // Under engines with copies_gathered: the parameters of one buffer are copied before they are used.
@@ -73,18 +95,18 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
     const auto held = [&](std::optional<int> bucket) {
       return bucket ? std::optional(lowering.program.buckets[*bucket].parameters) : std::nullopt;
     };
-    if (!lowering.shards_of(block).parameters) {
+    if (!are_brought(lowering, block)) {
       visit(block, {.own = lowering.bucket_of(block).parameters, .frozen = held(frozen), .tied = held(tied)});
       continue;
     }
     if (!ready) ready = gather(lowering, block);
     WholeParameters current = *ready;
-    ready = i + 1 < blocks.size() && lowering.shards_of(blocks[i + 1]).parameters
+    ready = i + 1 < blocks.size() && are_brought(lowering, blocks[i + 1])
                 ? std::optional(gather(lowering, blocks[i + 1]))
                 : std::nullopt;
     if (tied) {
       current.tied = lowering.gathered_tied;
-      gather_into(lowering, lowering.program.buckets[*tied], *lowering.gathered_tied);
+      gather_into(lowering, *tied, *lowering.gathered_tied);
     }
     copy_gathered(lowering, current.own, lowering.bucket_of(block).elements);
     if (frozen) copy_gathered(lowering, current.frozen, lowering.program.buckets[*frozen].elements);
@@ -200,6 +222,40 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
              });
   if (last_micro_batch && is_hybrid(mesh, shards))
     reduce_over_replicas(lowering, {accumulator, 0, bucket.shard_elements * sent});
+}
+
+// The buffer in which a bucket's gradients add up while backwards visit its block: its own, or one
+// that takes turns, filled from the host one block ahead.
+class Accumulators {
+ public:
+  explicit Accumulators(Lowering& lowering) : lowering_(lowering) {}
+
+  int of(int bucket) {
+    if (!stages_gradients(lowering_, bucket)) return *lowering_.program.buckets[bucket].gradients;
+    if (!is_fetched_) return fetch_sum(lowering_, bucket);
+    is_fetched_ = false;
+    return fetched_;
+  }
+  void prefetch(int bucket) {
+    is_fetched_ = stages_gradients(lowering_, bucket);
+    if (is_fetched_) fetched_ = fetch_sum(lowering_, bucket);
+  }
+
+ private:
+  Lowering& lowering_;
+  int fetched_ = 0;
+  bool is_fetched_ = false;
+};
+
+// Takes the gradients that are complete, those of the last micro-batch's whole backward, on to
+// where they are updated; others stay in `accumulator`, or go to the host.
+void pass_gradients_on(Lowering& lowering, int bucket, int accumulator, bool are_complete) {
+  if (stages_gradients(lowering, bucket)) {
+    if (are_complete) reduce_over_other_axes(lowering, bucket, accumulator);
+    copy_sum_out(lowering, bucket, accumulator, are_complete);
+  } else if (are_complete) {
+    copy_ready_gradients(lowering, bucket);
+  }
 }
 
 // Stages ------------------------------------------------------------------------------------------
@@ -326,6 +382,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   std::vector<int> blocks(static_cast<std::size_t>(range.last - first));
   std::iota(blocks.rbegin(), blocks.rend(), first);
   std::optional<SavedBuffers> fetched;  // one block ahead
+  Accumulators accumulators(lowering);
   visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
     const int own = lowering.bucket_index(block);
     const Bucket& bucket = program.buckets[own];
@@ -342,7 +399,9 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
       tied_accumulator = is_first_use || !second ? program.buckets[*tied].gradients : second;
       completes_tied = is_first_use || second;
     }
-    int gradients = *bucket.gradients;
+    const int accumulator = accumulators.of(own);
+    if (block > first) accumulators.prefetch(lowering.bucket_index(block - 1));
+    int gradients = accumulator;
     std::optional<int> tied_gradients = tied_accumulator;
     if (lowering.shards_of(block).gradients) {
       gradients = lowering.unreduced[lowering.reductions++ % lowering.unreduced.size()];
@@ -378,14 +437,15 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
               {binding::loss_scale, program.loss_scale_buffer},
               {binding::scratch, lowering.scratch}},
              action.micro_batch, std::move(frees));
-    if (!in_parts || !segments.backward_weights) {
+    const bool is_whole = !in_parts || !segments.backward_weights;
+    if (is_whole) {
       if (lowering.shards_of(block).gradients)
         flatten_gradients(lowering, gradients, bucket.elements);
       else
         add_half_gradients(lowering, gradients, bucket.elements, action.micro_batch);
-      reduce_over_data_axis(lowering, own, *bucket.gradients, gradients, last_micro_batch);
-      if (last_micro_batch) copy_ready_gradients(lowering, own);
+      reduce_over_data_axis(lowering, own, accumulator, gradients, last_micro_batch);
     }
+    pass_gradients_on(lowering, own, accumulator, is_whole && last_micro_batch);
     if (completes_tied && lowering.shards_of(block).gradients)
       flatten_gradients(lowering, *tied_gradients, program.buckets[*tied].elements);
     if (tied && !lowering.shards_of(block).gradients)
@@ -409,12 +469,14 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
   for (int block = range.last; block-- > range.first;)
     if (lowering.segments_of(block).backward_weights) blocks.push_back(block);
   std::optional<int> fetched;  // one block ahead
+  Accumulators accumulators(lowering);
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const int block = blocks[i];
     const auto fetch = [&](int of) { return fetch_saved(lowering, of, slots, action.phase).for_weights; };
     const std::optional<int> for_weights = fetched ? fetched : fetch(block);
     if (i + 1 < blocks.size()) fetched = fetch(blocks[i + 1]);
-    const int own = lowering.bucket_index(block), gradients = *lowering.program.buckets[own].gradients;
+    const int own = lowering.bucket_index(block), gradients = accumulators.of(own);
+    if (i + 1 < blocks.size()) accumulators.prefetch(lowering.bucket_index(blocks[i + 1]));
     const int left = lowering.left[slots.left][lowering.position_for_weights[block]];
     add_call(lowering, *lowering.segments_of(block).backward_weights,
              {{binding::gradients, gradients},
@@ -424,7 +486,7 @@ void backward_weights(Lowering& lowering, const Action& action, const ActionSlot
              action.micro_batch, {*for_weights, left});
     add_half_gradients(lowering, gradients, lowering.program.buckets[own].elements, action.micro_batch);
     reduce_over_data_axis(lowering, own, gradients, gradients, is_last(lowering, action));
-    if (is_last(lowering, action)) copy_ready_gradients(lowering, own);
+    pass_gradients_on(lowering, own, gradients, is_last(lowering, action));
   }
 }
 

@@ -33,16 +33,14 @@ void clear(Lowering& lowering, int buffer) {
 }
 
 // Reduces the gradients of parameters that every rank of an axis holds whole, but whose gradients
-// each rank computed from its share of the tokens.
-void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) {
+// each rank computed from its share of the tokens. `accumulators`: the buffers that hold them.
+void reduce_partial_gradients(Lowering& lowering, std::size_t index, const BufferIds& accumulators, Axis axis) {
   const Bucket& bucket = lowering.program.buckets[index];
   std::vector<Piece> pieces;
-  for (const std::optional<int> gradients : {bucket.gradients, bucket.second_gradients}) {
-    if (!gradients) continue;
+  for (const int gradients : accumulators)
     for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
                                            [&](const BucketLayout::Run& run) { return run.partial[axis]; }))
-      pieces.push_back(gradient_piece(lowering, index, *gradients, range, Access::update));
-  }
+      pieces.push_back(gradient_piece(lowering, index, gradients, range, Access::update));
   if (!pieces.empty())
     collective(lowering, fmt::format("{}.all_reduce.gradients", axis_word(axis)), InstructionKind::all_reduce_sum,
                all_along(axis), pieces, gradient_type(lowering.job.training));
@@ -50,9 +48,7 @@ void reduce_partial_gradients(Lowering& lowering, std::size_t index, Axis axis) 
 
 // Reduces the gradients of rows of which several tensor-parallel ranks hold copies: each computed
 // them from its own query heads.
-void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
-  const std::optional<int> gradients = lowering.program.buckets[index].gradients;
-  if (!gradients) return;
+void reduce_gradients_of_copies(Lowering& lowering, std::size_t index, int gradients) {
   const BucketLayout& layout = lowering.rank_buckets[index].layout;
   std::set<int> sizes;
   for (const BucketLayout::Run& run : layout.runs)
@@ -61,7 +57,7 @@ void reduce_gradients_of_copies(Lowering& lowering, std::size_t index) {
     std::vector<Piece> pieces;
     for (const Range& range : ranges_where(layout, shard_of(lowering.program.buckets[index]),
                                            [&](const BucketLayout::Run& run) { return run.copies == size; }))
-      pieces.push_back(gradient_piece(lowering, index, *gradients, range, Access::update));
+      pieces.push_back(gradient_piece(lowering, index, gradients, range, Access::update));
     if (!pieces.empty())
       collective(lowering, "tensor.all_reduce.gradients_of_copies", InstructionKind::all_reduce_sum,
                  holders_of_copies(size), pieces, gradient_type(lowering.job.training));
@@ -107,13 +103,23 @@ bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
          replica_rank(lowering.job.layout.mesh, lowering.at) % lowering.job.layout.mesh.shard_ranks() > 0;
 }
 
+// The rank's gradients on its host, where that updates or sums squares.
+Piece gradients_on_host(const Lowering& lowering, std::size_t index, Range range) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  return bucket.host_gradients
+             ? in_shard(bucket, *bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::read)
+             : gradient_piece(lowering, index, *bucket.gradients, range, Access::read);
+}
+
 // The sum of squares over every parameter of the model, each counted once.
 void compute_norm(Lowering& lowering) {
   const Program& program = lowering.program;
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
+  const bool on_host = sums_squares_on_host(lowering);
   const Piece norm{*program.norm_buffer, 0, 4, Access::update};
-  const std::int64_t workspace = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
+  const Piece sum{on_host ? *program.host_norm_buffer : *program.norm_buffer, 0, 4, Access::update};
+  const std::int64_t workspace = on_host ? 0 : step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   BufferIds frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
   // What several ranks of an axis hold belongs to the first, where the sum goes over that axis.
@@ -128,10 +134,19 @@ void compute_norm(Lowering& lowering) {
     const Bucket& bucket = program.buckets[index];
     if (!bucket.gradients || is_counted_elsewhere(lowering, index)) continue;
     for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket), counts_here)) {
-      instructions.push_back(sum_of_squares(range.end - range.begin));
-      pieces.push_back({gradient_piece(lowering, index, *bucket.gradients, range, Access::read), norm});
+      const std::int64_t elements = range.end - range.begin;
+      instructions.push_back(on_host ? sum_of_squares_on_host(elements) : sum_of_squares(elements));
+      pieces.push_back({on_host ? gradients_on_host(lowering, index, range)
+                                : gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
+                        sum});
       if (workspace > 0) pieces.back().push_back({lowering.scratch, 0, workspace, Access::update});
     }
+  }
+  if (on_host) {
+    if (!instructions.empty()) call_on_pieces(lowering, "gradient_norm", Stream::host, std::move(instructions), pieces);
+    return_norm(lowering);
+    instructions.clear();
+    pieces.clear();
   }
   const auto reduce = [&](Axis axis) {
     // Replicas of a shard group hold what it holds.
@@ -141,6 +156,7 @@ void compute_norm(Lowering& lowering) {
   };
   for (const Axis axis : inner_axes_first)
     if (is_divided(lowering.job.layout, axis)) reduce(axis);
+  if (on_host && instructions.empty()) return;
   call_on_pieces(lowering, "gradient_norm", Stream::compute, std::move(instructions), pieces, std::move(frees));
 }
 
@@ -170,8 +186,7 @@ UpdateOperands operands_on_host(const Lowering& lowering, std::size_t index, Ran
   const Bucket& bucket = program.buckets[index];
   const TrainingSpec& training = lowering.job.training;
   UpdateOperands operands = operands_on_device(lowering, index, range);
-  if (bucket.host_gradients)
-    operands.gradient = in_shard(bucket, *bucket.host_gradients, range, gradient_bytes(training), Access::read);
+  operands.gradient = gradients_on_host(lowering, index, range);
   if (bucket.host_parameters)
     operands.parameter =
         in_shard(bucket, *bucket.host_parameters, range, size_of(training.precision), Access::update);
@@ -250,17 +265,32 @@ void reduce_loss(Lowering& lowering) {
                  all_along(axis), {{*lowering.program.loss_buffer, 0, 4}});
 }
 
+// The accumulators that a bucket has on the device at the end of the step.
+BufferIds accumulators(const Lowering& lowering, std::size_t index) {
+  BufferIds buffers;
+  if (stages_gradients(lowering, static_cast<int>(index))) return buffers;
+  const Bucket& bucket = lowering.program.buckets[index];
+  for (const std::optional<int> gradients : {bucket.gradients, bucket.second_gradients})
+    if (gradients) buffers.push_back(*gradients);
+  return buffers;
+}
+
 }  // namespace
+
+void reduce_over_other_axes(Lowering& lowering, int bucket, int gradients) {
+  const auto index = static_cast<std::size_t>(bucket);
+  for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, index, {gradients}, axis);
+  reduce_gradients_of_copies(lowering, index, gradients);
+}
 
 // Gradient accumulators, loss and norm start from zero.
 void begin_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();
-  for (const Bucket& bucket : program.buckets) {
-    if (bucket.gradients) clear(lowering, *bucket.gradients);
-    if (bucket.second_gradients) clear(lowering, *bucket.second_gradients);
-  }
+  for (std::size_t i = 0; i < program.buckets.size(); ++i)
+    for (const int gradients : accumulators(lowering, i)) clear(lowering, gradients);
   if (program.norm_buffer) clear(lowering, *program.norm_buffer);
+  if (sums_squares_on_host(lowering)) begin_norm_on_host(lowering);
   if (program.loss_buffer) clear(lowering, *program.loss_buffer);
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});
 }
@@ -271,8 +301,10 @@ void end_step(Lowering& lowering) {
   const int first = lowering.next_call();
   reduce_at_end(lowering);
   for (std::size_t i = program.buckets.size(); i-- > 0;)
-    for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, axis);
-  for (std::size_t i = program.buckets.size(); i-- > 0;) reduce_gradients_of_copies(lowering, i);
+    for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, accumulators(lowering, i), axis);
+  for (std::size_t i = program.buckets.size(); i-- > 0;)
+    if (const BufferIds gradients = accumulators(lowering, i); !gradients.empty())
+      reduce_gradients_of_copies(lowering, i, gradients.front());
   for (std::size_t i = 0; i < program.buckets.size(); ++i) add_tied(lowering, i);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_other_gradients(lowering, static_cast<int>(i));
   if (program.norm_buffer) compute_norm(lowering);

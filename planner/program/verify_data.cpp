@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -38,6 +40,7 @@ struct State {
   bool stale = false;    // parameters that another rank has updated since
   bool outdated = false;  // parameters that this rank's host has updated since
   bool unread = false;   // written, and not read since
+  bool uncopied = false;  // a sum of gradients that is on its way to the host, and not there yet
   int freed_by = 0;      // call, where it is freed
   Stream writer_stream{};
   Touch writer;
@@ -109,6 +112,7 @@ class DataCheck {
       if (is_updated_elsewhere(bucket))
         for (const std::optional<int> gradients : {bucket.gradients, bucket.second_gradients})
           if (gradients) is_sent_[*gradients] = true;
+    find_sums_on_host();
     in_first_part_.assign(program.calls.size(), false);
     for (const Task& task : program.tasks)
       for (int c = task.first_call; c < task.last_call; ++c)
@@ -151,6 +155,36 @@ class DataCheck {
            over_members(instruction, Members::replicas);
   }
   const Buffer& buffer(int id) const { return program_.buffers[id]; }
+
+  // Which buffers hold sums of gradients on the host, and which take turns for them on the device:
+  // what is copied to the former comes from the latter.
+  void find_sums_on_host() {
+    is_sum_.assign(program_.buffers.size(), false);
+    is_staged_ = is_sum_;
+    std::vector<std::optional<int>> bucket_of(program_.buffers.size());  // of a sum; then, of a buffer in turn
+    for (std::size_t b = 0; b < program_.buckets.size(); ++b)
+      if (const std::optional<int> gradients = program_.buckets[b].gradients)
+        if (buffer(*gradients).home == Home::host) {
+          is_sum_[*gradients] = true;
+          bucket_of[*gradients] = static_cast<int>(b);
+        }
+    for (std::size_t c = program_.calls.size(); c-- > 0;) {
+      const Call& call = program_.calls[c];
+      bool sums_copies = false;
+      for (const Instruction& instruction : program_.segments[call.segment].instructions) {
+        sums_copies = sums_copies || (instruction.kind == InstructionKind::all_reduce_sum &&
+                                      instruction.group.members == Members::copies);
+        if (instruction.kind != InstructionKind::copy) continue;
+        const int from = bound(call, instruction.operands.front()), to = bound(call, instruction.operands.back());
+        if (is_sum_[to] == 0) continue;
+        is_staged_[from] = true;
+        bucket_of[from] = bucket_of[to];
+      }
+      if (!sums_copies) continue;
+      for (const int id : call.buffers)
+        if (is_staged_[id] != 0) staged_in_[{static_cast<int>(c), id}] = *bucket_of[id];
+    }
+  }
   std::string bytes_of(int id, std::int64_t begin, std::int64_t end) const {
     return fmt::format("bytes [{}, {}) of '{}'", begin, end, buffer(id).name);
   }
@@ -207,6 +241,11 @@ class DataCheck {
         continue;
       }
       for (Interval& interval : contents_[id].all()) {
+        if (interval.state.uncopied)
+          fault(Rule::reduction, c, {},
+                fmt::format("dropped copy: frees sums of gradients in {}, which nothing has copied to the host",
+                            bytes_of(id, interval.begin, interval.end)));
+        interval.state.uncopied = false;
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
         State& freed = interval.state;
@@ -252,7 +291,8 @@ class DataCheck {
         state.writer = touch;
         state.writer_stream = instruction.stream;
         state.readers.fill({});
-        state.unread = operand.access == Access::write;
+        state.unread = operand.access == Access::write || bound(call, operand) == program_.host_norm_buffer;
+        state.uncopied = is_staged_[bound(call, operand)] != 0 && instruction.kind != InstructionKind::copy;
         if (operand.access == Access::write)
           state.partial = state.across = state.reduced = state.stale = state.outdated = false;
         if (gradient) state.partial = true;
@@ -263,7 +303,10 @@ class DataCheck {
     if (instruction.kind == InstructionKind::reduce_sum) take_gradients(call, instruction);
     pass_marks(call, instruction, before);
     if (optimizer) update_parameters(call, instruction);
-    if (instruction.kind == InstructionKind::copy) return_parameters(call, instruction);
+    if (instruction.kind == InstructionKind::copy) {
+      return_parameters(call, instruction);
+      take_sums(call, instruction);
+    }
   }
 
   static bool is_optimizer(const Instruction& instruction) {
@@ -338,6 +381,19 @@ class DataCheck {
       fault(Rule::reduction, c, i,
             fmt::format("dropped reduction: {} writes over gradients in {}, which the master has not taken",
                         describe(instruction), bytes_of(id, interval.begin, interval.end)));
+    if (state.uncopied)
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped copy: {} writes over sums of gradients in {}, which nothing has copied to the host",
+                        describe(instruction), bytes_of(id, interval.begin, interval.end)));
+    if (is_sum_[id] != 0 && state.unread && instruction.kind == InstructionKind::copy)
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped copy: {} writes over sums of gradients in {}, to which no backward has added since "
+                        "call {} wrote them",
+                        describe(instruction), bytes_of(id, interval.begin, interval.end), state.writer.call));
+    if (id == program_.host_norm_buffer && state.unread && state.writer_stream == Stream::host)
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped copy: {} writes over the host's sum of squares, which is not on the device",
+                        describe(instruction)));
     if (!is_lost(id, state) || state.writer.call == c || reads(call, instruction, id, interval)) return;
     fault(Rule::definition, c, i,
           fmt::format("lost value: {} writes {}, which call {} wrote and nothing has read", describe(instruction),
@@ -346,7 +402,11 @@ class DataCheck {
   void check_left() {
     for (std::size_t b = 0; b < contents_.size(); ++b)
       for (const Interval& interval : contents_[b].all())
-        if (is_lost(static_cast<int>(b), interval.state))
+        if (interval.state.uncopied)
+          fault(Rule::reduction, interval.state.writer.call, interval.state.writer.instruction,
+                fmt::format("dropped copy: nothing has copied sums of gradients in {} to the host",
+                            bytes_of(static_cast<int>(b), interval.begin, interval.end)));
+        else if (is_lost(static_cast<int>(b), interval.state))
           fault(Rule::definition, interval.state.writer.call, interval.state.writer.instruction,
                 fmt::format("lost value: nothing reads {}, which call {} wrote",
                             bytes_of(static_cast<int>(b), interval.begin, interval.end), interval.state.writer.call));
@@ -422,13 +482,15 @@ class DataCheck {
   std::vector<Copied> copied_in(const Call& call, const Operand& operand, std::int64_t element) const {
     std::vector<Copied> found;
     const int id = bound(call, operand);
+    const auto staged = staged_in_.find({static_cast<int>(&call - program_.calls.data()), id});
     for (std::size_t p = 0; p < program_.parameters.size(); ++p) {
       const ParameterPart& part = program_.parameters[p];
       const Bucket& bucket = program_.buckets[part.bucket];
-      if (part.copies == 1 || (bucket.gradients != id && bucket.host_gradients != id)) continue;
+      const bool is_own = bucket.gradients == id || (staged != staged_in_.end() && staged->second == part.bucket);
+      if (part.copies == 1 || (!is_own && bucket.host_gradients != id)) continue;
       const bool is_last = p + 1 == program_.parameters.size() || program_.parameters[p + 1].bucket != part.bucket;
       const std::int64_t next = is_last ? bucket.elements : program_.parameters[p + 1].bucket_offset;
-      const bool whole = bucket.gradients == id && buffer(id).bytes >= bucket.elements * element;
+      const bool whole = is_own && buffer(*bucket.gradients).bytes >= bucket.elements * element;
       const auto at = [&](std::int64_t in_bucket) {
         const std::int64_t offset = (in_bucket - (whole ? 0 : bucket.shard_begin)) * element;
         return std::clamp(offset, operand.offset, operand.offset + operand.bytes);
@@ -625,6 +687,30 @@ class DataCheck {
       if (bucket.parameters == id) others_are_stale(bucket, element);
     }
   }
+  // Sums on their way to the host are there. Once they are summed over the data axis, those that
+  // this rank updates are all that it needs.
+  void take_sums(const Call& call, const Instruction& instruction) {
+    const Operand &source = instruction.operands.front(), &target = instruction.operands.back();
+    const int from = bound(call, source), to = bound(call, target);
+    if (is_staged_[from] == 0) return;
+    bool are_summed = true;
+    for (Interval& interval : bytes(call, source)) {
+      const State& state = interval.state;
+      are_summed = are_summed && !state.partial && !state.across && state.content == Content::defined;
+      interval.state.uncopied = false;
+    }
+    if (!are_summed) return;
+    for (const Bucket& bucket : program_.buckets) {
+      if (bucket.gradients != to) continue;
+      const std::int64_t element = size_of(instruction.type);
+      const bool is_whole = buffer(to).bytes >= bucket.elements * element;
+      const std::int64_t begin = is_whole ? bucket.shard_begin * element : 0,
+                         end = begin + bucket.shard_elements * element;
+      if (target.offset <= begin && end <= target.offset + target.bytes)
+        for (Interval& interval : contents_[from].all()) interval.state.uncopied = false;
+    }
+  }
+
   // A shard that the host has updated arrives in the parameters.
   void return_parameters(const Call& call, const Instruction& instruction) {
     const int id = bound(call, instruction.operands.back());
@@ -651,6 +737,8 @@ class DataCheck {
   std::vector<Intervals> contents_;                             // per buffer
   std::vector<char> is_sent_;                                   // per buffer: gradients that a master takes
   std::vector<char> in_first_part_;                             // per call: of backward_inputs
+  std::vector<char> is_sum_, is_staged_;                        // per buffer: find_sums_on_host
+  std::map<std::pair<int, int>, int> staged_in_;                // bucket by call and buffer, where copies are summed
   std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
   std::array<Clock, stream_count> clocks_{};  // what is complete when a stream's next instruction begins
   bool is_later_step_ = false;

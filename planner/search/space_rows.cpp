@@ -296,8 +296,9 @@ Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, c
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
-  for (const Offload part : {Offload::optimizer, Offload::activations})
-    if (includes(own.offload, part)) less.emplace_back(without(own.offload, part));
+  for (const Offload part : offload_parts)
+    for (const OffloadRow& row : offload_rows())
+      if (includes(own.offload, part) && row.kind == without(own.offload, part)) less.emplace_back(row.kind);
   return less;
 }
 

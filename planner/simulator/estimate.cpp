@@ -255,13 +255,19 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   const auto copy = [&](std::int64_t bytes) {
     return host_copy_time(Bytes(bytes), *where.device, where.rates, where.host);
   };
-  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back) {
+  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back,
+                                    const StateHomes& homes) {
     const std::int64_t whole = padded(trained, spec);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
     costs.regather = collective(InstructionKind::all_gather, whole * element);
     costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec) * element);
     if (runs_back) costs.gather_again = costs.gather;
+    if (homes.parameters == Home::host) {
+      for (const std::int64_t elements : {whole, padded(frozen, spec)})
+        if (elements > 0) costs.up += copy((shards.parameters ? elements / spec.shard_ranks() : elements) * element);
+      if (runs_back) costs.up_again = costs.up;
+    }
     const bool has_master = spec.dp_method == DataMethod::master;
     if (has_master)
       costs.hand_out = collective(InstructionKind::broadcast, whole * element) +
@@ -278,16 +284,27 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
       costs.accumulate = kernel(accumulate_gradients(local(true), Stream::dp, Label::dp));
       costs.clear = kernel(clear_gradients(whole, Label::dp, gradient_type(training_)));
     }
-    costs.begin_clear = kernel(clear_gradients(
-        local(shards.gradients) * gradient_bytes(training_) / size_of(DataType::fp32), Label::optimizer));
-    if (computes_norm(training_)) costs.norm = kernel(sum_of_squares(local(shards.optimizer)));
-    if (updates_on_host(placements.state.homes)) {
-      costs.update = host_kernel_time(update_on_host(local(shards.optimizer), false, training_), *where.device,
-                                      where.rates, where.host);
-      if (placements.state.homes.gradients == Home::device)
-        costs.to_host = copy(local(shards.optimizer) * gradient_bytes(training_));
-      if (placements.state.homes.parameters == Home::device)
-        costs.from_host = copy(local(shards.optimizer) * element);
+    const auto host_kernel = [&](const Instruction& work) {
+      return host_kernel_time(work, *where.device, where.rates, where.host);
+    };
+    const bool stages = homes.gradients == Home::host;
+    if (stages)
+      costs.sum = copy(local(shards.gradients) * gradient_bytes(training_));
+    else
+      costs.begin_clear = kernel(clear_gradients(
+          local(shards.gradients) * gradient_bytes(training_) / size_of(DataType::fp32), Label::optimizer));
+    if (computes_norm(training_)) {
+      costs.norm = kernel(sum_of_squares(local(shards.optimizer)));
+      // A rank that has nothing but a tied parameter sums on the device.
+      if (updates_on_host(homes) && placements.state.homes.gradients == Home::host) {
+        const Seconds on_host = host_kernel(sum_of_squares_on_host(local(shards.optimizer)));
+        costs.norm = stages ? on_host : std::min(costs.norm, on_host);
+      }
+    }
+    if (stages || updates_on_host(homes)) costs.to_host = copy(local(shards.optimizer) * gradient_bytes(training_));
+    if (updates_on_host(homes)) {
+      costs.update = host_kernel(update_on_host(local(shards.optimizer), false, training_));
+      if (homes.parameters == Home::device) costs.from_host = copy(local(shards.optimizer) * element);
     } else {
       costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
     }
@@ -295,9 +312,10 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   };
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind)
     entry->second.own.push_back(costs_of_buckets(shapes.own_elements[kind], shapes.frozen_elements[kind],
-                                                 has_backward(graph_, graph_.kinds[kind])));
-  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true)
-                                             : costs_of_buckets(shapes.tied_elements, 0, true);
+                                                 has_backward(graph_, graph_.kinds[kind]), placements.state.homes));
+  const StateHomes of_tied = homes_of_tied(placements.state.homes);
+  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true, of_tied)
+                                             : costs_of_buckets(shapes.tied_elements, 0, true, of_tied);
   // A rank holds the loss scale once, which tied_state counts.
   const std::int64_t scale =
       held_by_state(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
@@ -429,6 +447,11 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // What blocks keep on the host is copied out after their forward, on one stream, and back before
 // their backward, on another (chains_of_copies).
 //
+// Parameters on the host are copied into the buffers of gathers before these, on a stream of their
+// own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of
+// gradients on the host go out behind each backward, and come back before the next: the link takes
+// at least the sum of all copies each way.
+//
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
                                                 BlockRange range, BlockRange tied_on_rank, int stage,
@@ -440,6 +463,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
   Seconds clears, updates, gathers, gathers_again, reduces, across, to_host, from_host, hands_out, collects;
+  const StateHomes& homes = placements.state.homes;
+  Seconds most_up;  // of the copies of a block's parameters
   int tied_uses = 0;
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
@@ -477,7 +502,28 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
              .across = own.across + tied.across,
              .to_host = own.to_host + tied.to_host,
              .out = {},
-             .back = {}};
+             .back = {},
+             .up = own.up + tied.up,
+             .up_again = own.up_again + (has_backward(graph_, range.first + i) ? tied.up : Seconds(0.0))};
+    most_up = std::max(most_up, visit.up);
+    bound.other_back += static_cast<double>(micro) * (visit.up + visit.up_again);
+    // The sums of the bucket's gradients go out after each backward that adds to them, and come
+    // back before all but the first; in two parts, for each of the parts.
+    Seconds of_backward, of_weights;
+    if (homes.gradients == Home::host) {
+      // Where some backwards are whole, as if all were.
+      const bool has_second = in_parts && visit.weights > Seconds(0.0) && !also_runs_whole_backwards(spec.schedule);
+      const double times = has_second ? 2.0 * micro : micro;
+      bound.other_out += (times - 1.0) * own.sum + own.to_host;
+      bound.other_back += (times - 1.0) * own.sum;
+      of_weights = has_second ? own.sum + own.to_host : Seconds(0.0);
+      of_backward = has_second || micro > 1 ? own.sum : own.to_host;
+    }
+    if (sequential) {
+      visit.forward += visit.up;
+      visit.backward += visit.up_again + of_backward + of_weights;
+      visit.weights += of_weights;
+    }
     if (copies != nullptr) {
       const SavedCopies& saved = (*copies)[kind];
       // A stage's input may lie apart: the bound is that of both.
@@ -493,7 +539,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
         visit.weights += again;
       }
     }
-    to_host += visit.to_host;
+    to_host += homes.gradients == Home::host ? tied.to_host : visit.to_host;
     bound.returns += own.from_host;
     from_host += own.from_host + tied.from_host;
     across += visit.across;
@@ -522,6 +568,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
             visit.forward + visit.backward - (costs.forward_seconds[kind] + costs.backward_seconds[kind]);
     }
   }
+  // Two blocks' parameters have buffers before the stage's first forward.
+  bound.other_back -= 2.0 * most_up;
   bound.updates = updates;
   if (tied_uses > 0) updates += data.tied.update;
   if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;
@@ -540,7 +588,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     bound.backward += gathers_again + (shards.gradients ? reduces : Seconds(0.0));
     bound.behind = (shards.gradients ? across : reduces + across) + to_host;
   } else {
-    bound.begin = std::max(clears, visits_.front().gather);
+    bound.begin = std::max(clears, visits_.front().gather + data.own[graph_.blocks[range.first].kind].up);
     if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
       Seconds down = visits_.front().forward + visits_.back().forward,
               up = visits_.front().backward + visits_.back().backward;
@@ -554,12 +602,26 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
-    if (way.recomputing.copies != nullptr) {
-      const auto [down, up] = chains_of_copies();
+    if (every_own && count >= 2 && homes.parameters == Home::host) {
+      Seconds down = visits_.front().forward + visits_.back().forward,
+              up = visits_.front().backward + visits_.back().backward;
+      for (int i = 2; i < count; ++i) {
+        down += data.own[graph_.blocks[range.first + i].kind].up;
+        up += data.own[graph_.blocks[range.last - 1 - i].kind].up_again;
+      }
       const Seconds forward = std::max(bound.forward, down);
       const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
       bound.stalls = (forward - bound.forward) + (backward - bound.backward);
       stall = backward - bound.backward;
+      bound.forward = forward;
+      bound.backward = backward;
+    }
+    if (way.recomputing.copies != nullptr) {
+      const auto [down, up] = chains_of_copies();
+      const Seconds forward = std::max(bound.forward, down);
+      const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
+      bound.stalls += (forward - bound.forward) + (backward - bound.backward);
+      stall += backward - bound.backward;
       bound.forward = forward;
       bound.backward = backward;
     }
@@ -650,8 +712,8 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     rank.regathers += bound.regathers;
     rank.returns += bound.returns;
     rank.data += bound.data;
-    rank.out += static_cast<double>(shape.micro_batches) * bound.out;
-    rank.back += static_cast<double>(shape.micro_batches) * bound.back;
+    rank.out += static_cast<double>(shape.micro_batches) * bound.out + bound.other_out;
+    rank.back += static_cast<double>(shape.micro_batches) * bound.back + bound.other_back;
     rank.finish = std::max(rank.finish, bound.finish);
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
@@ -860,6 +922,8 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const bool on_host = updates_on_host(placements.state.homes);
   const Seconds normed = std::max({whole, step.synchronised, step.data, step.copies}) + agreed +
                          (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
+  const StateHomes& homes = placements.state.homes;
+  const bool moves_state = homes.gradients == Home::host || homes.parameters == Home::host;
   estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
 
@@ -885,7 +949,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   Seconds waits_for_host = step.copies - computing;
   for (const StageBound& bound : bounds_)
     waits_for_host = std::max(waits_for_host, static_cast<double>(shape.micro_batches) * bound.stalls);
-  if (row_of(spec.offload).saved == Home::host)
+  if (row_of(spec.offload).saved == Home::host || moves_state)
     estimate.time.offload += std::min(std::max(waits_for_host, Seconds(0.0)), left());
   estimate.time.exposed.dp += left();
   return estimate;

@@ -96,6 +96,7 @@ class Estimator {
     Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
     Seconds data;                           // of a step on the data stream
     Seconds out, back;                      // of a micro-batch: copies of what its blocks save to and from the host
+    Seconds other_out, other_back;          // of a step: other copies that it takes part in
     Seconds stalls;                         // of a micro-batch: what waiting for these copies adds, at least
     StepTime parts;                         // of a micro-batch; on the first rank only
   };
@@ -235,6 +236,12 @@ class Estimator {
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
+    // Copies of a block's parameters to the device, before each of its gathers, where they are on
+    // the host; and for its backward.
+    Seconds up, up_again;
+    // A copy of sums of gradients on the host, each way in a micro-batch: not back before the
+    // first, and `to_host` after the last.
+    Seconds sum;
     // With a master, of every micro-batch: parameters to the replicas, and their gradients back.
     Seconds hand_out, collect;
   };
@@ -283,6 +290,7 @@ class Estimator {
     Seconds across;             // after the reductions of the last micro-batch
     Seconds to_host;            // copy of its gradients
     Seconds out, back;          // copies of what it saves
+    Seconds up, up_again;       // of its parameters, before they are gathered
   };
   // The same of a rank, over its stages.
   struct RankBound {
@@ -296,7 +304,7 @@ class Estimator {
     Seconds norms, updates, regathers, returns, finish;
     Seconds copied;
     Seconds data;
-    Seconds out, back;  // copies of what its blocks save, in a step
+    Seconds out, back;  // copies to and from the host, in a step
   };
   // The least times of the slowest rank.
   struct StepBound {
@@ -305,7 +313,7 @@ class Estimator {
     Seconds updated;  // when a rank has updated on its host, after copying its gradients there
     Seconds finish;
     Seconds data;
-    Seconds copies;  // when all that blocks save has been to the host and back
+    Seconds copies;  // when all copies to and from the host are done
     StepTime parts;  // of a micro-batch on the first rank
   };
 

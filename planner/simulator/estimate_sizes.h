@@ -30,6 +30,7 @@ inline BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& sp
                                int uses) {
   BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
   tied.tied = true;
+  tied.homes = homes_of_tied(tied.homes);
   tied.frozen = shapes.tied_is_frozen;
   tied.accumulates_twice = uses > 1 && spec.tied_gradients == TiedGradients::apart;
   return tied;

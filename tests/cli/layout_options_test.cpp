@@ -40,7 +40,9 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"stage_blocks", {"1,5", "4,2"}},
     {"tied_gradients", {"together", "apart"}},
     {"input_slots", {"in_flight", "in_flight+1"}},
-    {"offload", {"none", "optimizer", "activations", "optimizer+activations"}},
+    {"offload",
+     {"none", "optimizer", "activations", "optimizer+activations", "optimizer+gradients",
+      "optimizer+gradients+activations"}},
     {"dp_method", {"all_reduce", "master"}},
     {"tp_overlap", {"none", "ring"}},
 };

@@ -204,9 +204,12 @@ TEST_CASE("plans that keep state and activations on the host train on a GPU as t
   for (const DataType type : all_types)
     for (const auto& [zero, pp, offload] :
          {std::tuple(0, 1, Offload::optimizer), std::tuple(2, 1, Offload::optimizer | Offload::activations),
-          std::tuple(0, 2, Offload::activations)}) {
+          std::tuple(0, 2, Offload::activations),
+          std::tuple(3, 1, Offload::optimizer | Offload::gradients | Offload::parameters),
+          std::tuple(0, 2, Offload::optimizer | Offload::gradients | Offload::parameters)}) {
+      if (is_emulated(*gpu) && includes(offload, Offload::gradients) && type != DataType::bf16) continue;
       TrainingSpec training = training_in(type);
-      if (zero == 2) training.clip_norm = 0.5;
+      if (zero >= 2) training.clip_norm = 0.5;
       ParallelSpec spec;
       spec.mesh.degree = {.pp = pp, .dp = 2 / pp};
       spec.zero_stage = zero;

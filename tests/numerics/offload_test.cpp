@@ -1,8 +1,10 @@
-// Plans with the optimizer's state or what layers save in host memory, against the same without.
+// Plans with state of parameters or what layers save in host memory, against the same without.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
@@ -12,6 +14,15 @@
 namespace parplan {
 
 using namespace testing;
+
+namespace {
+
+// Else a bucket is that of a tied parameter.
+bool graph_has_block(const OpGraph& graph, const std::string& name) {
+  return std::ranges::any_of(graph.blocks, [&](const Block& block) { return block.name == name; });
+}
+
+}  // namespace
 
 TEST_CASE("random legal plans that offload the optimizer train to the same bits as without") {
   std::mt19937 random(20261126);
@@ -125,6 +136,116 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
   CHECK(apart > 5);
   CHECK(recomputed > 5);
   CHECK(masters > 1);
+}
+
+TEST_CASE("random legal plans with gradients and parameters on the host train to the same bits as without") {
+  std::mt19937 random(20261128);
+  int schedules[6] = {}, sharded[4] = {}, gradients = 0, parameters = 0, activations = 0, clipped = 0, alone = 0,
+      sequence_parallel = 0;
+  for (const std::string& model : models) {
+    const OpGraph graph = graph_of(model);
+    for (int trial = 0; trial < 18; ++trial) {
+      const bool goes_back = trial >= 16;
+      if (goes_back && graph.blocks.size() < 4) break;
+      TrainingSpec training = training_of();
+      if (trial % 2 == 1) training.clip_norm = 0.5;
+      if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
+      LayoutRequest request;
+      if (goes_back) {
+        request[Choice::pp] = 2;
+        request[Choice::schedule] = trial == 16 ? ScheduleKind::zero_bubble_v : ScheduleKind::dualpipe_v;
+      } else if (trial % 6 == 1) {
+        request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      }
+      if (trial % 6 == 3) request[Choice::schedule] = ScheduleKind::interleaved;
+      const int ranks = 1 << (trial + 1) % 4;
+      if (trial % 3 == 2 && ranks > 1 && !goes_back) request[Choice::zero_stage] = 3;
+      ParallelSpec spec = random_spec(graph, training, ranks, request, random);
+      if (trial % 4 == 0) spec.tied_gradients = TiedGradients::apart;
+      std::vector<Offload> legal;
+      for (const OffloadRow& row : offload_rows()) {
+        ParallelSpec with = spec;
+        with.offload = row.kind;
+        if ((includes(row.kind, Offload::gradients) || includes(row.kind, Offload::parameters)) &&
+            !illegal(graph, training, with))
+          legal.push_back(row.kind);
+      }
+      REQUIRE(!legal.empty());
+      INFO(model << ": " << describe(spec));
+      const Outcome without = run_plan(graph, training, spec, 2);
+      spec.offload = legal[random() % legal.size()];
+      INFO(name(spec.offload));
+      check_equal(run_plan(graph, training, spec, 2), without);
+      ++schedules[static_cast<int>(spec.schedule)];
+      ++sharded[spec.zero_stage];
+      gradients += includes(spec.offload, Offload::gradients);
+      parameters += includes(spec.offload, Offload::parameters);
+      activations += includes(spec.offload, Offload::activations);
+      clipped += training.clip_norm > 0.0;
+      alone += spec.replicas() == 1 && includes(spec.offload, Offload::parameters);
+      sequence_parallel += spec.sequence_parallel && includes(spec.offload, Offload::gradients);
+    }
+  }
+  for (const int count : schedules) CHECK(count > 0);
+  for (const int count : sharded) CHECK(count > 1);
+  for (const int count : {gradients, parameters, activations, clipped}) CHECK(count > 10);
+  for (const int count : {alone, sequence_parallel}) CHECK(count > 1);
+}
+
+TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameters up once a gather") {
+  for (const std::string& model : {"tiny-gpt2", "tiny-llama"}) {
+    const OpGraph graph = graph_of(model);
+    for (const int replicas : {1, 2})
+      for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero)
+        for (const bool brings : {false, true}) {
+          if (brings && replicas > 1 && zero < 3) continue;
+          TrainingSpec training = training_of();
+          training.clip_norm = 0.5;
+          ParallelSpec spec;
+          spec.mesh.degree = {.dp = replicas, .tp = 2};
+          spec.sequence_parallel = true;
+          spec.zero_stage = zero;
+          spec.micro_batch = 1;
+          spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+          const std::vector<Program> on_device = lower_all(job_of(graph, training, spec));
+          spec.offload = Offload::optimizer | Offload::gradients;
+          if (brings) spec.offload = spec.offload | Offload::parameters;
+          INFO(model << ": " << describe(spec));
+          const std::int64_t micro = global_batch / replicas;
+          REQUIRE(micro > 1);
+          const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+          for (std::size_t rank = 0; rank < programs.size(); ++rank) {
+            const Program& program = programs[rank];
+            // In bytes, for the norm: out once more than without gradients there, and back. A tied
+            // parameter's gradients go out once, and its parameters come for each of two uses.
+            std::int64_t out = 4 + 4, back = 4, largest_sum = 0, on_host = 0;
+            for (const Bucket& bucket : program.buckets) {
+              const bool is_tied = !graph_has_block(graph, bucket.name);
+              const std::int64_t shard = 4 * bucket.shard_elements,
+                                 sum = zero >= 2 ? shard : 4 * bucket.elements;
+              out += (is_tied ? 0 : (micro - 1) * sum) + shard;
+              back += is_tied ? 0 : (micro - 1) * sum;
+              back += brings ? micro * 2 * (is_tied ? 2 : 1) * (zero == 3 ? shard : 4 * bucket.elements) : shard;
+              if (!is_tied) largest_sum = std::max(largest_sum, sum);
+              on_host += (is_tied ? shard : sum) + (brings ? 0 : shard);
+              on_host += 2 * shard + (brings ? (zero == 3 ? shard : 4 * bucket.elements) : 0);
+              CHECK(program.buffers[*bucket.gradients].home == (is_tied ? Home::device : Home::host));
+            }
+            CHECK(program.copied.host == Bytes(out));
+            CHECK(program.copied.device == Bytes(back));
+            CHECK(program.memory.host >= Bytes(on_host));
+            CHECK(program.memory.host <= Bytes(on_host) + static_cast<std::int64_t>(5 * program.buckets.size() + 1) *
+                                                              Bytes(buffer_alignment));
+            CHECK(program.memory.optimizer == Bytes(0));
+            CHECK((program.memory.parameters == Bytes(0)) == brings);
+            CHECK(program.communication == on_device[rank].communication);
+            std::int64_t staged = 0;
+            for (const Buffer& buffer : program.buffers)
+              if (buffer.name.starts_with("gradients on their way")) staged += buffer.bytes;
+            CHECK(staged == staging_buffers * largest_sum);
+          }
+        }
+  }
 }
 
 TEST_CASE("with full recompute, a step copies each layer's input to the host and back once a micro-batch") {

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "planner/graph/trained_file.h"
+#include "planner/parallel/techniques.h"
 #include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
 
@@ -64,6 +65,7 @@ double norm_of(const std::vector<float>& values) {
 
 TEST_CASE("random legal plans train adapters and parts of a model as the one-rank reference does") {
   std::mt19937 random(20261125);
+  int offloaded = 0;
   for (const std::string& model : models) {
     const std::vector<TrainingSpec> all = choices(model);
     for (std::size_t choice = 0; choice < all.size(); ++choice) {
@@ -79,6 +81,10 @@ TEST_CASE("random legal plans train adapters and parts of a model as the one-ran
         if (trial % 5 == 4) request[Choice::pp] = graph.blocks.size() >= 4 ? 2 : 1;
         ParallelSpec spec = random_spec(graph, training, trial % 5 == 4 ? 4 : 1 << trial % 4, request, random);
         if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
+        ParallelSpec on_host = spec;
+        on_host.offload = offload_rows()[(3 * choice + static_cast<std::size_t>(trial)) % offload_rows().size()].kind;
+        if (trial % 2 == 1 && !illegal(graph, training, on_host)) spec = on_host;
+        if (spec.offload != Offload::none) ++offloaded;
         INFO(model << " trained: " << describe_trained(training) << ": " << describe(spec)
                    << (clips ? ", clipped" : ""));
         auto reference = references.find({spec.micro_batch, clips});
@@ -91,6 +97,7 @@ TEST_CASE("random legal plans train adapters and parts of a model as the one-ran
       }
     }
   }
+  CHECK(offloaded > 50);
 }
 
 TEST_CASE("whatever is frozen, the gradients of the rest are those of training everything") {

@@ -1,6 +1,7 @@
 #include "runtime/device/cpu/host_update.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
@@ -15,6 +16,10 @@ namespace {
 
 // Enough that starting a thread costs little beside it, and a multiple of what one vector holds.
 constexpr std::int64_t least_elements = 1 << 18;
+
+std::int64_t host_cores() {
+  return std::max(std::thread::hardware_concurrency(), 1u);
+}
 
 // An operand of the call: an array of its elements, or what all elements share.
 struct Part {
@@ -62,14 +67,39 @@ void update_range(CpuKernel kernel, const KernelCall& call, const Wide& wide, co
   narrow(call.type, static_cast<const float*>(operands[parameters]), shape.rows, wide.rounded.from(begin));
 }
 
+// Part by part, each by one thread, and added in their order, so that the sum does not depend on
+// the number of cores.
+void sum_squares(CpuKernel kernel, const KernelCall& call) {
+  const std::int64_t parts = ceil_div(call.shape.rows, least_elements);
+  std::vector<float> sums(static_cast<std::size_t>(parts));
+  const auto* const x = static_cast<const float*>(call.operands.front());
+  std::atomic<std::int64_t> next = 0;
+  const auto work = [&] {
+    for (std::int64_t part; (part = next++) < parts;) {
+      const std::int64_t begin = part * least_elements;
+      OpShape shape = call.shape;
+      shape.rows = std::min(least_elements, call.shape.rows - begin);
+      void* operands[] = {const_cast<float*>(x + begin), &sums[static_cast<std::size_t>(part)]};
+      kernel({.shape = shape, .operands = operands, .scalars = nullptr});
+    }
+  };
+  std::vector<std::jthread> others;
+  for (std::int64_t thread = 1; thread < std::min(parts, host_cores()); ++thread) others.emplace_back(work);
+  work();
+  others.clear();  // joins them
+  double total = 0.0;
+  for (const float sum : sums) total += sum;
+  *static_cast<float*>(call.operands.back()) += static_cast<float>(total);
+}
+
 }  // namespace
 
 void update_on_host(const KernelCall& call, const StepScalars& scalars) {
   const CpuKernel kernel = cpu_kernels(chosen_cpu_instruction_set()).kernels[static_cast<int>(call.kind)];
+  if (call.kind == OpKind::sum_squares) return sum_squares(kernel, call);
   const Wide wide = widened(call);
   const std::int64_t elements = call.shape.rows;
-  const auto cores = static_cast<std::int64_t>(std::max(std::thread::hardware_concurrency(), 1u));
-  const std::int64_t threads = std::clamp(elements / least_elements, std::int64_t{1}, cores);
+  const std::int64_t threads = std::clamp(elements / least_elements, std::int64_t{1}, host_cores());
   const auto begin_of = [&](std::int64_t thread) {
     return thread == threads ? elements : elements / threads * thread / 16 * 16;
   };

@@ -28,6 +28,9 @@ TEST_CASE("the host's update takes its traffic at the share of the memory's rate
   training.precision = DataType::bf16;
   CHECK(host_kernel_time(update_on_host(15, true, training), device, device.rates[0], share) ==
         Seconds(15.0 * 30.0 / (60.0 * 0.5)));
+  // A sum of squares reads the gradients, and its own 8 bytes.
+  CHECK(host_kernel_time(sum_of_squares_on_host(15), device, device.rates[0], share) ==
+        Seconds((15.0 * 4.0 + 8.0) / (60.0 * 0.5)));
 }
 
 TEST_CASE("cores are their own host") {

@@ -151,6 +151,25 @@ TEST_CASE("tensor-parallel ranks divide key/value heads, or share each out by it
   }
 }
 
+TEST_CASE("parameters in host memory are shards, or one rank's alone") {
+  ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.offload = Offload::optimizer | Offload::gradients;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.offload = spec.offload | Offload::parameters;
+  spec.zero_stage = 2;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "offload optimizer+gradients+parameters keeps parameters in host memory, of which each data-parallel rank has "
+        "a shard with ZeRO stage 3, and zero_stage is 2 on 2 of them; legal: zero_stage 3, or offload "
+        "optimizer+gradients");
+  spec.zero_stage = 3;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec = layout(tiny_gpt2(), 1, 1, 1);
+  spec.offload = Offload::optimizer | Offload::parameters;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.offload = Offload::gradients;
+  CHECK(reason(tiny_gpt2(), spec).starts_with("there is no offload 4; legal: none, optimizer, activations, "));
+}
+
 TEST_CASE("a master has replicas that are whole, and all state") {
   ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
   spec.dp_method = DataMethod::master;

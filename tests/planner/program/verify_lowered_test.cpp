@@ -293,14 +293,16 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
   int dropped = 0, moved = 0;
   for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
-    for (int trial = 0; trial < 15; ++trial) {
+    for (int trial = 0; trial < 18; ++trial) {
       TrainingSpec training = plain_training();
       if (trial % 2 == 0) training.precision = DataType::bf16;
       if (trial % 5 == 0) training.precision = DataType::fp16;
-      if (trial % 3 == 0) training.clip_norm = 0.5;
-      ParallelSpec spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
-      spec.offload =
-          std::array{Offload::optimizer, Offload::activations, Offload::optimizer | Offload::activations}[trial % 3];
+      if (trial % 4 != 3) training.clip_norm = 0.5;
+      ParallelSpec spec;
+      do {
+        spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
+        spec.offload = offload_rows()[1 + trial % (offload_rows().size() - 1)].kind;
+      } while (illegal(graph, training, spec));
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       std::string found;
       for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
@@ -310,7 +312,16 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       const std::vector<Spot> copies = spots(programs[0], is_copy);
       for (std::size_t at = 0; at < copies.size(); at += 1 + copies.size() / 8) {
         const Spot spot = copies[at];
-        INFO(model << ": " << describe(spec) << ", call " << spot.call << ", instruction " << spot.instruction);
+        // What a backward does not read, such as an embedding's table, may be missing where there
+        // are no ranks to gather it from.
+        const bool is_of_forward = std::ranges::any_of(programs[0].tasks, [&](const Task& task) {
+          return task.first_call <= spot.call && spot.call < task.last_call && task.action &&
+                 task.action->phase == Phase::forward;
+        });
+        const std::string& segment = programs[0].segments[programs[0].calls[spot.call].segment].name;
+        if (segment == "fetch.parameters" && spec.replicas() == 1 && !is_of_forward) continue;
+        INFO(model << ": " << describe(spec) << ", offload " << name(spec.offload) << ", call " << spot.call << " "
+                   << segment);
         std::vector<Program> without = programs, of_a_part = programs, back = programs;
         silence(without[0], spot);
         CHECK(!find_faults(without).empty());

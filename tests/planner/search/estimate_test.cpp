@@ -152,7 +152,10 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       CHECK(estimate.memory == simulated.memory);
       CHECK(estimate.memory_stage == simulated.memory_stage);
       CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
-      CHECK(estimate.spare >= on_device.spare);
+      // Buffers for what is on the device only while it is used may take more than they save.
+      const bool stays = placements.state.homes.parameters == Home::device &&
+                         placements.state.homes.gradients == Home::device;
+      if (stays) CHECK(estimate.spare >= on_device.spare);
       const Bytes capacity = estimator.capacity(spec.mesh, estimate.memory_stage);
       if (spec.pp() == 1) CHECK(estimate.spare == capacity - estimate.memory.peak());
       if (!all_state || spec.pp() > 1) continue;
@@ -188,7 +191,7 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
     training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
     training.optimizer = setting % 5 == 0 ? Optimizer::sgd : Optimizer::adamw;
     Estimator estimator(graph, cluster, training);
-    const Offload offload = offload_rows()[1 + setting % 3].kind;
+    const Offload offload = offload_rows()[1 + setting % (offload_rows().size() - 1)].kind;
     const std::vector<ParallelSpec> specs =
         enumerate_specs(graph, training, std::min(8, cluster.devices()), {{Choice::offload, offload}});
     REQUIRE(!specs.empty());

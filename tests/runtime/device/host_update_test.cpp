@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "runtime/device/cpu/cpu_backend.h"
@@ -78,6 +79,23 @@ TEST_CASE("in half precision the host updates the master copy, and rounds the pa
     narrow(half, state.parameter.data(), elements, wanted.data());
     CHECK(parameters == wanted);
   }
+}
+
+TEST_CASE("the host adds the squares of all elements to what is there, on however many threads") {
+  const State state = state_of();
+  double wanted = 2.0;
+  for (const float x : state.gradient) wanted += static_cast<double>(x) * x;
+  OpShape shape;
+  shape.rows = elements;
+  float sum = 2.0f;
+  void* operands[] = {const_cast<float*>(state.gradient.data()), &sum};
+  update_on_host({.kind = OpKind::sum_squares, .shape = shape, .type = DataType::fp32, .operands = operands},
+                 scalars_of());
+  CHECK(sum == doctest::Approx(wanted).epsilon(1e-6));
+  const float first = std::exchange(sum, 2.0f);
+  update_on_host({.kind = OpKind::sum_squares, .shape = shape, .type = DataType::fp32, .operands = operands},
+                 scalars_of());
+  CHECK(sum == first);
 }
 
 }  // namespace
