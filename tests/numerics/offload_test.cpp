@@ -193,7 +193,7 @@ TEST_CASE("random legal plans with gradients and parameters on the host train to
 }
 
 TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameters up once a gather") {
-  for (const std::string& model : {"tiny-gpt2", "tiny-llama"}) {
+  for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
     for (const int replicas : {1, 2})
       for (int zero = 0; zero <= (replicas > 1 ? 3 : 0); ++zero)
