@@ -34,7 +34,7 @@ struct Limit {
   std::int64_t most() const { return pieces * parts; }
 };
 
-// Of parameters; equal ones more than once.
+// Those of parameters; equal ones more than once.
 template <class Visit>
 void visit_limits(const OpGraph& graph, const Visit& visit) {
   for (const int first : graph.kinds)

@@ -25,6 +25,12 @@ std::vector<Instruction> flatten_gradients(std::int64_t elements, const Training
   return {flat_kernel(OpKind::copy, elements, Stream::compute, Label::compute, training.precision), widen};
 }
 
+bool leaves_half_gradients(const TrainingSpec& training) {
+  const Engine& engine = training.engine;
+  return is_half(training.precision) && (engine.half_gradients || !engine.fused_accumulation ||
+                                         engine.flattens_gradients || engine.widens_gradients);
+}
+
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training) {
   const DataType sums = gradient_type(training);
   std::vector<Instruction> kernels{flat_kernel(OpKind::accumulate, elements, Stream::compute, Label::compute, sums)};

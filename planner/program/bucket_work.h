@@ -32,8 +32,10 @@ Instruction copy_to(Home home, DataType type);
 // (Engine::flattens_gradients, widens_gradients).
 std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training);
 
-// Adds what one micro-batch's backward left in half precision (Engine::half_gradients,
-// fused_accumulation).
+// Whether products leave the gradients of weights in half precision, for other kernels to sum: those
+// of which engines copy sharded ones, too.
+bool leaves_half_gradients(const TrainingSpec& training);
+// Adds what one micro-batch's backward left so.
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
 
 // The type in which gradients are summed over micro-batches and data-parallel ranks: fp32 but in

@@ -6,6 +6,7 @@
 #include "planner/cluster/communicators.h"
 #include "planner/cluster/mesh.h"
 #include "planner/plan/ring_axes.h"
+#include "planner/program/bucket_work.h"
 
 namespace parplan {
 
@@ -18,18 +19,6 @@ Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, 
           .backend = cluster.backend(),
           .overhead = memory_overhead(cluster, training.engine, spec.mesh, ring_axes(spec))};
 }
-
-namespace {
-
-// Whether products leave the gradients of weights in half precision, for other kernels to sum.
-bool leaves_half_gradients(const BlockLayout& layout, const TrainingSpec& training) {
-  const Engine& engine = training.engine;
-  const bool where_sharded = engine.flattens_gradients || engine.widens_gradients;
-  return is_half(training.precision) &&
-         (engine.half_gradients || !engine.fused_accumulation || (where_sharded && data_shards(layout).gradients));
-}
-
-}  // namespace
 
 BlockContext block_context(const BlockLayout& layout, const TensorLayout& entering, const Coordinates& at,
                            const TrainingSpec& training, BackendKind backend, bool fuse) {
@@ -45,7 +34,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
       .fusions = {.norms = fuse && training.engine.fused_norm, .activations = fuse && training.engine.fused_activation},
-      .leaves_half = leaves_half_gradients(layout, training),
+      .leaves_half = leaves_half_gradients(training),
       .repeats_all = training.engine.repeats_layers,
       .master_computes_loss = training.engine.master_computes_loss};
 }

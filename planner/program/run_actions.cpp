@@ -138,12 +138,11 @@ GroupKey data_group(const DeviceMesh& mesh, DataShards shards) {
   return is_hybrid(mesh, shards) ? shard_group(mesh) : all_along(Axis::dp);
 }
 
-// Under engines with half_gradients, or without fused_accumulation: adds what one micro-batch's
-// backward left in half precision to the sum. In fp16, what the first left is the sum.
+// Adds what one micro-batch's backward left in half precision, where it does, to the sum. In fp16,
+// what the first left is the sum.
 void add_half_gradients(Lowering& lowering, int accumulator, std::int64_t elements, int micro_batch) {
   const TrainingSpec& training = lowering.job.training;
-  if (!training.engine.half_gradients && training.engine.fused_accumulation) return;
-  if (!is_half(training.precision) || elements == 0) return;
+  if (!leaves_half_gradients(training) || elements == 0) return;
   if (gradient_type(training) == training.precision && micro_batch == 0) return;
   constexpr const char* title = "gradients.add";
   call_again(lowering, {title, elements, 0, 0}, {accumulator}, {}, [&]() -> Call& {

@@ -208,8 +208,8 @@ class CommunicationCheck {
   // Launch order: how the CPU runtime runs --------------------------------------------------------
 
   // A rank joins a collective or a receive, posts a send and continues, or waits until a send was
-  // received: where a stream waits for an event of a stream that sent before, and where a call ends,
-  // for those of its side streams. The sends of one line (to a rank, in a group) are done in order.
+  // received: where a stream waits for an event of one that sent before, and where a call ends, for
+  // those of its side streams. The sends of one line (to a rank, in a group) are done in order.
   enum class Act { join, post, await };
   struct Move {
     Act act{};

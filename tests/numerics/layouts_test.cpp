@@ -160,7 +160,7 @@ void check_homes(const Job& job, const Program& program) {
   }
 }
 
-// Of the buffers on the device in which buckets take turns.
+// The buffers on the device in which buckets take turns.
 std::int64_t bytes_in_turns(const Program& program) {
   std::int64_t bytes = 0;
   for (const Buffer& buffer : program.buffers)
