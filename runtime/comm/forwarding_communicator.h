@@ -6,7 +6,7 @@
 
 namespace parplan {
 
-// Forwards to a communicator that somebody else owns; a class derived from it does something beside.
+// Forwards to a communicator that somebody else owns; derived classes do something beside.
 class ForwardingCommunicator : public Communicator {
  public:
   explicit ForwardingCommunicator(Communicator& to) : to_(to) {}
