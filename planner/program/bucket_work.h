@@ -32,8 +32,8 @@ Instruction copy_to(Home home, DataType type);
 // (Engine::flattens_gradients, widens_gradients).
 std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training);
 
-// Whether products leave the gradients of weights in half precision, for other kernels to sum: those
-// of which engines copy sharded ones, too.
+// Whether products leave the gradients of weights in half precision, for other kernels to sum. So
+// they do under engines that copy sharded ones.
 bool leaves_half_gradients(const TrainingSpec& training);
 // Adds what one micro-batch's backward left so.
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
