@@ -330,7 +330,7 @@ TEST_CASE("products leave gradients of weights in half precision where other ker
                                    Expected{{.name = "other", .half_gradients = true}, DataType::bf16, 1, true},
                                    Expected{{.name = "other", .half_gradients = true}, DataType::fp32, 1, false},
                                    Expected{{.name = "other", .fused_accumulation = false}, DataType::bf16, 1, true},
-                                   Expected{{.name = "other", .flattens_gradients = true}, DataType::bf16, 1, false},
+                                   Expected{{.name = "other", .flattens_gradients = true}, DataType::bf16, 1, true},
                                    Expected{{.name = "other", .flattens_gradients = true}, DataType::bf16, 3, true},
                                    Expected{{.name = "other", .widens_gradients = true}, DataType::bf16, 3, true}}) {
     const Program program = small_step(expected.engine, expected.precision, expected.zero, 0);
@@ -346,6 +346,11 @@ TEST_CASE("products leave gradients of weights in half precision where other ker
   // writes 4 bytes an element.
   const Program apart = small_step({.name = "other", .fused_accumulation = false}, DataType::bf16, 1, 0);
   CHECK(calls_named(apart, "gradients.add") == 4 * static_cast<int>(apart.buckets.size()));
+  // Or where they are copied once they are sharded, and are whole.
+  for (const int zero : {1, 3}) {
+    const Program whole = small_step({.name = "other", .flattens_gradients = true}, DataType::bf16, zero, 0);
+    CHECK(calls_named(whole, "gradients.add") == (zero == 1 ? calls_named(apart, "gradients.add") : 0));
+  }
   for (const Step& step : steps_of(apart))
     if (step.call == "gradients.add") {
       const OpShape& shape = step.instruction->shape;
