@@ -1,9 +1,7 @@
 // Plans whose ranks share out the tokens of each sequence, compared with the one-rank reference.
 #include <doctest/doctest.h>
 
-#include <map>
 #include <random>
-#include <utility>
 
 #include "planner/parallel/techniques.h"
 #include "tests/numerics/op_graphs.h"
@@ -34,7 +32,7 @@ TEST_CASE("random legal plans with context parallelism train as the one-rank ref
   std::mt19937 random(20261123);
   for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-bert"}) {
     const OpGraph graph = graph_of(model);
-    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    References references(graph);
     for (int trial = 0; trial < 40; ++trial) {
       TrainingSpec training = training_of();
       const bool clips = trial % 4 == 3;
@@ -46,12 +44,7 @@ TEST_CASE("random legal plans with context parallelism train as the one-rank ref
       ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
       if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe_context(spec) << (clips ? ", clipped" : ""));
-      auto reference = references.find({spec.micro_batch, clips});
-      if (reference == references.end())
-        reference =
-            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
-                .first;
-      check_close(run_plan(graph, training, spec), reference->second);
+      check_close(run_plan(graph, training, spec), references.of(training, spec.micro_batch));
     }
   }
 }
@@ -59,7 +52,7 @@ TEST_CASE("random legal plans with context parallelism train as the one-rank ref
 TEST_CASE("graphs with every op train with context parallelism as the one-rank reference does") {
   std::mt19937 random(23);
   for (const OpGraph& graph : op_graphs(sequence)) {
-    std::map<std::int64_t, Outcome> references;
+    References references(graph);
     for (int trial = 0; trial < 12; ++trial) {
       const TrainingSpec training = training_of();
       LayoutRequest request;
@@ -71,10 +64,7 @@ TEST_CASE("graphs with every op train with context parallelism as the one-rank r
       if (trial % 6 == 0) request[Choice::sequence_parallel] = true;
       const ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
       INFO(graph.name << ": " << describe_context(spec));
-      auto reference = references.find(spec.micro_batch);
-      if (reference == references.end())
-        reference = references.emplace(spec.micro_batch, run_reference(graph, training, spec.micro_batch)).first;
-      check_close(run_plan(graph, training, spec), reference->second);
+      check_close(run_plan(graph, training, spec), references.of(training, spec.micro_batch));
     }
   }
 }
@@ -110,7 +100,7 @@ TEST_CASE("groups that exchange tokens for heads train as the reference does, wi
   int with_tensor = 0, with_stages = 0, sharded = 0, recomputed = 0;
   for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-bert"}) {
     const OpGraph graph = graph_of(model);
-    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    References references(graph);
     for (int trial = 0; trial < 14; ++trial) {
       TrainingSpec training = training_of();
       const bool clips = trial % 4 == 3, in_fours = trial % 7 == 6 && model != "tiny-llama";
@@ -125,12 +115,7 @@ TEST_CASE("groups that exchange tokens for heads train as the reference does, wi
       ParallelSpec spec = random_spec(graph, training, 8, request, random);
       REQUIRE(spec.mesh.cp_ulysses == (in_fours ? 4 : 2));
       INFO(model << ": " << describe_context(spec) << (clips ? ", clipped" : ""));
-      auto reference = references.find({spec.micro_batch, clips});
-      if (reference == references.end())
-        reference =
-            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
-                .first;
-      check_close(run_plan(graph, training, spec), reference->second);
+      check_close(run_plan(graph, training, spec), references.of(training, spec.micro_batch));
       with_tensor += spec.tp() > 1;
       with_stages += spec.pp() > 1;
       sharded += spec.zero_stage > 0;
@@ -145,7 +130,7 @@ TEST_CASE("keys go around rings of up to eight ranks, with every other technique
   std::mt19937 random(20261125);
   for (const std::string model : {"tiny-gpt2", "tiny-llama"}) {
     const OpGraph graph = graph_of(model);
-    std::map<std::int64_t, Outcome> references;
+    References references(graph);
     const TrainingSpec training = training_of();
     for (const int cp : {2, 4, 8}) {
       for (int trial = 0; trial < (cp == 8 ? 1 : 3); ++trial) {
@@ -156,10 +141,7 @@ TEST_CASE("keys go around rings of up to eight ranks, with every other technique
         if (trial == 2) request[Choice::pp] = 2;
         const ParallelSpec spec = random_spec(graph, training, trial == 0 ? cp : 2 * cp, request, random);
         INFO(model << ": " << describe_context(spec));
-        auto reference = references.find(spec.micro_batch);
-        if (reference == references.end())
-          reference = references.emplace(spec.micro_batch, run_reference(graph, training, spec.micro_batch)).first;
-        check_close(run_plan(graph, training, spec), reference->second);
+        check_close(run_plan(graph, training, spec), references.of(training, spec.micro_batch));
       }
     }
   }

@@ -3,9 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <map>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "tests/numerics/op_graphs.h"
@@ -29,7 +27,7 @@ std::vector<OpGraph> all_graphs(std::int64_t of_sequence) {
 TEST_CASE("random legal plans of graphs with every op train as the one-rank reference does") {
   std::mt19937 random(20261121);
   for (const OpGraph& graph : all_graphs(sequence)) {
-    std::map<std::int64_t, Outcome> references;
+    References references(graph);
     for (int trial = 0; trial < 24; ++trial) {
       const TrainingSpec training = training_of();
       LayoutRequest request;
@@ -37,10 +35,7 @@ TEST_CASE("random legal plans of graphs with every op train as the one-rank refe
       if (trial % 2 == 1 && graph.name == "parallel-branches") request[Choice::tp] = 2;
       const ParallelSpec spec = random_spec(graph, training, 4 << trial % 2, request, random);
       INFO(graph.name << ": " << describe(spec));
-      auto reference = references.find(spec.micro_batch);
-      if (reference == references.end())
-        reference = references.emplace(spec.micro_batch, run_reference(graph, training, spec.micro_batch)).first;
-      check_close(run_plan(graph, training, spec), reference->second);
+      check_close(run_plan(graph, training, spec), references.of(training, spec.micro_batch));
     }
   }
 }

@@ -108,7 +108,7 @@ TEST_CASE("more tensor-parallel ranks than key/value heads train as the one-rank
   std::mt19937 random(20261128);
   std::map<int, int> ran;  // plans by the ranks that hold a copy
   for (const OpGraph& graph : grouped_graphs()) {
-    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    References references(graph, 3);
     for (const int tp : degrees_with_copies(graph))
       for (int trial = 0; trial < 8; ++trial) {
         TrainingSpec training = training_of();
@@ -124,13 +124,7 @@ TEST_CASE("more tensor-parallel ranks than key/value heads train as the one-rank
         }
         ParallelSpec spec = random_spec(graph, training, trial % 4 < 2 ? tp : 2 * tp, request, random);
         INFO(graph.name << ": " << describe(spec) << " cp " << spec.cp() << (clips ? ", clipped" : ""));
-        auto reference = references.find({spec.micro_batch, clips});
-        if (reference == references.end())
-          reference =
-              references
-                  .emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch, 3))
-                  .first;
-        check_close(run_plan(graph, training, spec, 3), reference->second);
+        check_close(run_plan(graph, training, spec, 3), references.of(training, spec.micro_batch));
         ++ran[tp / static_cast<int>(kv_heads_of(graph))];
       }
   }

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner/graph/training_spec.h"
@@ -40,6 +42,18 @@ Outcome run_plan(const Job& job, const MakeWorld& make_world, std::int64_t count
 // those that plans start from.
 Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch,
                       std::int64_t count = steps, const LogicalTensors* values = nullptr);
+// References of a graph that outlives it, each run once: by micro-batch and clipping, the only
+// things in which the trainings of one test differ.
+class References {
+ public:
+  explicit References(const OpGraph& graph, std::int64_t count = steps) : graph_(graph), count_(count) {}
+  const Outcome& of(const TrainingSpec& training, std::int64_t micro_batch);
+
+ private:
+  const OpGraph& graph_;
+  std::int64_t count_;
+  std::map<std::pair<std::int64_t, double>, Outcome> known_;
+};
 
 // How far a plan may be from the reference: absolute for losses; for each gradient relative to its
 // norm plus the norm of all gradients.

@@ -2,7 +2,6 @@
 // and the promises of a Program (bytes of memory and of communication) compared with its execution.
 #include <doctest/doctest.h>
 
-#include <map>
 #include <random>
 #include <utility>
 #include <vector>
@@ -18,7 +17,7 @@ TEST_CASE("random legal plans train as the one-rank reference does") {
   std::mt19937 random(20261121);
   for (const std::string& model : models) {
     const OpGraph graph = graph_of(model);
-    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    References references(graph);
     for (int trial = 0; trial < 40; ++trial) {
       TrainingSpec training = training_of();
       const bool clips = trial % 4 == 3;
@@ -28,12 +27,7 @@ TEST_CASE("random legal plans train as the one-rank reference does") {
       ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, request, random);
       if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe(spec) << (clips ? ", clipped" : ""));
-      auto reference = references.find({spec.micro_batch, clips});
-      if (reference == references.end())
-        reference =
-            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
-                .first;
-      check_close(run_plan(graph, training, spec), reference->second);
+      check_close(run_plan(graph, training, spec), references.of(training, spec.micro_batch));
     }
   }
 }
@@ -222,7 +216,7 @@ TEST_CASE("hybrid sharding trains as the reference does, and its stages to the s
   std::mt19937 random(20261123);
   for (const std::string& model : models) {
     const OpGraph graph = graph_of(model);
-    std::map<std::pair<std::int64_t, bool>, Outcome> references;
+    References references(graph);
     for (int trial = 0; trial < 12; ++trial) {
       TrainingSpec training = training_of();
       const bool clips = trial % 3 == 2;
@@ -237,13 +231,8 @@ TEST_CASE("hybrid sharding trains as the reference does, and its stages to the s
       REQUIRE(spec.mesh.dp_shard == (trial % 6 == 3 ? 4 : 2));
       if (trial % 2 == 0) spec.tied_gradients = TiedGradients::apart;
       INFO(model << ": " << describe(spec) << (clips ? ", clipped" : ""));
-      auto reference = references.find({spec.micro_batch, clips});
-      if (reference == references.end())
-        reference =
-            references.emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch))
-                .first;
       const Outcome outcome = run_plan(graph, training, spec);
-      check_close(outcome, reference->second);
+      check_close(outcome, references.of(training, spec.micro_batch));
       if (spec.zero_stage == 1 || micro_batches(spec, training) > 1) continue;
       spec.zero_stage = 1;
       check_equal(outcome, run_plan(graph, training, spec));
