@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -11,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "cli/declared_options.h"
-#include "tests/cli/call.h"
 #include "tests/cli/generated_parts.h"
 
 namespace parplan {
@@ -23,52 +21,6 @@ std::string page(const std::string& name) {
   std::ifstream file(std::string(PARPLAN_SOURCE_DIR) + "/docs/" + name);
   REQUIRE(file.good());
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// The lines of ```sh blocks that call parplan, as words.
-std::vector<std::vector<std::string>> commands_of(const std::string& text) {
-  std::vector<std::vector<std::string>> found;
-  std::istringstream lines(text);
-  bool in_block = false;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("```")) {
-      in_block = !in_block && line == "```sh";
-      continue;
-    }
-    if (!in_block || !line.starts_with("parplan ")) continue;
-    // Words as a shell splits them: '2.50 USD' is one.
-    std::vector<std::string>& command = found.emplace_back();
-    bool quoted = false;
-    bool open = false;
-    for (const char c : line.substr(8)) {
-      if (c == '\'') quoted = !quoted;
-      else if (c == ' ' && !quoted) open = false;
-      else {
-        if (!open) command.emplace_back();
-        open = true;
-        command.back() += c;
-      }
-    }
-  }
-  return found;
-}
-
-TEST_CASE("every command of the pages on the command line, capacity and calibration runs, from the top of the tree") {
-  const Folder folder;
-  const std::filesystem::path before = std::filesystem::current_path();
-  std::filesystem::create_directory_symlink(std::string(PARPLAN_SOURCE_DIR) + "/tests", folder.path("tests"));
-  std::filesystem::current_path(folder.path(""));
-  std::vector<std::vector<std::string>> commands = commands_of(page("cli.md"));
-  CHECK(commands.size() >= 10);
-  for (const char* name : {"capacity.md", "calibration.md"})
-    for (std::vector<std::string>& command : commands_of(page(name))) commands.push_back(std::move(command));
-  for (const std::vector<std::string>& command : commands) {
-    const Called called = call(command);
-    INFO(fmt::format("{}", fmt::join(command, " ")));
-    INFO(called.err);
-    CHECK(called.code == 0);
-  }
-  std::filesystem::current_path(before);
 }
 
 // `cmake --build BUILD --target pages` sets the variable.

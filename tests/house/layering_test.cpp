@@ -97,13 +97,14 @@ const std::vector<HeavyLibrary>& heavy_libraries() {
 // Only cli/ prints and ends the process.
 struct ReservedCall {
   std::string_view what;
-  std::string_view pattern;
+  std::regex pattern;
 };
 
 const std::vector<ReservedCall>& reserved_for_cli() {
   static const std::vector<ReservedCall> table = {
-      {"prints", "\\bstd::(cout|cerr|clog)\\b|\\b(printf|puts|putchar)\\s*\\(|\\bfmt::print\\s*\\(|<iostream>"},
-      {"ends the process", "\\b(std::)?(exit|_Exit|quick_exit|abort)\\s*\\(\\s*(\\d|EXIT_|\\))"},
+      {"prints",
+       std::regex("\\bstd::(cout|cerr|clog)\\b|\\b(printf|puts|putchar)\\s*\\(|\\bfmt::print\\s*\\(|<iostream>")},
+      {"ends the process", std::regex("\\b(std::)?(exit|_Exit|quick_exit|abort)\\s*\\(\\s*(\\d|EXIT_|\\))")},
   };
   return table;
 }
@@ -259,8 +260,9 @@ std::vector<std::string> house_faults(const fs::path& root) {
     std::istringstream lines(text);
     std::string line;
     for (int number = 1; std::getline(lines, line); ++number) {
+      const std::string code = code_of(line);
       for (const ReservedCall& call : reserved_for_cli()) {
-        if (std::regex_search(code_of(line), std::regex(std::string(call.pattern)))) {
+        if (std::regex_search(code, call.pattern)) {
           faults.push_back(fmt::format("{}:{}: {}; only cli/ may", path, number, call.what));
         }
       }

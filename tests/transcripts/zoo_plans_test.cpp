@@ -31,10 +31,9 @@ TEST_CASE("every model of models/ and every cluster of configs/ gives plans, or 
                                            [](const Vertex& vertex) { return vertex.kind == VertexKind::network; });
     std::vector<std::string> planned, refused;
     const auto begin = std::chrono::steady_clock::now();
-    // All models on some clusters, some models on all: small, large, and with heterogeneous layers.
-    const bool all = name == "dgx-h100" || name == "gb200-nvl72" || name == "titan-rtx-2";
+    // All models on one cluster, some on all: small, with heterogeneous layers, and large.
     for (const std::string& model :
-         all ? models : std::vector<std::string>{"gpt2", "gemma2-9b", "falcon-7b", "llama3-70b", "llama3-405b"}) {
+         name == "dgx-h100" ? models : std::vector<std::string>{"gpt2", "gemma2-9b", "llama3-405b"}) {
       REQUIRE(std::ranges::find(models, model) != models.end());
       std::ostringstream out, err;
       const int code = run_command_line({"suggest", model, "--cluster", source + "/configs/clusters/" + name + ".yaml",

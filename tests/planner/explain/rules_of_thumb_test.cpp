@@ -125,7 +125,9 @@ TEST_CASE("tensor parallelism beyond a node is looked for in every degree, and t
     REQUIRE(!degrees.contains(free.plan->spec.tp()));
     ReasonsOptions options;
     options.most_simulated = 1000;
-    const Guide guide = find_reasons(graph, *free.plan, options).guide;
+    const ExplainedPlan explained{graph, *free.plan, options};
+    CandidateMaker maker(graph, request.cluster, request.training, Objective::time, explained.shapes);
+    const Guide guide = find_guide(explained, maker, {});
     REQUIRE(guide.beyond_node);
     CHECK(degrees.contains(guide.beyond_node->across_ranks));
     CHECK(guide.beyond_node->best.plan.spec.tp() == guide.beyond_node->across_ranks);
