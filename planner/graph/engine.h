@@ -1,17 +1,20 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "planner/base/units.h"
 
 namespace parplan {
 
+inline constexpr std::string_view own_engine = "parplan";
+
 // How a training engine carries out a step: which kernels it fuses, what it computes again, what it
 // overlaps, and what its host costs. The graph (engine_graph.h), lowering and costs ask it; there
 // is no factor of a whole step. The default is parplan's own runtime, which alone can run plans.
 struct Engine {
-  std::string name = "parplan";
+  std::string name{own_engine};
   std::string title = "parplan's own runtime";
   // Kernels that are one; otherwise each of their ops is a kernel that reads and writes memory.
   bool fused_attention = true;   // else: scores, softmax, dropout and weighted sum, with the scores kept
@@ -111,7 +114,7 @@ struct Engine {
 
 // Whether plans for it can be run: those for parplan's own runtime.
 inline bool is_own(const Engine& engine) {
-  return engine.name == Engine{}.name;
+  return engine.name == own_engine;
 }
 
 }  // namespace parplan

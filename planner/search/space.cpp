@@ -355,8 +355,13 @@ SpacePart& part_of(const ParallelSpec& spec, std::vector<SpacePart>& parts) {
 }
 
 std::vector<SpacePart> most_devices_first(std::vector<SpacePart> parts) {
-  std::ranges::stable_sort(parts, std::greater<>(), [](const SpacePart& part) { return part.spec.mesh.size(); });
-  return parts;
+  std::vector<std::pair<int, SpacePart*>> order;  // a part is large, and slow to swap
+  for (SpacePart& part : parts) order.emplace_back(part.spec.mesh.size(), &part);
+  std::ranges::stable_sort(order, std::greater<>(), &std::pair<int, SpacePart*>::first);
+  std::vector<SpacePart> sorted;
+  sorted.reserve(parts.size());
+  for (const auto& [devices, part] : order) sorted.push_back(std::move(*part));
+  return sorted;
 }
 
 LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {

@@ -26,7 +26,7 @@ enum class Board { slot, module, switched };
 struct Card {
   int pci_device;  // of vendor 10de; 0 where several kinds share an id, or it is unknown
   int compute_capability;
-  const char* kind;  // configs/devices
+  std::string_view kind;  // configs/devices
   Board board;
 };
 
@@ -394,7 +394,7 @@ std::optional<std::string> device_kind_of(const NcclTopology& topology) {
   if (first == nullptr || first->vendor_id() != 0x10de) return std::nullopt;
   const auto card = std::ranges::find(card_rows, first->device_id(), &Card::pci_device);
   if (card == card_rows.end()) return std::nullopt;
-  return card->kind;
+  return std::string(card->kind);
 }
 
 NcclTopology completed(NcclTopology topology, const DeviceKind& device, std::optional<BytesPerSecond> network) {
