@@ -20,21 +20,39 @@ struct ChangedBatch {
   std::int64_t micro_batch = 0;
 };
 
-// About `factor` times the batch, but never the same batch: in whole micro-batches of the plan
-// where that is close enough, else in sequences of a data-parallel rank, with the micro-batch size
-// closest to the plan's that divides them. Nothing where a rank has one sequence and is to have
-// fewer.
-std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
+bool is_legal(const ExplainedPlan& explained, const ChangedBatch& batch) {
+  TrainingSpec training = explained.plan.training;
+  training.global_batch = batch.global_batch;
+  ParallelSpec spec = explained.plan.spec;
+  spec.micro_batch = batch.micro_batch;
+  return !illegal(explained.graph, training, spec);
+}
+
+// About `factor` times the batch, but never the same batch: in whole micro-batches of the plan, the
+// nearest number that is legal (groups of micro-batches in an interleaved pipeline) and close
+// enough; else in sequences of a data-parallel rank, with the micro-batch size closest to the
+// plan's that divides them. Nothing where a rank has one sequence and is to have fewer, or where
+// that is not legal.
+std::optional<ChangedBatch> changed_batch(const ExplainedPlan& explained, double factor) {
+  const Plan& plan = explained.plan;
   const std::int64_t ranks = plan.spec.mesh.batch_ranks();
   const auto scaled = [&](std::int64_t count) {
     const std::int64_t then = std::llround(static_cast<double>(count) * factor);
     return then != count ? then : count + (factor > 1.0 ? 1 : -1);
   };
   const std::int64_t now = micro_batches(plan.spec, plan.training);
-  const std::int64_t then = scaled(now);
-  const double off = std::abs(static_cast<double>(then) / static_cast<double>(now) - factor);
-  if (then > 0 && off <= 0.5 * std::abs(factor - 1.0))
-    return ChangedBatch{.global_batch = then * ranks * plan.spec.micro_batch, .micro_batch = plan.spec.micro_batch};
+  const std::int64_t wanted = scaled(now);
+  const auto is_close = [&](std::int64_t count) {
+    const double off = std::abs(static_cast<double>(count) / static_cast<double>(now) - factor);
+    return count > 0 && count != now && off <= 0.5 * std::abs(factor - 1.0);
+  };
+  const int nearer = static_cast<double>(now) * factor > static_cast<double>(wanted) ? 1 : -1;
+  for (std::int64_t apart = 0; is_close(wanted - apart) || is_close(wanted + apart); ++apart)
+    for (const std::int64_t count : {wanted + nearer * apart, wanted - nearer * apart}) {
+      const ChangedBatch batch{.global_batch = count * ranks * plan.spec.micro_batch,
+                               .micro_batch = plan.spec.micro_batch};
+      if (is_close(count) && is_legal(explained, batch)) return batch;
+    }
   const std::int64_t each = scaled(plan.training.global_batch / ranks);
   if (each < 1) return std::nullopt;
   const auto apart = [&](std::int64_t micro) {
@@ -43,7 +61,8 @@ std::optional<ChangedBatch> changed_batch(const Plan& plan, double factor) {
   std::int64_t nearest = 1;
   for (std::int64_t micro = 2; micro <= each; ++micro)
     if (each % micro == 0 && apart(micro) <= apart(nearest)) nearest = micro;
-  return ChangedBatch{.global_batch = each * ranks, .micro_batch = nearest};
+  const ChangedBatch batch{.global_batch = each * ranks, .micro_batch = nearest};
+  return is_legal(explained, batch) ? std::optional(batch) : std::nullopt;
 }
 
 // The plan as it stands under changed circumstances.
@@ -59,12 +78,10 @@ std::optional<Circumstances> changed(const ExplainedPlan& explained, Resource re
   then.variation.cluster = varied(plan.cluster, resource, factor);
   ParallelSpec spec = plan.spec;
   if (resource == Resource::global_batch) {
-    const std::optional<ChangedBatch> batch = changed_batch(plan, factor);
+    const std::optional<ChangedBatch> batch = changed_batch(explained, factor);
     if (!batch) return std::nullopt;
     then.training.global_batch = batch->global_batch;
     spec.micro_batch = batch->micro_batch;
-    // An interleaved pipeline may be left with fewer micro-batches than a group of them.
-    if (illegal(explained.graph, then.training, spec)) return std::nullopt;
     factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
   }
   NetworkCache networks(then.variation.cluster, then.training.engine);

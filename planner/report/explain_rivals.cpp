@@ -169,7 +169,10 @@ std::string sensitivity_table(const Plan& plan, const Reasons& reasons) {
   const bool lessened = std::ranges::any_of(
       reasons.sensitivity, [](const Variation& v) { return v.resource == Resource::global_batch && v.factor < 1.0; });
   if (!lessened)
-    rows.push_back({"global batch less", "-", "it cannot be less: each data-parallel rank has one sequence"});
+    rows.push_back({"global batch less", "-",
+                    plan.training.global_batch == plan.spec.mesh.batch_ranks()
+                        ? "it cannot be less: each data-parallel rank has one sequence"
+                        : "no smaller batch near it is legal in this layout"});
   return "\n" + table_with_words(rows, 2) + what_found_means(reasons.sensitivity);
 }
 

@@ -125,14 +125,24 @@ TEST_CASE("a batch of few micro-batches changes by sequences, in micro-batches t
     int dp;
     std::int64_t batch, micro_batch;
     std::optional<std::pair<std::int64_t, std::int64_t>> less, more;  // batch, micro-batch
+    bool is_interleaved = false;                                      // two ranks with two stages each
   };
   for (const Case& one : {Case{1, 4, 4, {{3, 3}}, {{5, 5}}},      // one micro-batch
                           Case{1, 10, 5, {{8, 4}}, {{12, 6}}},    // two
                           Case{2, 20, 2, {{16, 2}}, {{24, 2}}},   // five, of which four and six are a fifth away
-                          Case{2, 2, 1, {}, {{4, 1}}}}) {         // a sequence a rank
+                          Case{2, 2, 1, {}, {{4, 1}}},            // a sequence a rank
+                          // Groups of two micro-batches: neither 11 nor 17; 5 and 7 have no neighbour close enough.
+                          Case{1, 14, 1, {{12, 1}}, {{16, 1}}, true}, Case{1, 6, 1, {}, {}, true}}) {
     INFO("dp " << one.dp << " batch " << one.batch << " micro-batch " << one.micro_batch);
+    const int devices = one.is_interleaved ? 2 : one.dp;
     SuggestRequest request =
-        request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", one.dp), one.batch);
+        request_of(graph, cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices), one.batch);
+    if (one.is_interleaved) {
+      request.layout[Choice::pp] = 2;
+      request.layout[Choice::tp] = 1;
+      request.layout[Choice::schedule] = ScheduleKind::interleaved;
+      request.layout[Choice::virtual_stages] = 2;
+    }
     request.layout[Choice::dp] = one.dp;
     request.layout[Choice::micro_batch] = one.micro_batch;
     const Reasons reasons = find_reasons(graph, simulate_layout(request), {});

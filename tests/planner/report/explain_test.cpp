@@ -214,7 +214,7 @@ what the rules of the guides come to here:
   memory 40 % less            does not fit: 640 B of 600 B  best: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.0 s
   memory 20 % more            as now                        best: dp2 tp1 pp2 zero1 mb1 1f1b recompute=full pp>dp, 9.00 s (10.0 % faster)
   global batch 6 (50 % more)  12.0 s, tokens/s +25 %        the plan stays the best
-  global batch less           -                             it cannot be less: each data-parallel rank has one sequence
+  global batch less           -                             no smaller batch near it is legal in this layout
 
 search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space
   under this cost model
@@ -315,7 +315,7 @@ TEST_CASE("what a search found that a limit cut is not called the best") {
                   "  memory      as now          the plan stays the best found\n" + meaning) != std::string::npos);
   CHECK(text.find("best found: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.0 s\n") != std::string::npos);
   CHECK(text.find("best found: dp2 tp1 pp2 zero1 mb1 1f1b recompute=full pp>dp, 9.00 s") != std::string::npos);
-  CHECK(text.find("each data-parallel rank has one sequence\n" + meaning) != std::string::npos);
+  CHECK(text.find("no smaller batch near it is legal in this layout\n" + meaning) != std::string::npos);
   CHECK(text.find("9.00 s (10.0 % faster); others may be") != std::string::npos);
   CHECK(text.find("\n      best found: data-parallel communication") != std::string::npos);
   CHECK(text.find("pp>dp\n      best found\n" + meaning) != std::string::npos);
