@@ -7,6 +7,7 @@
 #include <ranges>
 #include <tuple>
 #include <utility>
+
 // What layouts hold at least, and how fast they are at most within it.
 
 namespace parplan {
