@@ -287,6 +287,19 @@ Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context
   return values;
 }
 
+// No groups, and the next smaller and larger ones.
+Values other_head_groups(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
+  Values values;
+  if (own.cp() == 1 || own.cp_method == ContextMethod::ulysses) return values;
+  const std::int64_t ranks = own.mesh.cp_ulysses;
+  const std::vector<std::int64_t> groups = divisors(own.cp());
+  const auto now = std::ranges::find(groups, ranks);
+  if (ranks > 1) values.emplace_back(std::int64_t{1});
+  if (ranks > 1 && *std::prev(now) > 1) values.emplace_back(*std::prev(now));
+  if (const std::int64_t larger = *std::next(now); larger < own.cp()) values.emplace_back(larger);
+  return values;
+}
+
 // Equally many micro-batches, where replicas have unlike numbers.
 Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   if (own.replica_micro_batches.empty()) return {};
@@ -410,7 +423,8 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::cp_ulysses,
              .follows_from = {Choice::cp, Choice::cp_method},
              .decides_legality = true,
-             .values = no_groups_of_heads},
+             .values = no_groups_of_heads,
+             .neighbours = other_head_groups},
     SpaceRow{.choice = Choice::zero_stage,
              .follows_from = {Choice::dp, Choice::cp},
              .decides_legality = true,

@@ -110,6 +110,29 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
   }
 }
 
+TEST_CASE("groups that exchange tokens for heads have the next ones for neighbours, and none") {
+  const Space space;
+  const SpaceRow& row = space_row_of(Choice::cp_ulysses);
+  const auto neighbours = [&](int cp, ContextMethod method, int groups) {
+    ParallelSpec spec;
+    spec.mesh.degree.cp = cp;
+    spec.cp_method = method;
+    spec.mesh.cp_ulysses = groups;
+    std::vector<std::int64_t> found;
+    for (const ChoiceValue& value : row.neighbours(row, {space.graph, space.training, cp}, spec))
+      found.push_back(std::get<std::int64_t>(value));
+    return found;
+  };
+  using Groups = std::vector<std::int64_t>;
+  CHECK(neighbours(12, ContextMethod::ring, 3) == Groups{1, 2, 4});
+  CHECK(neighbours(12, ContextMethod::ring, 2) == Groups{1, 3});
+  CHECK(neighbours(12, ContextMethod::all_gather, 6) == Groups{1, 4});
+  CHECK(neighbours(12, ContextMethod::ring, 1) == Groups{2});
+  CHECK(neighbours(3, ContextMethod::ring, 1) == Groups{});
+  CHECK(neighbours(12, ContextMethod::ulysses, 1) == Groups{});
+  CHECK(neighbours(1, ContextMethod::ring, 1) == Groups{});
+}
+
 TEST_CASE("with an interleaved schedule fixed the space has every legal number of virtual stages") {
   const Space space;
   for (const std::int64_t group : {0, 3, 4}) {
