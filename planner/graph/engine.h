@@ -82,6 +82,7 @@ struct Engine {
   bool has_tensor_overlap = true;        // rows around the ring of the tensor axis beside slices of products
   bool has_context = true;               // context parallelism
   bool has_hierarchical_context = true;  // with groups that exchange tokens for heads
+  bool has_hierarchical_gather = true;   // and keys and values gathered between groups, not around a ring
   bool has_other_orders = true;          // of the mesh's axes than pp-dp-tp
   bool has_core_attn_recompute = true;   // of attention's core alone
   bool has_norms_recompute = true;       // of norms alone

@@ -67,6 +67,8 @@ constexpr std::array facts = {
     EngineFact{"has_context", "there is context parallelism", &Engine::has_context},
     EngineFact{"has_hierarchical_context", "context parallelism exchanges tokens for heads in groups of ranks",
                &Engine::has_hierarchical_context},
+    EngineFact{"has_hierarchical_gather", "keys and values are gathered between such groups",
+               &Engine::has_hierarchical_gather},
     EngineFact{"has_other_orders", "the mesh's axes have other orders than pp-dp-tp", &Engine::has_other_orders},
     EngineFact{"has_core_attn_recompute", "attention's core alone is recomputed", &Engine::has_core_attn_recompute},
     EngineFact{"has_norms_recompute", "norms alone are recomputed", &Engine::has_norms_recompute},

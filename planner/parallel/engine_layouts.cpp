@@ -52,6 +52,12 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return spec.cp() > 1; }},
     EngineLayoutRow{Choice::cp_ulysses, &Engine::has_hierarchical_context, "hierarchical context parallelism",
                     "cp_ulysses must be 1", [](const ParallelSpec& spec) { return spec.mesh.cp_ulysses > 1; }},
+    EngineLayoutRow{Choice::cp_method, &Engine::has_hierarchical_gather,
+                    "keys and values gathered between groups that exchange tokens for heads",
+                    "cp_method must be ring, or cp_ulysses 1",
+                    [](const ParallelSpec& spec) {
+                      return spec.mesh.cp_ulysses > 1 && spec.cp_method == ContextMethod::all_gather;
+                    }},
     EngineLayoutRow{Choice::pp, &Engine::has_pipeline, "pipelines", "pp must be 1",
                     [](const ParallelSpec& spec) { return spec.pp() > 1; }},
     EngineLayoutRow{Choice::schedule, &Engine::has_gpipe, "GPipe", "schedule must be another, such as 1f1b",
