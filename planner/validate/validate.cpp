@@ -38,6 +38,14 @@ Bytes counted(const MemoryUse& use, MemoryScope scope) {
   return scope == MemoryScope::reserved ? use.arena() + use.reserve : use.peak();
 }
 
+// Whether a run cannot have had the memory that is predicted from its facts. No published peak is
+// as far from its prediction (docs/accuracy.md).
+bool surely_too_large(const ValidatedRun& run) {
+  constexpr double beyond_any_error = 1.25;
+  return run.verdict == MemoryVerdict::does_not_fit &&
+         static_cast<double>(run.device_memory.count) > beyond_any_error * static_cast<double>(run.capacity.count);
+}
+
 }  // namespace
 
 ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, const GraphOfModel& graph_of) {
@@ -73,21 +81,28 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
       result.capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
       result.verdict = memory_verdict(use, result.capacity, memory_headroom(plan.training.engine, plan.cluster));
     };
+    const bool ran = run.outcome != "oom";
+    std::string since;  // why what is stated is not taken
     if (!stated.recompute_unstated) {
       predict();
-      return result;
+      if (!ran || !surely_too_large(result)) return result;
+      since = fmt::format(": as stated it needs {} of {}, and it ran", format_bytes(result.device_memory),
+                          format_bytes(result.capacity));
     }
+    const ValidatedRun as_stated = result;
     for (const Recompute recompute : searched_recomputes(stated.training.engine)) {
       request.layout[Choice::recompute] = recompute;
       predict();
-      if (result.verdict != MemoryVerdict::does_not_fit || run.outcome == "oom") break;
+      if (result.verdict != MemoryVerdict::does_not_fit || !ran) break;
     }
+    const bool fits = result.verdict != MemoryVerdict::does_not_fit;
+    if (!stated.recompute_unstated && !fits) return as_stated;
     const Recompute least = *given<Recompute>(request.layout, Choice::recompute);
-    result.assumed.push_back(least == Recompute::none ? "no recompute"
-                                                      : fmt::format("recompute: {}, {}", name(least),
-                                                                    result.verdict == MemoryVerdict::does_not_fit
-                                                                        ? "with which it does not fit either"
-                                                                        : "the least that fits"));
+    result.assumed.push_back(
+        least == Recompute::none
+            ? "no recompute"
+            : fmt::format("recompute: {}, {}{}", name(least),
+                          fits ? "the least that fits" : "with which it does not fit either", since));
   } catch (const ConfigError& error) {
     result.skipped = error.what();
   }

@@ -187,6 +187,36 @@ TEST_CASE("a run that does not say what it recomputed did so as little as it fit
   CHECK(assumed("ok") == std::pair(std::string("recompute: full, with which it does not fit either"), true));
 }
 
+TEST_CASE("a run that cannot have fitted as it is stated recomputed more") {
+  PublishedRun run = stated_run();
+  const auto validated = [&](const std::string& outcome) {
+    run.outcome = outcome;
+    return validate(run, as_stated, graph_of_published);
+  };
+  run.recompute = "none";
+  CHECK(validated("ok").assumed.empty());
+  run.micro_batch = 32;
+  run.sequence = 8192;
+  const ValidatedRun ran = validated("ok");
+  REQUIRE(ran.assumed.size() == 1);
+  CHECK(ran.assumed.front().find(", the least that fits: as stated it needs ") != std::string::npos);
+  CHECK(ran.verdict != MemoryVerdict::does_not_fit);
+  run.recompute = "";
+  const ValidatedRun unstated = validated("ok");
+  CHECK(ran.step == unstated.step);
+  CHECK(ran.memory == unstated.memory);
+  run.recompute = "none";
+  const ValidatedRun out_of_memory = validated("oom");
+  CHECK(out_of_memory.assumed.empty());
+  CHECK(out_of_memory.verdict == MemoryVerdict::does_not_fit);
+  CHECK(out_of_memory.memory > ran.memory);
+  // Where nothing fits, what is stated is as good as anything.
+  run.sequence = 32768;
+  const ValidatedRun hopeless = validated("ok");
+  CHECK(hopeless.assumed.empty());
+  CHECK(hopeless.verdict == MemoryVerdict::does_not_fit);
+}
+
 TEST_CASE("runs of one engine are predicted as its version of that time, or as the engine that is asked for") {
   PublishedRun run = stated_run();
   const auto engine = [&](const ValidationRequest& request) { return state(run, request).training.engine.name; };
