@@ -118,6 +118,31 @@ std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
                  .has_same_floors = true}}};
 }
 
+// Floors of time do not know how far ahead parameters are gathered. Where that is not at all, a
+// layout may fit that does not otherwise: they are of layouts for which there is no room, too.
+std::optional<Restriction> other_prefetch(const SearchedSpace& space) {
+  const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3;
+  if (!space.training.engine.has_other_prefetch || space.training.engine.most_zero < 3 ||
+      space.request[Choice::prefetch_depth] || !may_gather || !may_have(space, Choice::dp))
+    return std::nullopt;
+  const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 1; };
+  const auto gathers = [](const ParallelSpec& spec) { return spec.zero_stage == 3; };
+  Restriction restriction{.what = "gathers of parameters other than one block ahead", .wider = {}};
+  if (space.objective == Objective::memory)
+    restriction.wider.push_back({.request = with(space.request, Choice::prefetch_depth, std::int64_t{0}),
+                                 .width = space.width,
+                                 .beyond = {.of_degrees = has_replicas, .layout = gathers}});
+  else
+    restriction.wider.push_back({.request = space.request,
+                                 .width = space.width,
+                                 .beyond = {.of_degrees = has_replicas,
+                                            .layout = gathers,
+                                            .room = Beyond::Room::any,
+                                            .also_what_fits = true},
+                                 .has_same_floors = true});
+  return restriction;
+}
+
 std::optional<Restriction> data_parallel(const SearchedSpace& space) {
   if (!space.training.engine.has_master || space.request[Choice::dp_method] || !may_have(space, Choice::dp))
     return std::nullopt;
@@ -269,8 +294,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,    hybrid_sharding,      data_parallel, unlike_replicas_of_layouts,
-    sliced_products,   shared_context, hierarchical_context, host_offload,  other_recompute};
+    other_interleaved, zero_bubble,    hybrid_sharding,      other_prefetch, data_parallel, unlike_replicas_of_layouts,
+    sliced_products,   shared_context, hierarchical_context, host_offload,   other_recompute};
 
 }  // namespace
 

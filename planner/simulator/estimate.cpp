@@ -437,10 +437,10 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // block k - a - 1, and block n waits for the reduction of block n - 2 (that of its own bucket; the
 // tied bucket's comes later). Where a is 0, nothing is hidden: a block's gather waits for the block
 // before and for its reduction, so that a phase takes at least sum c_k + sum_{k>=2} g_k, a backward
-// sum_{k<n} r_k more, and the gathers of a step, but the first, add to what occupies a rank. After the last
-// backward come the reductions that it did not overlap: max over k of (sum_{i>=k} r_i - sum_{i>k}
-// c_i). Updates run in the order of blocks, and each gather of updated parameters (ZeRO-1, 2)
-// follows its update.
+// sum_{k<n} r_k more, and the gathers of a step, but the first, add to what occupies a rank. After
+// the last backward come the reductions that it did not overlap: max over k of (sum_{i>=k} r_i -
+// sum_{i>k} c_i). Updates run in the order of blocks, and each gather of updated parameters
+// (ZeRO-1, 2) follows its update.
 //
 // A master hands out all parameters before each forward, and collects gradients after each
 // backward.
@@ -621,7 +621,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = forward;
       bound.backward = backward;
     }
-    if (every_own && brings_parameters(spec) && std::max(ahead_forward, ahead_backward) == 0) {
+    if (every_own && are_brought(shards, homes) && std::max(ahead_forward, ahead_backward) == 0) {
       Seconds down, up, all;
       for (int i = 0; i < count; ++i) {
         const Visit& visit = visits_[i];
