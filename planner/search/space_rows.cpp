@@ -299,6 +299,15 @@ Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, c
   return {std::vector<int>{}};
 }
 
+// One block less ahead, and one more.
+Values next_depths(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
+  Values depths;
+  if (!brings_parameters(own) || !context.training.engine.has_other_prefetch) return depths;
+  if (own.prefetch_depth > 0) depths.emplace_back(std::int64_t{own.prefetch_depth} - 1);
+  depths.emplace_back(std::int64_t{own.prefetch_depth} + 1);
+  return depths;
+}
+
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
@@ -489,6 +498,7 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::prefetch_depth,
              .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage, Choice::offload},
              .values = one_block_ahead,
+             .neighbours = next_depths,
              .frugaler = fewer_blocks_ahead},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
