@@ -8,6 +8,7 @@
 
 #include "planner/graph/training_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/schedule.h"
 #include "planner/plan/step_result.h"
 #include "planner/program/bucket_work.h"
 
@@ -80,13 +81,14 @@ inline bool are_brought(const DataShards& shards, const StateHomes& homes) {
   return shards.parameters || homes.parameters == Home::host;
 }
 
-// Blocks ahead of the one that computes whose parameters are brought, in forwards and in backwards,
+// Blocks ahead of the one that computes whose parameters are brought, in a forward or a backward,
 // under a plan's prefetch_depth; and the buffers of a kind that take turns for them.
-inline int blocks_ahead(int prefetch_depth, const Engine& engine, bool forward) {
-  return prefetch_depth + (forward ? engine.gathers_further_forward : engine.gathers_further_backward);
+inline int blocks_ahead(int prefetch_depth, const Engine& engine, Phase phase) {
+  return prefetch_depth + (phase == Phase::forward ? engine.gathers_further_forward : engine.gathers_further_backward);
 }
 inline int gathered_buffers(int prefetch_depth, const Engine& engine) {
-  return 1 + std::max(blocks_ahead(prefetch_depth, engine, true), blocks_ahead(prefetch_depth, engine, false));
+  return 1 + std::max(blocks_ahead(prefetch_depth, engine, Phase::forward),
+                      blocks_ahead(prefetch_depth, engine, Phase::backward));
 }
 
 // What a rank uses a buffer for.

@@ -90,11 +90,11 @@ void copy_gathered(Lowering& lowering, std::optional<int> whole, std::int64_t el
 // gathered. In a forward, buffers alone keep gathers from running further ahead; in a backward they
 // are also behind reductions.
 template <class Visit>
-void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, bool forward, Visit visit) {
+void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Phase phase, Visit visit) {
   const int depth = lowering.job.layout.prefetch_depth;
   const Engine& engine = lowering.job.training.engine;
-  const auto ahead = static_cast<std::size_t>(blocks_ahead(depth, engine, forward)),
-             turning = forward ? ahead + 1 : static_cast<std::size_t>(gathered_buffers(depth, engine));
+  const auto ahead = static_cast<std::size_t>(blocks_ahead(depth, engine, phase)),
+             turning = phase == Phase::forward ? ahead + 1 : static_cast<std::size_t>(gathered_buffers(depth, engine));
   std::deque<WholeParameters> ready;  // of blocks [i, gathered) whose parameters are brought
   std::size_t gathered = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -340,7 +340,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
             *from, input.value_or(own.saved));
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
-  visit_blocks(lowering, blocks, true, [&](int block, const WholeParameters& parameters) {
+  visit_blocks(lowering, blocks, Phase::forward, [&](int block, const WholeParameters& parameters) {
     const std::optional<SavedBuffers> next =
         block + 1 < range.last ? std::optional(saved_for_forward(lowering, block + 1, slots)) : std::nullopt;
     const int call = lowering.next_call();
@@ -389,7 +389,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   std::iota(blocks.rbegin(), blocks.rend(), first);
   std::optional<SavedBuffers> fetched;  // one block ahead
   Accumulators accumulators(lowering);
-  visit_blocks(lowering, blocks, false, [&](int block, const WholeParameters& parameters) {
+  visit_blocks(lowering, blocks, Phase::backward, [&](int block, const WholeParameters& parameters) {
     const int own = lowering.bucket_index(block);
     const Bucket& bucket = program.buckets[own];
     std::optional<int> tied = lowering.tied_bucket_of(block);

@@ -463,8 +463,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const DataShards shards = data_shards(placements, spec.replicas());
   const int micro = static_cast<int>(micro_batches_of(spec));
   const int count = range.last - range.first;
-  const int ahead_forward = blocks_ahead(spec.prefetch_depth, training_.engine, true),
-            ahead_backward = blocks_ahead(spec.prefetch_depth, training_.engine, false);
+  const int ahead_forward = blocks_ahead(spec.prefetch_depth, training_.engine, Phase::forward),
+            ahead_backward = blocks_ahead(spec.prefetch_depth, training_.engine, Phase::backward);
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
   Seconds clears, updates, gathers, gathers_again, reduces, across, to_host, from_host, hands_out, collects;
