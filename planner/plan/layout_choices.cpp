@@ -738,8 +738,9 @@ constexpr std::array rows = {
         .applies = brings_parameters,
         .word =
             [](const ParallelSpec& spec) {
-              return spec.prefetch_depth == ParallelSpec{}.prefetch_depth ? ""
-                                                                          : fmt::format("prefetch{}", spec.prefetch_depth);
+              return spec.prefetch_depth == ParallelSpec{}.prefetch_depth
+                         ? ""
+                         : fmt::format("prefetch{}", spec.prefetch_depth);
             },
         .phrase =
             [](const ChoiceValue& value) {

@@ -53,7 +53,7 @@ struct RankSizes {
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
   int outputs = 1, gradients = 1;  // exchange_buffers of schedule.h, on each of the rank's ways
-  int gathered = 1;  // gathered_buffers, where parameters are brought
+  int gathered = 1;                // gathered_buffers, where parameters are brought
   // The activation that arrives, where it lies apart from what its block saves, and its buffers.
   std::int64_t input_bytes = 0;
   int inputs = 0;

@@ -133,13 +133,11 @@ std::optional<Restriction> other_prefetch(const SearchedSpace& space) {
                                  .width = space.width,
                                  .beyond = {.of_degrees = has_replicas, .layout = gathers}});
   else
-    restriction.wider.push_back({.request = space.request,
-                                 .width = space.width,
-                                 .beyond = {.of_degrees = has_replicas,
-                                            .layout = gathers,
-                                            .room = Beyond::Room::any,
-                                            .also_what_fits = true},
-                                 .has_same_floors = true});
+    restriction.wider.push_back(
+        {.request = space.request,
+         .width = space.width,
+         .beyond = {.of_degrees = has_replicas, .layout = gathers, .room = Beyond::Room::any, .also_what_fits = true},
+         .has_same_floors = true});
   return restriction;
 }
 
@@ -294,7 +292,7 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,    hybrid_sharding,      other_prefetch, data_parallel, unlike_replicas_of_layouts,
+    other_interleaved, zero_bubble,    hybrid_sharding,      other_prefetch, data_parallel,  unlike_replicas_of_layouts,
     sliced_products,   shared_context, hierarchical_context, host_offload,   other_recompute};
 
 }  // namespace

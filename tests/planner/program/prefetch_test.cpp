@@ -123,16 +123,14 @@ TEST_CASE("a gather into the buffer of a block that has not computed, or that wa
         const int whole = own.calls[c].buffers.back();
         const bool is_of_blocks = own.buffers[static_cast<std::size_t>(whole)].name.starts_with("gathered parameters ");
         if (depth > 0 && is_of_blocks && before != own.calls.rend() && before->buffers.back() != whole) {
-          const auto used = std::find_if(own.calls.begin() + static_cast<std::ptrdiff_t>(c), own.calls.end(),
-                                         [&](const Call& call) {
-                                           return !is_gather(own, call) &&
-                                                  std::ranges::find(call.frees, before->buffers.back()) !=
-                                                      call.frees.end();
-                                         });
-          const auto again = std::find_if(own.calls.begin() + static_cast<std::ptrdiff_t>(c), own.calls.end(),
-                                          [&](const Call& call) {
-                                            return is_gather(own, call) && call.buffers.back() == before->buffers.back();
-                                          });
+          const auto used =
+              std::find_if(own.calls.begin() + static_cast<std::ptrdiff_t>(c), own.calls.end(), [&](const Call& call) {
+                return !is_gather(own, call) &&
+                       std::ranges::find(call.frees, before->buffers.back()) != call.frees.end();
+              });
+          const auto again = std::find_if(
+              own.calls.begin() + static_cast<std::ptrdiff_t>(c), own.calls.end(),
+              [&](const Call& call) { return is_gather(own, call) && call.buffers.back() == before->buffers.back(); });
           if (used < again) {
             std::vector<Program> planted = programs;
             for (Program& program : planted) program.calls[c].buffers.back() = before->buffers.back();

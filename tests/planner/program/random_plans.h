@@ -38,7 +38,8 @@ inline std::string describe(const ParallelSpec& spec) {
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), spec.mesh.cp_ulysses,
       write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard,
       spec.prefetch_depth, spec.micro_batch, name(spec.schedule),
-      write_stage_recompute({spec.recompute, spec.recompute_layers}), name(spec.tied_gradients), name(spec.input_slots), fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
+      write_stage_recompute({spec.recompute, spec.recompute_layers}), name(spec.tied_gradients), name(spec.input_slots),
+      fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
 }
 
 // A legal layout of `ranks` ranks; drawn again until the techniques allow it.
