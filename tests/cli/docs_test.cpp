@@ -41,10 +41,8 @@ std::vector<std::vector<std::string>> commands_of(const std::string& text) {
     bool quoted = false;
     bool open = false;
     for (const char c : line.substr(8)) {
-      if (c == '\'')
-        quoted = !quoted;
-      else if (c == ' ' && !quoted)
-        open = false;
+      if (c == '\'') quoted = !quoted;
+      else if (c == ' ' && !quoted) open = false;
       else {
         if (!open) command.emplace_back();
         open = true;
