@@ -45,19 +45,17 @@ std::vector<int> gathered(const Program& program) {
   return buffers;
 }
 
-// Of a task's blocks, in their order: the gathers before each, less the blocks before it.
+// Of a task's blocks, in their order: the gathers before each, less the blocks before it. A block's
+// call frees the buffer of its parameters, whether or not it reads them.
 std::vector<int> gathers_ahead(const Program& program, const Task& task) {
   const std::vector<int> buffers = gathered(program);
   std::vector<int> ahead;
   int gathers = 0;
   for (int c = task.first_call; c < task.last_call; ++c) {
     const Call& call = program.calls[c];
-    const bool holds = std::ranges::any_of(
-        call.buffers, [&](int buffer) { return std::ranges::find(buffers, buffer) != buffers.end(); });
-    if (!holds) continue;
-    if (is_gather(program, call))
-      ++gathers;
-    else
+    gathers += is_gather(program, call);
+    if (std::ranges::any_of(call.frees,
+                            [&](int buffer) { return std::ranges::find(buffers, buffer) != buffers.end(); }))
       ahead.push_back(gathers - static_cast<int>(ahead.size()));
   }
   return ahead;
