@@ -628,9 +628,15 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
         const BucketCosts& own = data.own[graph_.blocks[range.first + i].kind];
         const Seconds gather = own.up + visit.gather, again = own.up_again + visit.gather_again;
         const Seconds reduce = shards.gradients && i > 0 ? visit.reduce : Seconds(0.0);
+        // What reads no parameters, such as the backward of an embedding, does not wait for them.
+        const LoweredBlock& block = shapes.kinds[static_cast<std::size_t>(graph_.blocks[range.first + i].kind)];
+        const bool reads = std::ranges::any_of(block.backward.bindings, [](const std::string& of_block) {
+          return of_block == binding::parameters || of_block == binding::frozen;
+        });
+        const Seconds back = reads ? again + visit.backward : std::max(again, visit.backward);
         down += visit.forward + (i > 0 ? gather : Seconds(0.0));
-        up += visit.backward + (i + 1 < count ? again : Seconds(0.0)) + reduce;
-        all += visit.forward + visit.backward + gather + again + reduce;
+        up += (i + 1 < count ? back : visit.backward) + reduce;
+        all += visit.forward + gather + back + reduce;
         // Before the first forward, while others may compute.
         if (i == 0) all -= (1.0 / micro) * gather;
       }
