@@ -622,23 +622,26 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.backward = backward;
     }
     if (every_own && are_brought(shards, homes) && std::max(ahead_forward, ahead_backward) == 0) {
-      Seconds down, up, all;
-      for (int i = 0; i < count; ++i) {
+      Seconds down, up, all, before;  // the reduction of the block visited before
+      for (int i = count; i-- > 0;) {
         const Visit& visit = visits_[i];
-        const BucketCosts& own = data.own[graph_.blocks[range.first + i].kind];
-        const Seconds gather = own.up + visit.gather, again = own.up_again + visit.gather_again;
-        const Seconds reduce = shards.gradients && i > 0 ? visit.reduce : Seconds(0.0);
-        // What reads no parameters, such as the backward of an embedding, does not wait for them.
-        const LoweredBlock& block = shapes.kinds[static_cast<std::size_t>(graph_.blocks[range.first + i].kind)];
-        const bool reads = std::ranges::any_of(block.backward.bindings, [](const std::string& of_block) {
-          return of_block == binding::parameters || of_block == binding::frozen;
-        });
-        const Seconds back = reads ? again + visit.backward : std::max(again, visit.backward);
+        const auto kind = static_cast<std::size_t>(graph_.blocks[range.first + i].kind);
+        const Seconds gather = data.own[kind].up + visit.gather;
+        // A copy from the host waits for the block before alone.
+        const Seconds again = std::max(before, data.own[kind].up_again) + visit.gather_again;
+        before = shards.gradients ? visit.reduce : Seconds(0.0);
+        // The backward of an embedding does not wait for its parameters, which it does not read.
+        const bool reads =
+            std::ranges::any_of(shapes.kinds[kind].backward.bindings, [](const std::string& of_block) {
+              return of_block == binding::parameters || of_block == binding::frozen;
+            });
+        const Seconds back = reads ? again + visit.backward : again;
+        const bool waits = i + 1 < count && (reads || i > 0);
         down += visit.forward + (i > 0 ? gather : Seconds(0.0));
-        up += (i + 1 < count ? back : visit.backward) + reduce;
-        all += visit.forward + gather + back + reduce;
-        // Before the first forward, while others may compute.
-        if (i == 0) all -= (1.0 / micro) * gather;
+        up += waits ? back : visit.backward;
+        all += visit.forward + gather + back;
+        // Before the first forward and beside the last backward, others may compute.
+        if (i == 0) all -= (1.0 / micro) * (reads ? gather : gather + again);
       }
       // Second parts of backwards read no parameters.
       if (!in_parts) bound.occupied = std::max(bound.occupied, all);
