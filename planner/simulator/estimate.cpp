@@ -631,10 +631,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
         const Seconds again = std::max(before, data.own[kind].up_again) + visit.gather_again;
         before = shards.gradients ? visit.reduce : Seconds(0.0);
         // The backward of an embedding does not wait for its parameters, which it does not read.
-        const bool reads =
-            std::ranges::any_of(shapes.kinds[kind].backward.bindings, [](const std::string& of_block) {
-              return of_block == binding::parameters || of_block == binding::frozen;
-            });
+        const bool reads = std::ranges::any_of(shapes.kinds[kind].backward.bindings, [](const std::string& of_block) {
+          return of_block == binding::parameters || of_block == binding::frozen;
+        });
         const Seconds back = reads ? again + visit.backward : again;
         const bool waits = i + 1 < count && (reads || i > 0);
         down += visit.forward + (i > 0 ? gather : Seconds(0.0));
