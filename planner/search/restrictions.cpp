@@ -118,8 +118,8 @@ std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
                  .has_same_floors = true}}};
 }
 
-// Floors of time do not know how far ahead parameters are gathered. Where that is not at all, a
-// layout may fit that does not otherwise: they are of layouts for which there is no room, too.
+// Floors of time hold however far ahead parameters are gathered. The layouts are those that fit where
+// that is not at all, since each block ahead takes a buffer.
 std::optional<Restriction> other_prefetch(const SearchedSpace& space) {
   const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3;
   if (!space.training.engine.has_other_prefetch || space.training.engine.most_zero < 3 ||
@@ -127,18 +127,11 @@ std::optional<Restriction> other_prefetch(const SearchedSpace& space) {
     return std::nullopt;
   const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 1; };
   const auto gathers = [](const ParallelSpec& spec) { return spec.zero_stage == 3; };
-  Restriction restriction{.what = "gathers of parameters other than one block ahead", .wider = {}};
-  if (space.objective == Objective::memory)
-    restriction.wider.push_back({.request = with(space.request, Choice::prefetch_depth, std::int64_t{0}),
-                                 .width = space.width,
-                                 .beyond = {.of_degrees = has_replicas, .layout = gathers}});
-  else
-    restriction.wider.push_back(
-        {.request = space.request,
-         .width = space.width,
-         .beyond = {.of_degrees = has_replicas, .layout = gathers, .room = Beyond::Room::any, .also_what_fits = true},
-         .has_same_floors = true});
-  return restriction;
+  return Restriction{.what = "gathers of parameters other than one block ahead",
+                     .wider = {{.request = with(space.request, Choice::prefetch_depth, std::int64_t{0}),
+                                .width = space.width,
+                                .beyond = {.of_degrees = has_replicas, .layout = gathers},
+                                .has_same_floors = space.objective != Objective::memory}}};
 }
 
 std::optional<Restriction> data_parallel(const SearchedSpace& space) {
