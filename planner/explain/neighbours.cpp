@@ -26,6 +26,8 @@ std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const Op
     for (const ChoiceValue& value : space.neighbours(space, context, plan.spec)) {
       ParallelSpec spec = plan.spec;
       choice->set(spec, value);
+      for (const ChoiceRow& row : choice_rows())
+        if (row.applies && !row.applies(spec)) row.set(spec, row.get(ParallelSpec{}));
       if (spec == plan.spec || illegal(graph, plan.training, spec)) continue;
       specs.emplace_back(space.neighbour.empty() ? phrase(*choice, value) : std::string(space.neighbour),
                          std::move(spec));

@@ -66,6 +66,10 @@ struct Engine {
   bool widens_gradients = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
+  // Where parameters are sharded, gathers may run so many blocks further ahead than the plan says:
+  // in forwards, and in backwards.
+  int gathers_further_forward = 0;
+  int gathers_further_backward = 0;
   // Where parameters are sharded, a rank holds its shard in fp32 alone, as the optimizer's master
   // copy, and casts it as it is gathered.
   bool casts_shards = false;
@@ -95,6 +99,7 @@ struct Engine {
   bool has_modules_of_some_layers = true;    // likewise of modules of these layers
   bool has_master = true;                // a single process of whole replicas (DataParallel)
   bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks
+  bool has_other_prefetch = true;        // gathers other than one block ahead (ParallelSpec::prefetch_depth)
   int most_zero = 3;                     // the highest ZeRO stage
   int most_zero_in_pipelines = 3;        // the highest where pp > 1
   bool equal_stages = false;  // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)

@@ -12,7 +12,7 @@
 namespace parplan {
 namespace {
 
-constexpr int most_multiple = 1 << 20;
+constexpr int most_multiple = 1 << 20, most_further = 64;
 
 constexpr std::array facts = {
     EngineFact{"fused_attention", "attention is one kernel that never writes its scores", &Engine::fused_attention},
@@ -52,6 +52,10 @@ constexpr std::array facts = {
     EngineFact{"widens_gradients", "sharded gradients are copied into one tensor in fp32 by one kernel",
                &Engine::widens_gradients},
     EngineFact{"copies_gathered", "gathered parameters are copied before they are used", &Engine::copies_gathered},
+    EngineFact{"gathers_further_forward", "blocks that gathers of a forward run further ahead than the plan says",
+               &Engine::gathers_further_forward, 0, most_further},
+    EngineFact{"gathers_further_backward", "blocks that gathers of a backward run further ahead than the plan says",
+               &Engine::gathers_further_backward, 0, most_further},
     EngineFact{"casts_shards", "shards of parameters are held in fp32 alone, and cast as they are gathered",
                &Engine::casts_shards},
     EngineFact{"vocabulary_multiple", "what a rank's rows of the vocabulary are padded to a multiple of",
@@ -84,6 +88,7 @@ constexpr std::array facts = {
                &Engine::has_modules_of_some_layers},
     EngineFact{"has_master", "there is DataParallel, one process for all devices", &Engine::has_master},
     EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of ranks", &Engine::has_hybrid_sharding},
+    EngineFact{"has_other_prefetch", "parameters are gathered other than one block ahead", &Engine::has_other_prefetch},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,
                Engine{}.most_zero_in_pipelines},

@@ -77,6 +77,8 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
     EngineLayoutRow{Choice::dp_shard, &Engine::has_hybrid_sharding, "hybrid sharding", "dp_shard must be 0 (all ranks)",
                     [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; }},
+    EngineLayoutRow{Choice::prefetch_depth, &Engine::has_other_prefetch, "gathers other than one block ahead",
+                    "prefetch_depth must be 1", [](const ParallelSpec& spec) { return spec.prefetch_depth != 1; }},
     EngineLayoutRow{Choice::recompute, &Engine::has_core_attn_recompute, "recompute of attention's core alone",
                     "recompute must be without core_attn", recomputes<Recompute::core_attn>},
     EngineLayoutRow{Choice::recompute, &Engine::has_norms_recompute, "recompute of norms alone",

@@ -24,6 +24,12 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
   if (spec.zero_stage > 0 && spec.replicas() == 1)
     return fmt::format("ZeRO stage {} shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0",
                        spec.zero_stage);
+  if (spec.prefetch_depth < 0) return fmt::format("prefetch_depth is {}; it must be at least 0", spec.prefetch_depth);
+  if (spec.prefetch_depth != ParallelSpec{}.prefetch_depth && !brings_parameters(spec))
+    return fmt::format(
+        "prefetch_depth {} says how many blocks ahead parameters are gathered, and none are; it goes with zero_stage 3 "
+        "or an offload of parameters",
+        spec.prefetch_depth);
   if (spec.mesh.dp_shard == 0) return std::nullopt;
   std::vector<std::int64_t> legal = divisors(spec.replicas());
   std::erase_if(legal, [&](std::int64_t ranks) { return ranks == 1 || ranks == spec.replicas(); });

@@ -53,7 +53,8 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
                 .layout_of_block = {},
                 .tied_gradients = spec.tied_gradients,
                 .input_slots = spec.input_slots,
-                .replica_micro_batches = spec.replica_micro_batches};
+                .replica_micro_batches = spec.replica_micro_batches,
+                .prefetch_depth = spec.prefetch_depth};
   const auto lay_out_until = [&](int end, Recompute recompute) {
     if (static_cast<std::size_t>(end) == layout.layout_of_block.size()) return;
     const BlockLayout block = block_layout(spec, placements, recompute);

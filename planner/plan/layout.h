@@ -46,6 +46,7 @@ struct Layout {
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
   std::vector<int> replica_micro_batches = {};  // ParallelSpec
+  int prefetch_depth = 1;                       // likewise
 
   // Whether the first rank of the data axis alone updates parameters.
   bool has_master() const { return layouts.front().dp_method == DataMethod::master; }

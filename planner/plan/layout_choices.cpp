@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::int64_t most_devices = std::int64_t{1} << 20;
 constexpr std::int64_t most = std::int64_t{1} << 40;
+constexpr std::int64_t most_ahead = 1024;  // blocks
 constexpr std::int64_t most_micro_batches = std::int64_t{1} << 20;
 
 // ---- values ----
@@ -721,6 +722,31 @@ constexpr std::array rows = {
               return std::string(std::get<TensorOverlap>(value) == TensorOverlap::ring
                                      ? "tokens around a ring beside slices of products"
                                      : "products of all tokens at once");
+            }},
+    ChoiceRow{
+        .choice = Choice::prefetch_depth,
+        .key = "prefetch_depth",
+        .option = "--prefetch-depth",
+        .operand = "N",
+        .description = "with ZeRO-3, or parameters on the host: blocks whose parameters are gathered ahead of the one "
+                       "that computes, a buffer each (default: 1)",
+        .get = get<&ParallelSpec::prefetch_depth>,
+        .set = set<&ParallelSpec::prefetch_depth>,
+        .minimum = 0,
+        .maximum = most_ahead,
+        .may_be_absent = true,
+        .applies = brings_parameters,
+        .word =
+            [](const ParallelSpec& spec) {
+              return spec.prefetch_depth == ParallelSpec{}.prefetch_depth
+                         ? ""
+                         : fmt::format("prefetch{}", spec.prefetch_depth);
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              return number(value) == 0 ? std::string("parameters gathered when a block needs them")
+                                        : fmt::format("parameters gathered {} block{} ahead", number(value),
+                                                      number(value) == 1 ? "" : "s");
             }},
 };
 

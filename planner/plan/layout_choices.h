@@ -46,6 +46,7 @@ enum class Choice {
   offload,
   dp_method,
   tp_overlap,
+  prefetch_depth,
   count_
 };
 

@@ -49,6 +49,10 @@ std::string stages_text(const ParallelSpec& spec) {
   return fmt::format("pp {} x virtual_stages {} is {}", spec.pp(), spec.virtual_stages, spec.stages());
 }
 
+bool brings_parameters(const ParallelSpec& spec) {
+  return (spec.zero_stage == 3 && spec.replicas() > 1) || includes(spec.offload, Offload::parameters);
+}
+
 namespace {
 
 // A block depends on neither the stages and their schedule nor the place of its ranks in the mesh:
@@ -67,6 +71,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.micro_batch_group = one.micro_batch_group;
   spec.tied_gradients = one.tied_gradients;
   spec.input_slots = one.input_slots;
+  spec.prefetch_depth = one.prefetch_depth;
   return spec;
 }
 

@@ -92,6 +92,9 @@ struct ParallelSpec {
   Offload offload = Offload::none;
   DataMethod dp_method = DataMethod::all_reduce;  // so where the data axis has one rank
   TensorOverlap tp_overlap = TensorOverlap::none;  // so without sequence parallelism
+  // Blocks whose parameters are gathered, or come from the host, ahead of the one that computes; so
+  // where none are.
+  int prefetch_depth = 1;
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
@@ -123,6 +126,9 @@ ParallelSpec bucket_key(const ParallelSpec& spec);                      // the w
 // What all layers recompute at least: none where stages or their layers differ. Cuts balance that:
 // so many layers of each stage add the same to each.
 Recompute recompute_of_every_layer(const ParallelSpec& spec);
+// Whether the parameters of blocks are whole on a device only while they compute: with ZeRO-3, or on
+// the host.
+bool brings_parameters(const ParallelSpec& spec);
 // How blocks are cut without regard to memory; used together with the stages' paces.
 ParallelSpec cut_key(const ParallelSpec& spec);
 // How blocks are cut so that they fit; used together with the stages' paces.

@@ -101,7 +101,7 @@ struct Lowering {
   std::vector<std::optional<int>> frozen_buckets;  // likewise: of its own frozen parameters
 
   // Numbers of buffers. The buffers of a list take turns.
-  std::vector<int> gathered;    // ZeRO-3, or parameters on the host: of a block; two
+  std::vector<int> gathered;  // ZeRO-3, or parameters on the host: of a block; as many as gathered_buffers
   std::vector<int> gathered_frozen;
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
   std::optional<int> gathered_tied;

@@ -127,6 +127,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .left_in_flight = lowering.slots.left,
                         .outputs = lowering.slots.outputs,
                         .gradients = lowering.slots.gradients,
+                        .gathered = gathered_buffers(lowering.job.layout.prefetch_depth, lowering.job.training.engine),
                         .input_bytes = input,
                         .inputs = lowering.slots.inputs,
                         .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&

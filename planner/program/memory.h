@@ -8,6 +8,7 @@
 
 #include "planner/graph/training_spec.h"
 #include "planner/plan/placement.h"
+#include "planner/plan/schedule.h"
 #include "planner/plan/step_result.h"
 #include "planner/program/bucket_work.h"
 
@@ -52,6 +53,7 @@ struct RankSizes {
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
   int outputs = 1, gradients = 1;  // exchange_buffers of schedule.h, on each of the rank's ways
+  int gathered = 1;                // gathered_buffers, where parameters are brought
   // The activation that arrives, where it lies apart from what its block saves, and its buffers.
   std::int64_t input_bytes = 0;
   int inputs = 0;
@@ -77,6 +79,16 @@ inline bool stages_gradients(const BucketSizes& bucket) {
 // Whether parameters are whole on the device only while their block computes.
 inline bool are_brought(const DataShards& shards, const StateHomes& homes) {
   return shards.parameters || homes.parameters == Home::host;
+}
+
+// Blocks ahead of the one that computes whose parameters are brought, in a forward or a backward,
+// under a plan's prefetch_depth; and the buffers of a kind that take turns for them.
+inline int blocks_ahead(int prefetch_depth, const Engine& engine, Phase phase) {
+  return prefetch_depth + (phase == Phase::forward ? engine.gathers_further_forward : engine.gathers_further_backward);
+}
+inline int gathered_buffers(int prefetch_depth, const Engine& engine) {
+  return 1 + std::max(blocks_ahead(prefetch_depth, engine, Phase::forward),
+                      blocks_ahead(prefetch_depth, engine, Phase::backward));
 }
 
 // What a rank uses a buffer for.
@@ -230,9 +242,10 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   }
   if (scales_loss(training) && (sizes.updates || !training.engine.master_computes_loss))
     one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
-  constexpr int pair = 2;  // one is filled or emptied while the other is in use
-  if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, pair);
-  if (frozen.gathered) one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, pair);
+  constexpr int pair = 2;  // one is emptied while the other is in use
+  if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, sizes.gathered);
+  if (frozen.gathered)
+    one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, sizes.gathered);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
   if (own.unreduced)
     one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -51,12 +52,13 @@ struct WholeParameters {
 };
 
 // ZeRO-3, or parameters on the host: the whole buckets of a block, each gathered or copied into one
-// of two buffers that take turns. Nothing where the block has no such parameters of its own.
-WholeParameters gather(Lowering& lowering, int block) {
+// of the buffers that take turns, the first `turning`. Nothing where the block has no such parameters
+// of its own.
+WholeParameters gather(Lowering& lowering, int block, std::size_t turning) {
   WholeParameters whole;
   const auto gather_bucket = [&](int index, const std::vector<int>& buffers, int& turns) {
     if (lowering.program.buckets[index].elements == 0) return std::optional<int>();
-    const int buffer = buffers[turns++ % buffers.size()];
+    const int buffer = buffers[turns++ % turning];
     gather_into(lowering, index, buffer);
     return std::optional(buffer);
   };
@@ -84,12 +86,20 @@ void copy_gathered(Lowering& lowering, std::optional<int> whole, std::int64_t el
 }
 
 // Runs `visit(block, WholeParameters)` over blocks while their parameters are whole; `visit`
-// returns the number of the block's call. The next block's parameters are gathered while one block
-// computes.
+// returns the number of the block's call. While one block computes, those of blocks_ahead are
+// gathered. In a forward, buffers alone keep gathers from running further ahead; in a backward they
+// are also behind reductions.
 template <class Visit>
-void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visit) {
-  std::optional<WholeParameters> ready;
+void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Phase phase, Visit visit) {
+  const int depth = lowering.job.layout.prefetch_depth;
+  const Engine& engine = lowering.job.training.engine;
+  const auto ahead = static_cast<std::size_t>(blocks_ahead(depth, engine, phase)),
+             turning = phase == Phase::forward ? ahead + 1 : static_cast<std::size_t>(gathered_buffers(depth, engine));
+  std::deque<WholeParameters> ready;  // of blocks [i, gathered) whose parameters are brought
+  std::size_t gathered = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (; gathered < blocks.size() && gathered <= i + ahead; ++gathered)
+      if (are_brought(lowering, blocks[gathered])) ready.push_back(gather(lowering, blocks[gathered], turning));
     const int block = blocks[i];
     const std::optional<int> tied = lowering.tied_bucket_of(block), frozen = lowering.frozen_buckets[block];
     const auto held = [&](std::optional<int> bucket) {
@@ -99,11 +109,8 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Visit visi
       visit(block, {.own = lowering.bucket_of(block).parameters, .frozen = held(frozen), .tied = held(tied)});
       continue;
     }
-    if (!ready) ready = gather(lowering, block);
-    WholeParameters current = *ready;
-    ready = i + 1 < blocks.size() && are_brought(lowering, blocks[i + 1])
-                ? std::optional(gather(lowering, blocks[i + 1]))
-                : std::nullopt;
+    WholeParameters current = ready.front();
+    ready.pop_front();
     if (tied) {
       current.tied = lowering.gathered_tied;
       gather_into(lowering, *tied, *lowering.gathered_tied);
@@ -333,7 +340,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
             *from, input.value_or(own.saved));
   std::vector<int> blocks(static_cast<std::size_t>(range.size()));
   std::iota(blocks.begin(), blocks.end(), range.first);
-  visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
+  visit_blocks(lowering, blocks, Phase::forward, [&](int block, const WholeParameters& parameters) {
     const std::optional<SavedBuffers> next =
         block + 1 < range.last ? std::optional(saved_for_forward(lowering, block + 1, slots)) : std::nullopt;
     const int call = lowering.next_call();
@@ -382,7 +389,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
   std::iota(blocks.rbegin(), blocks.rend(), first);
   std::optional<SavedBuffers> fetched;  // one block ahead
   Accumulators accumulators(lowering);
-  visit_blocks(lowering, blocks, [&](int block, const WholeParameters& parameters) {
+  visit_blocks(lowering, blocks, Phase::backward, [&](int block, const WholeParameters& parameters) {
     const int own = lowering.bucket_index(block);
     const Bucket& bucket = program.buckets[own];
     std::optional<int> tied = lowering.tied_bucket_of(block);

@@ -218,6 +218,11 @@ constexpr std::array column_rows = {
     Column{"cp_ulysses", "",
            "context-parallel ranks that exchange tokens for heads in groups of so many; 1: no groups; else null",
            [](const Subject& s) { return s.spec.cp() > 1 ? chosen<Choice::cp_ulysses>(s) : Json(nullptr); }},
+    Column{"prefetch_depth", "",
+           "blocks ahead of the one that computes whose parameters are gathered; null where none are",
+           [](const Subject& s) {
+             return brings_parameters(s.spec) ? chosen<Choice::prefetch_depth>(s) : Json(nullptr);
+           }},
 };
 
 }  // namespace

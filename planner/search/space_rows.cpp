@@ -224,6 +224,12 @@ void no_overlap(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, V
   values.emplace_back(TensorOverlap::none);
 }
 
+// What a deeper prefetch hides follows from the links, and a block more of memory is what it takes:
+// only for those who ask (restrictions.h).
+void one_block_ahead(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(std::int64_t{ParallelSpec{}.prefetch_depth});
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -306,6 +312,15 @@ Values alike_instead(const SpaceRow& /*row*/, const SpaceContext& /*context*/, c
   return {std::vector<int>{}};
 }
 
+// One block less ahead, and one more.
+Values next_depths(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
+  Values depths;
+  if (!brings_parameters(own) || !context.training.engine.has_other_prefetch) return depths;
+  if (own.prefetch_depth > 0) depths.emplace_back(std::int64_t{own.prefetch_depth} - 1);
+  depths.emplace_back(std::int64_t{own.prefetch_depth} + 1);
+  return depths;
+}
+
 // One part less on the host.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
@@ -383,6 +398,12 @@ Values more_on_host(const TrainingSpec& /*training*/, const ChoiceValue& given) 
 Values without_master(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   if (std::get<DataMethod>(given) == DataMethod::all_reduce) return {};
   return {DataMethod::all_reduce};
+}
+
+Values fewer_blocks_ahead(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  Values fewer;
+  for (std::int64_t depth = std::get<std::int64_t>(given); depth-- > 0;) fewer.emplace_back(depth);
+  return fewer;
 }
 
 Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& given) {
@@ -488,6 +509,11 @@ constexpr std::array rows = {
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
     SpaceRow{
         .choice = Choice::offload, .values = nothing_on_host, .neighbours = less_on_host, .frugaler = more_on_host},
+    SpaceRow{.choice = Choice::prefetch_depth,
+             .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage, Choice::offload},
+             .values = one_block_ahead,
+             .neighbours = next_depths,
+             .frugaler = fewer_blocks_ahead},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},

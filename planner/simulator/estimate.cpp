@@ -431,13 +431,16 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // computation in that phase, g_k the gather of its parameters (ZeRO-3), r_k the reduction of its
 // gradients after its backward (ZeRO-2, 3: of every micro-batch; else of the last one only).
 //
-// A phase takes at least sum c_k. Two buffers of gathered parameters and two of unreduced gradients
-// take turns, so that from its first block on it takes at least c_1 + sum_{k>=3} g_k + sum_{k<=n-2}
-// r_k + c_n: on one stream, the gather of block k waits for block k - 2, and block n waits for the
-// reduction of block n - 2 (that of its own bucket; the tied bucket's comes later). After the last
-// backward come the reductions that it did not overlap: max over k of (sum_{i>=k} r_i - sum_{i>k}
-// c_i). Updates run in the order of blocks, and each gather of updated parameters (ZeRO-1, 2)
-// follows its update.
+// A phase takes at least sum c_k. Parameters of so many blocks ahead are gathered, a of them, and
+// two buffers of unreduced gradients take turns, so that from its first block on it takes at least
+// c_1 + sum_{k>=a+2} g_k + sum_{k<=n-2} r_k + c_n: on one stream, the gather of block k waits for
+// block k - a - 1, and block n waits for the reduction of block n - 2 (that of its own bucket; the
+// tied bucket's comes later). Where a is 0, nothing is hidden: a block's gather waits for the block
+// before and for its reduction, so that a phase takes at least sum c_k + sum_{k>=2} g_k, a backward
+// sum_{k<n} r_k more, and the gathers of a step, but the first, add to what occupies a rank. After
+// the last backward come the reductions that it did not overlap: max over k of (sum_{i>=k} r_i -
+// sum_{i>k} c_i). Updates run in the order of blocks, and each gather of updated parameters
+// (ZeRO-1, 2) follows its update.
 //
 // A master hands out all parameters before each forward, and collects gradients after each
 // backward.
@@ -448,7 +451,7 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // their backward, on another (chains_of_copies).
 //
 // Parameters on the host are copied into the buffers of gathers before these, on a stream of their
-// own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of
+// own, so that a phase takes at least c_1 + sum_{k>=a+2} of these copies + c_n, too. Sums of
 // gradients on the host go out behind each backward, and come back before the next: the link takes
 // at least the sum of all copies each way.
 //
@@ -460,6 +463,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const DataShards shards = data_shards(placements, spec.replicas());
   const int micro = static_cast<int>(micro_batches_of(spec));
   const int count = range.last - range.first;
+  const int ahead_forward = blocks_ahead(spec.prefetch_depth, training_.engine, Phase::forward),
+            ahead_backward = blocks_ahead(spec.prefetch_depth, training_.engine, Phase::backward);
   StageBound bound;
   visits_.assign(static_cast<std::size_t>(count), {});
   Seconds clears, updates, gathers, gathers_again, reduces, across, to_host, from_host, hands_out, collects;
@@ -568,8 +573,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
             visit.forward + visit.backward - (costs.forward_seconds[kind] + costs.backward_seconds[kind]);
     }
   }
-  // Two blocks' parameters have buffers before the stage's first forward.
-  bound.other_back -= 2.0 * most_up;
+  // So many blocks' parameters have buffers before the stage's first forward.
+  bound.other_back -= gathered_buffers(spec.prefetch_depth, training_.engine) * most_up;
   bound.updates = updates;
   if (tied_uses > 0) updates += data.tied.update;
   if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;
@@ -592,12 +597,12 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
       Seconds down = visits_.front().forward + visits_.back().forward,
               up = visits_.front().backward + visits_.back().backward;
-      for (int i = 2; i < count; ++i) {
-        down += visits_[i].gather;
-        up += visits_[count - 1 - i].gather_again;
+      for (int i = 1; i < count; ++i) {
+        if (i > ahead_forward) down += visits_[i].gather;
+        if (i > ahead_backward) up += visits_[count - 1 - i].gather_again;
         // All but the reductions of the last two visited blocks, 0 and 1. Block 0 waits only for
         // block 2's own buffer: a tied one lies elsewhere.
-        if (shards.gradients) up += i == 2 ? visits_[2].own_reduce : visits_[i].reduce;
+        if (shards.gradients && i > 1) up += i == 2 ? visits_[2].own_reduce : visits_[i].reduce;
       }
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
@@ -605,14 +610,44 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (every_own && count >= 2 && homes.parameters == Home::host) {
       Seconds down = visits_.front().forward + visits_.back().forward,
               up = visits_.front().backward + visits_.back().backward;
-      for (int i = 2; i < count; ++i) {
-        down += data.own[graph_.blocks[range.first + i].kind].up;
-        up += data.own[graph_.blocks[range.last - 1 - i].kind].up_again;
+      for (int i = 1; i < count; ++i) {
+        if (i > ahead_forward) down += data.own[graph_.blocks[range.first + i].kind].up;
+        if (i > ahead_backward) up += data.own[graph_.blocks[range.last - 1 - i].kind].up_again;
       }
       const Seconds forward = std::max(bound.forward, down);
       const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
       bound.stalls = (forward - bound.forward) + (backward - bound.backward);
       stall = backward - bound.backward;
+      bound.forward = forward;
+      bound.backward = backward;
+    }
+    if (every_own && are_brought(shards, homes) && std::max(ahead_forward, ahead_backward) == 0) {
+      Seconds down, up, all, before;  // the reduction of the block visited before
+      for (int i = count; i-- > 0;) {
+        const Visit& visit = visits_[i];
+        const auto kind = static_cast<std::size_t>(graph_.blocks[range.first + i].kind);
+        const Seconds gather = data.own[kind].up + visit.gather;
+        // A copy from the host waits for the block before alone.
+        const Seconds again = std::max(before, data.own[kind].up_again) + visit.gather_again;
+        before = shards.gradients ? visit.reduce : Seconds(0.0);
+        // The backward of an embedding does not wait for its parameters, which it does not read.
+        const bool reads = std::ranges::any_of(shapes.kinds[kind].backward.bindings, [](const std::string& of_block) {
+          return of_block == binding::parameters || of_block == binding::frozen;
+        });
+        const Seconds back = reads ? again + visit.backward : again;
+        const bool waits = i + 1 < count && (reads || i > 0);
+        down += visit.forward + (i > 0 ? gather : Seconds(0.0));
+        up += waits ? back : visit.backward;
+        all += visit.forward + gather + back;
+        // Before the first forward and beside the last backward, others may compute.
+        if (i == 0) all -= (1.0 / micro) * (reads ? gather : gather + again);
+      }
+      // Second parts of backwards read no parameters.
+      if (!in_parts) bound.occupied = std::max(bound.occupied, all);
+      const Seconds forward = std::max(bound.forward, down);
+      const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
+      if (homes.parameters == Home::host) bound.stalls += (forward - bound.forward) + (backward - bound.backward);
+      stall += backward - bound.backward;
       bound.forward = forward;
       bound.backward = backward;
     }
@@ -630,7 +665,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     Seconds suffix;
     // Likewise copies to the host from block i on, the first of which follows its reduction.
     Seconds to_copy;
-    const int last = shards.gradients ? std::min(count, 2) : count;
+    // Where gathers are not ahead, the last one follows the reduction of the block before.
+    const bool gathers_behind = shards.parameters && ahead_backward == 0;
+    const int last = shards.gradients ? std::min(count, gathers_behind ? 1 : 2) : count;
     for (int i = 0; i < last; ++i) {
       const Visit& visit = visits_[i];
       // The last backward may wait that long for what comes from the host, while others reduce.

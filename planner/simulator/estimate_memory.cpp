@@ -61,6 +61,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                                      .scratch_bytes = scratch,
                                      .outputs = exchanges,
                                      .gradients = exchanges,
+                                     .gathered = gathered_buffers(spec.prefetch_depth, training_.engine),
                                      .computes_loss = false},
                                     training_);
   const std::int64_t overhead = overhead_of(spec).count;
@@ -275,6 +276,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .left_in_flight = slots.left,
                                   .outputs = exchange_buffers(shape) * ways.outputs,
                                   .gradients = exchange_buffers(shape) * ways.gradients,
+                                  .gathered = gathered_buffers(spec.prefetch_depth, training_.engine),
                                   .input_bytes = input,
                                   .inputs = inputs,
                                   .computes_loss = holds_last},

@@ -174,7 +174,8 @@ TEST_CASE("random legal plans with gradients and parameters on the host train to
       INFO(model << ": " << describe(spec));
       const Outcome without = run_plan(graph, training, spec, 2);
       spec.offload = legal[random() % legal.size()];
-      INFO(name(spec.offload));
+      if (brings_parameters(spec)) spec.prefetch_depth = trial % 4;
+      INFO(name(spec.offload) << " " << spec.prefetch_depth << " blocks ahead");
       check_equal(run_plan(graph, training, spec, 2), without);
       ++schedules[static_cast<int>(spec.schedule)];
       ++sharded[spec.zero_stage];

@@ -235,6 +235,8 @@ ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int
   spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
   std::mt19937 apart = random;  // so that the draw changes no others
   if (spec.sequence_parallel && !request[Choice::tp_overlap] && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
+  if (brings_parameters(spec) && !request[Choice::prefetch_depth] && apart() % 2 == 0)
+    spec.prefetch_depth = std::array{0, 2, 3}[apart() % 3];
   const std::vector<int> layers = layers_of_stages(spec);
   if (spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage &&
       !request[Choice::recompute_layers] && std::ranges::max(layers) > 0 && apart() % 2 == 0)

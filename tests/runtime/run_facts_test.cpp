@@ -139,6 +139,7 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.offload", [](ParallelSpec& s) { s.offload = Offload::optimizer; }},
       {"layout.dp_method", [](ParallelSpec& s) { s.dp_method = DataMethod::master; }},
       {"layout.tp_overlap", [](ParallelSpec& s) { s.tp_overlap = TensorOverlap::ring; }},
+      {"layout.prefetch_depth", [](ParallelSpec& s) { s.prefetch_depth = 2; }},
       {"layout.input_slots", [](ParallelSpec& s) { s.input_slots = InputSlots::one_more; }},
   };
   CHECK(changes.size() == choice_rows().size());

@@ -310,6 +310,17 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
         "tp_overlap ring passes on the tokens that tensor-parallel ranks share out, and sequence_parallel is false; it "
         "must be true, or tp_overlap none");
 
+  spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.zero_stage = 2;
+  spec.prefetch_depth = 2;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "prefetch_depth 2 says how many blocks ahead parameters are gathered, and none are; it goes with zero_stage 3 "
+        "or an offload of parameters");
+  spec.zero_stage = 3;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.prefetch_depth = -1;
+  CHECK(reason(tiny_gpt2(), spec) == "prefetch_depth is -1; it must be at least 0");
+
   spec = layout(tiny_gpt2(), 1, 1, 1);
   spec.mesh.degree.cp = 3;
   CHECK(reason(tiny_gpt2(), spec) ==
@@ -527,6 +538,11 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         spec = layout(tiny_gpt2(), 4, 1, 1);
         spec.zero_stage = 3;
         spec.mesh.dp_shard = 2;
+      }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 2, 1, 1);
+        spec.zero_stage = 3;
+        spec.prefetch_depth = 0;
       }),
       with([](ParallelSpec& spec) { spec.recompute = Recompute::every_other_product; }),
       with([](ParallelSpec& spec) {

@@ -297,6 +297,18 @@ TEST_CASE("A plan names the buffers for arriving activations only where there is
   CHECK(read_plan(text, "plan.yaml").spec == plan.spec);
 }
 
+TEST_CASE("A plan says how far ahead parameters are gathered where that is not one block") {
+  Plan plan = some_plan();
+  plan.spec.zero_stage = 3;
+  CHECK(write_plan(plan).find("prefetch_depth") == std::string::npos);
+  for (const int depth : {0, 2}) {
+    plan.spec.prefetch_depth = depth;
+    const std::string text = write_plan(plan);
+    CHECK(text.find(fmt::format("  prefetch_depth: {}\n", depth)) != std::string::npos);
+    CHECK(read_plan(text, "plan.yaml").spec == plan.spec);
+  }
+}
+
 TEST_CASE("A plan names its virtual stages only where the schedule interleaves them") {
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("virtual_stages") == std::string::npos);
@@ -464,7 +476,7 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
           "cp_ulysses, zero_stage, dp_shard, replica_micro_batches, micro_batch, micro_batches, schedule, "
           "virtual_stages, "
           "micro_batch_group, recompute, stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, "
-          "offload, dp_method, tp_overlap; did you mean 'zero_stage'?");
+          "offload, dp_method, tp_overlap, prefetch_depth; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=

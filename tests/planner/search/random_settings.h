@@ -54,10 +54,13 @@ inline std::vector<int> random_cut(int blocks, int stages, std::mt19937& random)
 }
 
 // The same with rows around the ring of the tensor axis half of the time where its ranks share them
-// out.
+// out, and with parameters gathered another number of blocks ahead where they are.
 inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const std::mt19937& random) {
   std::mt19937 apart = random;  // so that the draw changes no others
   if (spec.sequence_parallel && engine.has_tensor_overlap && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
+  constexpr int depths[] = {0, 2, 3, 5};
+  if (brings_parameters(spec) && engine.has_other_prefetch && apart() % 2 == 0)
+    spec.prefetch_depth = depths[apart() % std::size(depths)];
   return spec;
 }
 
@@ -73,10 +76,11 @@ inline ParallelSpec or_hierarchical(ParallelSpec spec, const OpGraph& graph, con
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} mb {} {} {} [{}]", spec.dp(),
-                     spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
-                     spec.zero_stage, spec.mesh.dp_shard, spec.micro_batch, name(spec.schedule),
-                     write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec));
+  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} mb {} {} {} [{}]",
+                     spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel,
+                     name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth, spec.micro_batch,
+                     name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}),
+                     stage_recompute(spec));
 }
 
 // A decoder with random sizes.
@@ -134,6 +138,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
         &Engine::fused_gate, &Engine::fused_rotary, &Engine::early_cublas, &Engine::fills_outputs,
         &Engine::fused_accumulation, &Engine::widens_gradients})
     engine.*fact = apart() % 2 == 0;
+  engine.has_other_prefetch = apart() % 2 == 0;
+  engine.gathers_further_forward = static_cast<int>(apart() % 2);
+  engine.gathers_further_backward = static_cast<int>(apart() % 2);
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

@@ -30,6 +30,7 @@ namespace {
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
 constexpr const char* zero_bubble = "zero_bubble_h1, zero_bubble_v and dualpipe_v";
 constexpr const char* hybrid = "hybrid sharding";
+constexpr const char* prefetch = "gathers of parameters other than one block ahead";
 constexpr const char* data_parallel = "DataParallel";
 constexpr const char* overlap = "tensor parallelism overlapped by slices";
 constexpr const char* context = "context parallelism";
@@ -61,6 +62,11 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
       for (const std::int64_t ranks : divisors(spec.replicas())) {
         spec.mesh.dp_shard = static_cast<int>(ranks);
         if (ranks > 1 && ranks < spec.replicas() && !illegal(graph, training, spec)) all[hybrid].push_back(spec);
+      }
+    for (ParallelSpec spec : usual)
+      for (const int depth : {0, 2, 3}) {
+        spec.prefetch_depth = depth;
+        if (brings_parameters(spec)) all[prefetch].push_back(spec);
       }
     for (const ParallelSpec& spec : enumerate(with({}, Choice::dp_method, DataMethod::master)))
       if (spec.dp() > 1) all[data_parallel].push_back(spec);
@@ -148,7 +154,7 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
   }
   int all_told = 0;
   for (const char* const what :
-       {interleaved, zero_bubble, hybrid, data_parallel, overlap, context, offload, recompute}) {
+       {interleaved, zero_bubble, hybrid, prefetch, data_parallel, overlap, context, offload, recompute}) {
     MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what]
                               << " are better than the plan; " << told[what] << " gaps below 20 %");
     CHECK(tried[what] > 0);

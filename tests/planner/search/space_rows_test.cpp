@@ -67,7 +67,7 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 bool is_on_request(const ChoiceRow& row) {
   return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard ||
          row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers ||
-         row.choice == Choice::replica_micro_batches;
+         row.choice == Choice::replica_micro_batches || row.choice == Choice::prefetch_depth;
 }
 
 // Orders that differ only on axes of one rank are one order.
@@ -292,6 +292,10 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
           space.specs, [](const ParallelSpec& spec) { return spec.replicas() == 4 && spec.zero_stage == 2; });
       row.set(specs.emplace_back(*sharded), std::int64_t{2});
     }
+    if (row.choice == Choice::prefetch_depth) {
+      const auto gathers = std::ranges::find_if(space.specs, brings_parameters);
+      for (const std::int64_t depth : {0, 2}) row.set(specs.emplace_back(*gathers), depth);
+    }
     if (row.choice == Choice::cp_ulysses) {
       ParallelSpec& spec = specs.emplace_back(space.specs.front());
       spec = ParallelSpec{};
@@ -352,6 +356,11 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
   hybrid.mesh.dp_shard = 2;
   CHECK(layout_text(hybrid).find(" zero3 dp-shard2 ") != std::string::npos);
   CHECK(phrase(row_of(Choice::dp_shard), std::int64_t{2}) == "sharding over groups of 2");
+  hybrid.prefetch_depth = 2;
+  CHECK(layout_text(hybrid).find(" prefetch2") != std::string::npos);
+  CHECK(phrase(row_of(Choice::prefetch_depth), std::int64_t{2}) == "parameters gathered 2 blocks ahead");
+  CHECK(phrase(row_of(Choice::prefetch_depth), std::int64_t{1}) == "parameters gathered 1 block ahead");
+  CHECK(phrase(row_of(Choice::prefetch_depth), std::int64_t{0}) == "parameters gathered when a block needs them");
   ParallelSpec hierarchical;
   hierarchical.mesh.degree.cp = 8;
   hierarchical.cp_method = ContextMethod::ring;
