@@ -17,7 +17,7 @@ struct BucketRange {
   bool operator==(const BucketRange&) const = default;
 };
 
-// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements. Parameters that
+// The flat bucket of a set of parameters. Each starts at a multiple of bucket_alignment. Parameters that
 // every rank of an axis holds whole come last, and within each part those with weight decay first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;  // the rectangles of a parameter side by side

@@ -38,7 +38,7 @@ const std::string models =
     "gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
     "mistral-7b, mlp, olmo2-13b, "
     "olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, starcoder2-15b, "
-    "t5-11b, t5-3b, t5-base, t5-large, t5-small";
+    "t5-11b, t5-3b, t5-base, t5-large, t5-small, vit-base, vit-huge, vit-large";
 const std::string clusters =
     "aurora, aws-p4d, aws-p4de, aws-p5, aws-p5en, azure-nd-a100-v4, azure-nd-h100-v5, azure-ndv2, dgx-1-v100, "
     "dgx-2-v100, "

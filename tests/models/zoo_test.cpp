@@ -58,6 +58,10 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"qwen3-32b", 32'762'123'264},
       {"qwen3-8b", 8'190'735'360},
       {"starcoder2-15b", 15'957'889'024},
+      // transformers' ViTForImageClassification with 1,000 classes; torchvision has the same numbers.
+      {"vit-base", 86'567'656},
+      {"vit-huge", 632'045'800},
+      {"vit-large", 304'326'632},
       // Counted in what transformers builds (5.24); that of Flan with a head of its own.
       {"t5-small", 60'506'624},
       {"t5-base", 222'903'552},
@@ -120,7 +124,7 @@ TEST_CASE("A model that is not there is told apart from those that are") {
       "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, "
       "llama3.2-1b, "
       "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, "
-      "starcoder2-15b, t5-11b, t5-3b, t5-base, t5-large, t5-small";
+      "starcoder2-15b, t5-11b, t5-3b, t5-base, t5-large, t5-small, vit-base, vit-huge, vit-large";
   CHECK(error_of<ConfigError>([] { load_model("lama3-8b", zoo); }) ==
         "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, "
         "or one of " +
