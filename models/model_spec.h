@@ -108,8 +108,8 @@ struct ModelSpec {
   double masked_share = 0.15;
 
   // Classifiers of images (ViT): pixels on each side of an image, on each side of the patches that
-  // stand for tokens, and colours of a pixel. The vocabulary is the classes; the context is the patches
-  // and one token more, whose row the head reads.
+  // stand for tokens, and colours of a pixel. The vocabulary is the classes; the context is the
+  // patches and one token more, whose row the head reads.
   std::int64_t image_size = 0;  // 0: the model reads text
   std::int64_t patch_size = 16;
   std::int64_t image_channels = 3;

@@ -27,10 +27,10 @@ class TokenData {
                         std::optional<std::uint64_t> shuffle = {});
   explicit TokenData(std::vector<std::int32_t> tokens);
   // Records of images in the layout of CIFAR-10's binary version (Krizhevsky 2009,
-  // https://www.cs.toronto.edu/~kriz/cifar.html): the class, then the colours of all pixels, a byte each,
-  // colour by colour and row by row. The class has two bytes, the lower one first, where there are more
-  // than 256. Its sequences are these bytes. ConfigError as above, and where a file does not hold whole
-  // records.
+  // https://www.cs.toronto.edu/~kriz/cifar.html): the class, then the colours of all pixels, a byte
+  // each, colour by colour and row by row. The class has two bytes, the lower one first, where
+  // there are more than 256. Its sequences are these bytes. ConfigError as above, and where a file
+  // does not hold whole records.
   static TokenData load_images(std::span<const std::string> paths, const LabelledImages& images,
                                std::int64_t classes, std::optional<std::uint64_t> shuffle = {});
 
@@ -68,8 +68,8 @@ struct Batch {
   std::vector<std::int32_t> ids;  // [global batch, sequence + 1]
   // [global batch, sequence], negative where a token has none. Empty: each token's is the next id.
   std::vector<std::int32_t> targets = {};
-  // Of a model that reads images, instead of ids: [global batch, patches, colours of a patch], colour
-  // by colour and row by row as in transformers' ViTPatchEmbeddings.
+  // Of a model that reads images, instead of ids: [global batch, patches, colours of a patch],
+  // colour by colour and row by row as in transformers' ViTPatchEmbeddings.
   std::vector<std::uint8_t> colours = {};
   std::int64_t colours_of_sample = 0, colours_of_patch = 0;
 };

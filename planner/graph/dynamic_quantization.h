@@ -8,21 +8,22 @@ namespace parplan {
 // number is a code of 8 bits, which stands for a value in [-1, 1] or [0, 1], times the scale of its
 // block. Kernels of all backends, and what reads and writes checkpoints, call what is here.
 
-// Consecutive elements with one scale in fp32. bitsandbytes (optimizer.py, `blocksize`; 2,048 before
-// version 0.44) and torchao (optim/subclass_8bit.py, `block_size`) have 256, too.
+// Consecutive elements with one scale in fp32. bitsandbytes (optimizer.py, `blocksize`; 2,048
+// before version 0.44) and torchao (optim/subclass_8bit.py, `block_size`) have 256, too.
 inline constexpr std::int64_t quantization_block = 256;
 constexpr std::int64_t quantization_blocks(std::int64_t elements) {
   return (elements + quantization_block - 1) / quantization_block;
 }
 
-// Smaller magnitudes than this, 2^-126, have no reciprocal in fp32: a block of them is one of zeros.
+// Smaller magnitudes than this, 2^-126, have no reciprocal in fp32: a block of them is one of
+// zeros.
 inline constexpr float least_scale = 0x1p-126f;
 
-// The values of the codes, in ascending order: 0, 1, and in each of seven decades, from
-// 10^(decade - 7) to 10^(decade - 6), the means of equal steps, twice as many as in the decade below
-// (bitsandbytes functional.py, `create_dynamic_map`). Signed values are for first moments: one step in
-// the first decade, and the negative of each, but none of 1; unsigned ones for second moments, twice
-// as many.
+// The values of the codes, in ascending order: 0, 1, and in each of seven decades, from 10^(decade
+// - 7) to 10^(decade - 6), the means of equal steps, twice as many as in the decade below
+// (bitsandbytes functional.py, `create_dynamic_map`). Signed values are for first moments: one step
+// in the first decade, and the negative of each, but none of 1; unsigned ones for second moments,
+// twice as many.
 //
 // Counted from the value 0, which is number `zero`, the steps of a decade are numbers
 // [steps, 2 * steps).
@@ -104,10 +105,10 @@ constexpr std::uint8_t quantized(float x) {
   return static_cast<std::uint8_t>(static_cast<int>(number) + (is_signed ? 127 : -1));
 }
 
-// The scale of a block: its number of the largest magnitude, with its sign, the positive one of two.
-// bitsandbytes and torchao take the magnitude, and then a negative extreme, which has no code, loses
-// 0.7%. With the sign it is 1 times the scale, exactly, so what was quantized once is quantized to
-// the same bits again: a checkpoint in fp32 loses nothing.
+// The scale of a block: its number of the largest magnitude, with its sign, the positive one of
+// two. bitsandbytes and torchao take the magnitude, and then a negative extreme, which has no code,
+// loses 0.7%. With the sign it is 1 times the scale, exactly, so what was quantized once is
+// quantized to the same bits again: a checkpoint in fp32 loses nothing.
 constexpr float block_scale(float highest, float lowest) {
   const float extreme = highest >= -lowest ? highest : lowest;
   const float magnitude = extreme < 0.0f ? -extreme : extreme;

@@ -60,8 +60,8 @@ struct CorruptedSpans {
   bool operator==(const CorruptedSpans&) const = default;
 };
 
-// What a classifier of images learns (Dosovitskiy et al. 2021, ViT, arXiv:2010.11929): a sample is a
-// square image in patches, and its only target is its class, one of the vocabulary.
+// What a classifier of images learns (Dosovitskiy et al. 2021, ViT, arXiv:2010.11929): a sample is
+// a square image in patches, and its only target is its class, one of the vocabulary.
 struct LabelledImages {
   std::int64_t size = 0;      // pixels on each side
   std::int64_t patch = 0;     // of these, the pixels on each side of a patch

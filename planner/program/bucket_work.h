@@ -78,9 +78,9 @@ inline OptimizerState optimizer_state(const TrainingSpec& training) {
           .quantized = training.optimizer == Optimizer::adamw_8bit};
 }
 
-// Each parameter of a bucket, and each rank's shard of it, begins at a multiple of so many elements:
-// 64 bytes in fp32, or whole blocks of quantized state, so that which numbers share a scale does not
-// depend on who holds them.
+// Each parameter of a bucket, and each rank's shard of it, begins at a multiple of so many
+// elements: 64 bytes in fp32, or whole blocks of quantized state, so that which numbers share a
+// scale does not depend on who holds them.
 inline std::int64_t bucket_alignment(const TrainingSpec& training) {
   return optimizer_state(training).quantized ? quantization_block : 16;
 }

@@ -1226,8 +1226,8 @@ std::vector<Case> adamw_cases(DataType type) {
                     });
 }
 
-// The values of codes (tests/planner/graph/dynamic_quantization_test.cpp holds them to the published
-// map), and the nearest one in double precision.
+// The values of codes (tests/planner/graph/dynamic_quantization_test.cpp holds them to the
+// published map), and the nearest one in double precision.
 double value_of(bool is_signed, int code) {
   return static_cast<double>((is_signed ? signed_values : unsigned_values).of[code]);
 }

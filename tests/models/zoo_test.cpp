@@ -58,7 +58,8 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"qwen3-32b", 32'762'123'264},
       {"qwen3-8b", 8'190'735'360},
       {"starcoder2-15b", 15'957'889'024},
-      // transformers' ViTForImageClassification with 1,000 classes; torchvision has the same numbers.
+      // transformers' ViTForImageClassification with 1,000 classes; torchvision has the same
+      // numbers.
       {"vit-base", 86'567'656},
       {"vit-huge", 632'045'800},
       {"vit-large", 304'326'632},

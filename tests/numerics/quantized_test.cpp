@@ -1,5 +1,5 @@
-// Plans whose optimizer keeps its moments in 8 bits, against the reference and one another, and their
-// promises of memory.
+// Plans whose optimizer keeps its moments in 8 bits, against the reference and one another, and
+// their promises of memory.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -45,8 +45,8 @@ TEST_CASE("random legal plans with moments of 8 bits train as the one-rank refer
       if (trial % 4 == 3) training.clip_norm = 0.5;
       const ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, {}, random);
       INFO(model << ": " << describe(spec) << ", clip " << training.clip_norm);
-      // Where the tensor axis cuts parameters, other numbers share a scale: a code stands for another
-      // value then, which is off by a few percent of what a step moves.
+      // Where the tensor axis cuts parameters, other numbers share a scale: a code stands for
+      // another value then, which is off by a few percent of what a step moves.
       const Closeness closeness = spec.tp() == 1 ? Closeness{} : Closeness{.loss = 1e-3};
       check_close(run_plan(graph, training, spec, 3), run_reference(graph, training, spec.micro_batch, 3), closeness);
       ++(spec.tp() == 1 ? whole : cut);

@@ -41,10 +41,9 @@ class Reference {
   std::vector<float>& parameter(const std::string& name) { return parameters_.at(name); }
   const ByParameter& parameters() const { return parameters_; }
 
-  // One step on `tokens` and `targets`, sample after sample, global_batch * sequence numbers each (of
-  // images, their colours by patch, and targets);
-  // `micro_batch` samples at a time, a divisor of global_batch. Updates the parameters as the
-  // training spec says.
+  // One step on `tokens` and `targets`, sample after sample, global_batch * sequence numbers each
+  // (of images, their colours by patch, and targets); `micro_batch` samples at a time, a divisor of
+  // global_batch. Updates the parameters as the training spec says.
   ReferenceStep step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                      std::int64_t micro_batch);
 

@@ -58,7 +58,8 @@ OpGraph graph_of(const std::filesystem::path& config) {
   return build_graph(spec, reads_images(spec) ? tokens_of_image(spec) : sequence);
 }
 
-// Colours of each sample, patch by patch, and behind them the classes, as make_golden_families.py does.
+// Colours of each sample, patch by patch, and behind them the classes, as make_golden_families.py
+// does.
 void take_images(const OpGraph& graph, std::vector<std::int32_t>& colours, std::vector<std::int32_t>& targets) {
   const std::int64_t count = batch * graph.images->patches() * graph.images->colours();
   colours = golden_text(count + batch, 256);

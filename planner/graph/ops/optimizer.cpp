@@ -65,8 +65,9 @@ OpWork adamw_work(const OpShape& s, DataType type) {
   if (s.stepwise) return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes(adamw_passes(s) * 4 * s.rows)};
   return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
 }
-// What adamw does, and for each moment: its code's value times the scale 1, largest magnitude 2, times
-// the inverse 1, in each of seven decades compare, step, smaller, choose 4, sign and conversion 3.
+// What adamw does, and for each moment: its code's value times the scale 1, largest magnitude 2,
+// times the inverse 1, in each of seven decades compare, step, smaller, choose 4, sign and
+// conversion 3.
 constexpr std::int64_t quantization_flops = 1 + 2 + 1 + 7 * 4 + 3;
 OpWork adamw_8bit_work(const OpShape& s, DataType type) {
   return {flops(((s.weight_decay ? 16 : 14) + 2 * quantization_flops) * s.rows),

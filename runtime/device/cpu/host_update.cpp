@@ -15,8 +15,8 @@
 namespace parplan {
 namespace {
 
-// Enough that starting a thread costs little beside it, and a multiple of what one vector holds and of
-// a block of quantized state.
+// Enough that starting a thread costs little beside it, and a multiple of what one vector holds and
+// of a block of quantized state.
 constexpr std::int64_t least_elements = 1 << 18;
 
 std::int64_t host_cores() {

@@ -12,8 +12,8 @@
 namespace parplan {
 namespace {
 
-// The map as it is published (bitsandbytes functional.py, `create_dynamic_map`): means of neighbours
-// among equidistant numbers from 0.1 to 1 in each decade, 0 and 1, sorted.
+// The map as it is published (bitsandbytes functional.py, `create_dynamic_map`): means of
+// neighbours among equidistant numbers from 0.1 to 1 in each decade, 0 and 1, sorted.
 std::vector<double> published_map(bool is_signed) {
   std::vector<double> map = {0.0, 1.0};
   for (int i = 0; i < 7; ++i) {

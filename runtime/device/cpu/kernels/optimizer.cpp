@@ -108,8 +108,8 @@ PARPLAN_INLINE void load_block(const CodeValues& values, const std::uint8_t* cod
   for (std::int64_t i = 0; i < n; ++i) to[i] = values.of[codes[i]] * scale;
 }
 
-// Numbers to codes, as `quantized` (planner/graph/dynamic_quantization.h), sixteen at a time; returns
-// their scale.
+// Numbers to codes, as `quantized` (planner/graph/dynamic_quantization.h), sixteen at a time;
+// returns their scale.
 template <bool is_signed>
 PARPLAN_INLINE float store_block(const float* from, std::uint8_t* codes, std::int64_t n) {
   constexpr Decades decades = decades_of({.is_signed = is_signed});
@@ -218,9 +218,9 @@ void adamw(const CpuKernelArguments& a) {
   gradients.deliver(a.floats(1), elements(a.shape));
 }
 
-// gradient, parameter, m, v, scales of m, scales of v, (norm), (master), (loss scale). The same step,
-// from moments that are kept in 8 bits (planner/graph/dynamic_quantization.h). It is made with the new
-// moments before they are quantized, as in bitsandbytes and torchao.
+// gradient, parameter, m, v, scales of m, scales of v, (norm), (master), (loss scale). The same
+// step, from moments that are kept in 8 bits (planner/graph/dynamic_quantization.h). It is made
+// with the new moments before they are quantized, as in bitsandbytes and torchao.
 void adamw_8bit(const CpuKernelArguments& a) {
   const Gradients gradients(a, 6);
   if (gradients.skipped) return;

@@ -140,9 +140,9 @@ __global__ void adam_steps(FlatRange range, StepOperands operands, const float* 
   });
 }
 
-// The same step from moments that are kept in 8 bits, with a scale for each block of them; it is made
-// with the new moments before they are quantized. A thread block works on such blocks one by one, a
-// thread on one element of each.
+// The same step from moments that are kept in 8 bits, with a scale for each block of them; it is
+// made with the new moments before they are quantized. A thread block works on such blocks one by
+// one, a thread on one element of each.
 template <class T, bool has_master>
 __global__ void __launch_bounds__(quantization_block)
     adam_8bit_steps(std::int64_t n, StepOperands operands, const float* gradient, T* parameter, std::uint8_t* first,
