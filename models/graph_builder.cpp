@@ -84,8 +84,7 @@ TensorId GraphBuilder::embed() {
 }
 
 TensorId GraphBuilder::embed_patches() {
-  const LabelledImages images{
-      .size = spec_.image_size, .patch = spec_.patch_size, .channels = spec_.image_channels};
+  const LabelledImages images{.size = spec_.image_size, .patch = spec_.patch_size, .channels = spec_.image_channels};
   graph_.images = images;
   set_positions(images.patches());
   const TensorDim width = {Dim::hidden, images.colours(), 1};

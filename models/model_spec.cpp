@@ -96,20 +96,20 @@ std::optional<SpecProblem> find_problem_of_images(const ModelSpec& spec) {
                                               "more stands for its class: expected {}, found {}",
                                               spec.image_size, spec.image_size, spec.patch_size, spec.patch_size,
                                               tokens_of_image(spec) - 1, tokens_of_image(spec), spec.context)};
-  if (!spec.bidirectional)
-    return SpecProblem{"image_size", "patches of an image see each other; add bidirectional"};
+  if (!spec.bidirectional) return SpecProblem{"image_size", "patches of an image see each other; add bidirectional"};
   if (spec.position != PositionKind::learned)
     return SpecProblem{"position", "patches have learned positions; choose learned"};
   if (spec.vocabulary > largest_classes)
-    return SpecProblem{"vocabulary", fmt::format("of {} classes; images have at most {}", spec.vocabulary,
-                                                 largest_classes)};
+    return SpecProblem{"vocabulary",
+                       fmt::format("of {} classes; images have at most {}", spec.vocabulary, largest_classes)};
   const std::pair<const char*, bool> of_text[] = {{"tied_embeddings", spec.tied_embeddings},
                                                   {"mask_token", spec.mask_token.has_value()},
                                                   {"embedding_width", spec.embedding_width.has_value()},
                                                   {"token_types", spec.token_types > 0},
                                                   {"position_offset", spec.position_offset > 0}};
   for (const auto& [key, is_given] : of_text)
-    if (is_given) return SpecProblem{key, "it belongs to models that read text, and image_size says that this reads images"};
+    if (is_given)
+      return SpecProblem{key, "it belongs to models that read text, and image_size says that this reads images"};
   return std::nullopt;
 }
 

@@ -70,7 +70,9 @@ const Fact* find_fact(const std::vector<Fact>& facts, const std::string& name) {
 }
 
 // First moments have a sign.
-bool is_signed(State state) { return state == State::first_moment; }
+bool is_signed(State state) {
+  return state == State::first_moment;
+}
 
 void write_state(const Arena& arena, const StateBuffer& state, const std::vector<float>& values) {
   const std::int64_t count = std::ssize(values);

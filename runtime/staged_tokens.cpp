@@ -27,8 +27,8 @@ std::int32_t* stage_colours(const Batch& batch, SampleRange of_rank, const OpSha
     const std::int64_t first = of_rank.first + rank * of_rank.count + micro_batch * samples;
     for (std::int64_t s = 0; s < shape.sequence; ++s)
       for (std::int64_t b = 0; b < samples; ++b)
-        to = std::copy_n(
-            batch.colours.data() + (first + b) * batch.colours_of_sample + shape.position(s) * patch, patch, to);
+        to = std::copy_n(batch.colours.data() + (first + b) * batch.colours_of_sample + shape.position(s) * patch,
+                         patch, to);
   }
   return to;
 }

@@ -61,7 +61,9 @@ std::uint64_t mixed(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-constexpr std::int64_t bytes_of_class(std::int64_t classes) { return classes > 256 ? 2 : 1; }
+constexpr std::int64_t bytes_of_class(std::int64_t classes) {
+  return classes > 256 ? 2 : 1;
+}
 std::int32_t class_at(const std::byte* record, std::int64_t bytes) {
   return std::to_integer<std::int32_t>(record[0]) + (bytes > 1 ? 256 * std::to_integer<std::int32_t>(record[1]) : 0);
 }
@@ -145,8 +147,8 @@ TokenData TokenData::load(std::span<const std::string> paths, std::int64_t seque
   return data;
 }
 
-TokenData TokenData::load_images(std::span<const std::string> paths, const LabelledImages& images,
-                                 std::int64_t classes, std::optional<std::uint64_t> shuffle) {
+TokenData TokenData::load_images(std::span<const std::string> paths, const LabelledImages& images, std::int64_t classes,
+                                 std::optional<std::uint64_t> shuffle) {
   TokenData data(std::vector<std::int32_t>{});
   data.shards_.clear();
   data.shuffle_ = shuffle;

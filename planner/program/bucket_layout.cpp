@@ -79,7 +79,8 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
       rectangle.bucket_offset = layout.elements;
       part.run.range.begin = layout.elements;
       layout.elements += rectangle.rows * rectangle.columns;
-      if (&rectangle == &part.rectangles.back()) layout.elements = align_up(Bytes(layout.elements), context.bucket_alignment).count;
+      if (&rectangle == &part.rectangles.back())
+        layout.elements = align_up(Bytes(layout.elements), context.bucket_alignment).count;
       part.run.range.end = layout.elements;
       part.run.copies = rectangle.copies;
       layout.parts.push_back(rectangle);

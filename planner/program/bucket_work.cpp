@@ -8,16 +8,18 @@ namespace {
 OpKind kind_of_update(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::adamw:
-    case Optimizer::adam: return OpKind::adamw;
-    case Optimizer::adamw_8bit: return OpKind::adamw_8bit;
-    case Optimizer::sgd: return OpKind::sgd;
+    case Optimizer::adam:
+      return OpKind::adamw;
+    case Optimizer::adamw_8bit:
+      return OpKind::adamw_8bit;
+    case Optimizer::sgd:
+      return OpKind::sgd;
   }
   PARPLAN_ASSERT(false, "an optimizer has a kernel");
   return {};
 }
 
 }  // namespace
-
 
 Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label label, DataType type) {
   Instruction instruction;

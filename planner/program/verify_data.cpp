@@ -687,8 +687,7 @@ class DataCheck {
         continue;
       fault(Rule::definition, c, i,
             fmt::format("wrong scales: {} takes codes from {} with scales from {}, which are not those of their blocks",
-                        describe(instruction),
-                        bytes_of(bound(call, codes), codes.offset, codes.offset + codes.bytes),
+                        describe(instruction), bytes_of(bound(call, codes), codes.offset, codes.offset + codes.bytes),
                         bytes_of(bound(call, scales), scales.offset, scales.offset + scales.bytes)));
     }
   }

@@ -325,8 +325,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind) {
     const BucketSizes frozen = frozen_bucket(shapes, kind, spec, placements, training_);
     const std::int64_t of_frozen = frozen.elements > 0 ? state_of(frozen) - scale : 0;
-    entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements, training_)) - scale +
-                                      of_frozen);
+    entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements, training_)) -
+                                      scale + of_frozen);
   }
   const BucketSizes tied = tied_bucket(shapes, spec, placements, training_, 2);
   entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;

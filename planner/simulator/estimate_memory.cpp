@@ -243,7 +243,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   }
   const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
   if (held.size() > 1) share_slots_for_weights(spec, held);
-  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes.shapes], spec, placements, training_, tied_uses));
+  if (tied_uses > 0)
+    buckets_.push_back(tied_bucket(*shapes_[held.front().shapes.shapes], spec, placements, training_, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, micro_batches_of(spec));
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());

@@ -44,9 +44,11 @@ Holders find_holders(const OpGraph& graph, const std::vector<Program>& programs,
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& kept : kept_state(program, program.buckets[b], precision))
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), kept.begin, kept.end))
-          holders[{kept.state, held.tensor, held.slice}].push_back(
-              {.rank = program.rank, .buffer = kept.buffer, .type = kept.type, .at = held.at - kept.begin,
-               .scales = kept.scales});
+          holders[{kept.state, held.tensor, held.slice}].push_back({.rank = program.rank,
+                                                                    .buffer = kept.buffer,
+                                                                    .type = kept.type,
+                                                                    .at = held.at - kept.begin,
+                                                                    .scales = kept.scales});
   return holders;
 }
 

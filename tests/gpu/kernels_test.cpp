@@ -1258,9 +1258,8 @@ std::vector<Case> adamw_8bit_cases(DataType type) {
       const StepScalars& t = v.scalars;
       const bool master = v.master || is_half(type);
       const double scale = v.scaled ? tested_loss_scale : 1.0;
-      const double clip = v.norm && t.clip_norm > 0.0
-                              ? std::min(1.0, t.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6))
-                              : 1.0;
+      const double clip =
+          v.norm && t.clip_norm > 0.0 ? std::min(1.0, t.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6)) : 1.0;
       const bool overflow = (v.scaled || t.skips_not_finite) && !std::isfinite(v.sum_of_squares);
       const double decay = v.weight_decay ? t.weight_decay : 0.0;
       const double step = static_cast<double>(t.step) - (v.scaled ? skipped_steps : 0.0);
@@ -1285,9 +1284,9 @@ std::vector<Case> adamw_8bit_cases(DataType type) {
           if (t.decoupled_decay) p -= t.learning_rate * decay * p;
           moments[0].push_back(t.beta1 * before(0) + (1 - t.beta1) * g);
           moments[1].push_back(t.beta2 * before(1) + (1 - t.beta2) * g * g);
-          new_parameter.push_back(p - t.learning_rate / (1 - std::pow(t.beta1, step)) * moments[0][i] /
-                                          (std::sqrt(moments[1][i]) / std::sqrt(1 - std::pow(t.beta2, step)) +
-                                           t.epsilon));
+          new_parameter.push_back(p -
+                                  t.learning_rate / (1 - std::pow(t.beta1, step)) * moments[0][i] /
+                                      (std::sqrt(moments[1][i]) / std::sqrt(1 - std::pow(t.beta2, step)) + t.epsilon));
         }
         for (const int moment : {0, 1}) {
           new_scales[moment].clear();
@@ -1331,8 +1330,8 @@ std::vector<Case> normalize_pixels_cases(DataType type) {
     Doubles colours, wanted;
     for (std::int64_t i = 0; i < size.rows * size.columns; ++i) colours.push_back(static_cast<double>(i * 37 % 256));
     for (const double colour : colours) wanted.push_back((colour / 255.0 - 0.5) / 0.5);
-    cases.push_back({{.rows = size.rows, .columns = size.columns},
-                     {reads(DataType::int32, colours), writes(type, wanted, 2e-7)}});
+    cases.push_back(
+        {{.rows = size.rows, .columns = size.columns}, {reads(DataType::int32, colours), writes(type, wanted, 2e-7)}});
   }
   return cases;
 }

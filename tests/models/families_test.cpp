@@ -95,8 +95,7 @@ TEST_CASE("A ViT makes tokens of patches, with a row behind them for the class, 
   CHECK(find_problem(spec)->key == "tied_embeddings");
   spec.tied_embeddings = false;
   spec.patch_size = 5;
-  CHECK(find_problem(spec) ==
-        SpecProblem{"patch_size", "patches of 5 x 5 pixels do not divide an image of 12 x 12"});
+  CHECK(find_problem(spec) == SpecProblem{"patch_size", "patches of 5 x 5 pixels do not divide an image of 12 x 12"});
 }
 
 TEST_CASE("A GPT-2 is an embedding with positions, its layers and a head") {

@@ -304,7 +304,8 @@ TEST_CASE("A BERT is an encoder that learns masked tokens, and other uses of its
 TEST_CASE("A ViT reads images, and its classes are those that id2label names") {
   const auto with = [](const std::string& more) {
     return R"({"model_type": "vit", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, )"
-           R"("intermediate_size": 3072)" + more + "}";
+           R"("intermediate_size": 3072)" +
+           more + "}";
   };
   // google/vit-base-patch16-224 but for its 1,000 names.
   const std::string config = with(

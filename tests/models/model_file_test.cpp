@@ -156,7 +156,8 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, "
       "embedding_multiplier, "
       "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias, bidirectional, "
-      "token_types, head_transform, mask_token, masked_share, image_size, patch_size, image_channels; did you mean 'hidden'?");
+      "token_types, head_transform, mask_token, masked_share, image_size, patch_size, image_channels; did you mean "
+      "'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: the file is empty; expected a map with key 'family'");
@@ -347,9 +348,11 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
   const std::string images = replaced("rotary", "learned") + "bidirectional: true\n";
   CHECK(error(images + "image_size: 30\n") ==
         "m.yaml:11:1: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
-  CHECK(error(images + "patch_size: 8\n") == "m.yaml:13:13: error: patch_size is of images; give their image_size, too");
-  CHECK(error(images + "image_size: 32\npatch_size: 8\n").find("is 16 tokens, and one more stands for its class: "
-                                                               "expected 17, found") != std::string::npos);
+  CHECK(error(images + "patch_size: 8\n") ==
+        "m.yaml:13:13: error: patch_size is of images; give their image_size, too");
+  CHECK(error(images + "image_size: 32\npatch_size: 8\n")
+            .find("is 16 tokens, and one more stands for its class: "
+                  "expected 17, found") != std::string::npos);
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 

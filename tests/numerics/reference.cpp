@@ -322,8 +322,8 @@ void Reference::update(ByParameter& gradients) {
       codes.second.resize(gradient.size());
       codes.first_scales.resize(blocks);
       codes.second_scales.resize(blocks);
-      operands.insert(operands.end(), {codes.first.data(), codes.second.data(), codes.first_scales.data(),
-                                       codes.second_scales.data()});
+      operands.insert(operands.end(),
+                      {codes.first.data(), codes.second.data(), codes.first_scales.data(), codes.second_scales.data()});
       if (clips) operands.push_back(&norm);
       backend_->run(0, {.kind = OpKind::adamw_8bit, .shape = shape, .operands = operands});
       continue;

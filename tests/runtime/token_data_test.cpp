@@ -244,8 +244,8 @@ TEST_CASE("images are records of a class and of colours, which come patch by pat
   Batch batch{.sequence = 5, .ids = {}};
   fill_images(batch, data, images, 8, 1, 4, 1);  // the third, then the first again
   REQUIRE(batch.colours.size() == 4 * 32);
-  CHECK(batch.targets == std::vector<std::int32_t>{6, -1, -1, -1, -1, 7, -1, -1, -1, -1,
-                                                   5, -1, -1, -1, -1, 6, -1, -1, -1, -1});
+  CHECK(batch.targets ==
+        std::vector<std::int32_t>{6, -1, -1, -1, -1, 7, -1, -1, -1, -1, 5, -1, -1, -1, -1, 6, -1, -1, -1, -1});
   const std::vector<std::uint8_t> first_patch(batch.colours.begin(), batch.colours.begin() + 8);
   CHECK(first_patch == std::vector<std::uint8_t>{64, 65, 68, 69, 80, 81, 84, 85});
   const std::vector<std::uint8_t> last_patch(batch.colours.begin() + 24, batch.colours.begin() + 32);
@@ -271,8 +271,9 @@ TEST_CASE("images are records of a class and of colours, which come patch by pat
   };
   const std::string bad = folder.path("bad.bin");
   CHECK(refusal(bytes + "x", 8) ==
-        bad + ": error: 100 bytes; an image of the model takes 33 (1 of its class, and 2 x 4 x 4 colours), and the file "
-              "must hold whole ones; give images of that size in the layout of CIFAR-10's binary version");
+        bad +
+            ": error: 100 bytes; an image of the model takes 33 (1 of its class, and 2 x 4 x 4 colours), and the file "
+            "must hold whole ones; give images of that size in the layout of CIFAR-10's binary version");
   CHECK(refusal("", 8).find(": error: 0 bytes;") != std::string::npos);
   CHECK(refusal(bytes, 6) == bad + ": error: class 6 of image 1; the model's classes end at 5");
 }

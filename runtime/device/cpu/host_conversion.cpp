@@ -41,8 +41,8 @@ void narrow(DataType type, const float* from, std::int64_t count, void* to) {
   PARPLAN_ASSERT(false, name(type));
 }
 
-void dequantize(bool is_signed, const std::uint8_t* codes, const float* scales, std::int64_t first,
-                std::int64_t count, float* to) {
+void dequantize(bool is_signed, const std::uint8_t* codes, const float* scales, std::int64_t first, std::int64_t count,
+                float* to) {
   const CodeValues& values = is_signed ? signed_values : unsigned_values;
   for (std::int64_t i = 0; i < count; ++i) to[i] = values.of[codes[i]] * scales[(first + i) / quantization_block];
 }

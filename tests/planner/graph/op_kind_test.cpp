@@ -232,9 +232,9 @@ TEST_CASE("forward rows have a sharding rule and read no gradients, other rows h
 TEST_CASE("the gradients of a row write a gradient for each parameter and each input that has one") {
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    const bool differentiable =
-        is_forward(row.kind) && row.kind != OpKind::cross_entropy_max && row.kind != OpKind::cross_entropy_sums &&
-        row.kind != OpKind::normalize_pixels;  // of whole numbers
+    const bool differentiable = is_forward(row.kind) && row.kind != OpKind::cross_entropy_max &&
+                                row.kind != OpKind::cross_entropy_sums &&
+                                row.kind != OpKind::normalize_pixels;  // of whole numbers
     CHECK(row.gradients.empty() == !differentiable);
     for (const OperandRow& operand : row.operands) {
       const bool wants = operand.source == OperandSource::parameter && differentiable;

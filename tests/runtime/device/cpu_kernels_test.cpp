@@ -1207,8 +1207,13 @@ struct QuantizedMoment {
 }  // namespace
 
 TEST_CASE("adamw_8bit makes the step of adamw from what its codes stand for, and keeps the nearest codes") {
-  const StepScalars t{.step = 3, .learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-3,
-                      .weight_decay = 0.1, .clip_norm = 2.0};
+  const StepScalars t{.step = 3,
+                      .learning_rate = 0.01,
+                      .beta1 = 0.9,
+                      .beta2 = 0.95,
+                      .epsilon = 1e-3,
+                      .weight_decay = 0.1,
+                      .clip_norm = 2.0};
   for (const std::int64_t count : {1, 37, 256, 300, 1024}) {
     const Array gradient(numbers(count, 1)), norm(1, 9.0f);
     Vector second = numbers(count, 4);

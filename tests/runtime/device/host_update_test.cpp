@@ -66,7 +66,8 @@ TEST_CASE("the host updates moments of 8 bits as a CPU rank does, block by block
     State state = state_of();
     std::vector<std::uint8_t> first, second;
     std::vector<float> first_scales, second_scales;
-    Quantized() : first(elements), second(elements), first_scales(elements / 256 + 1), second_scales(elements / 256 + 1) {
+    Quantized()
+        : first(elements), second(elements), first_scales(elements / 256 + 1), second_scales(elements / 256 + 1) {
       quantize(true, state.first.data(), elements, first.data(), first_scales.data());
       quantize(false, state.second.data(), elements, second.data(), second_scales.data());
     }
@@ -74,7 +75,7 @@ TEST_CASE("the host updates moments of 8 bits as a CPU rank does, block by block
   Quantized by_rank, by_host;
   const std::vector<float> before = by_rank.first_scales;
   const auto call = [](Quantized& q, auto run) {
-    void* operands[] = {q.state.gradient.data(), q.state.parameter.data(), q.first.data(),        q.second.data(),
+    void* operands[] = {q.state.gradient.data(), q.state.parameter.data(), q.first.data(), q.second.data(),
                         q.first_scales.data(),   q.second_scales.data(),   &q.state.norm};
     run(KernelCall{
         .kind = OpKind::adamw_8bit, .shape = shape_of_update(), .type = DataType::fp32, .operands = operands});

@@ -224,10 +224,9 @@ void adamw(const CpuKernelArguments& a) {
 void adamw_8bit(const CpuKernelArguments& a) {
   const Gradients gradients(a, 6);
   if (gradients.skipped) return;
-  const Quantized state{.first = a.codes(2), .second = a.codes(3), .first_scales = a.floats(4),
-                        .second_scales = a.floats(5)};
-  adam_8bit_steps(adam_constants(a, gradients), a.floats(0), gradients.updated(a.floats(1)), state,
-                  elements(a.shape));
+  const Quantized state{
+      .first = a.codes(2), .second = a.codes(3), .first_scales = a.floats(4), .second_scales = a.floats(5)};
+  adam_8bit_steps(adam_constants(a, gradients), a.floats(0), gradients.updated(a.floats(1)), state, elements(a.shape));
   gradients.deliver(a.floats(1), elements(a.shape));
 }
 
