@@ -33,7 +33,7 @@ void check(const std::vector<Mistake>& mistakes) {
 
 const std::string models =
     "bert-base, bert-large, bloom-176b, bloom-7b1, command-a, command-r, command-r7b, falcon-40b, falcon-7b, "
-    "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, gpt-neox-20b, gpt2, gpt2-large, "
+    "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, glm4-9b, gpt-neox-20b, gpt2, gpt2-large, "
     "gpt2-medium, gpt2-xl, "
     "gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
     "mistral-7b, mlp, olmo2-13b, "

@@ -47,6 +47,7 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"gemma2-9b", 9'241'705'984},
       {"gemma3-12b", 11'766'034'176},
       {"gemma3-1b", 999'885'952},
+      {"glm4-9b", 9'400'279'040},
       {"gpt-neox-20b", 20'554'567'680},
       {"gptj-6b", 6'050'882'784},
       {"granite-3.1-8b", 8'170'835'968},
@@ -120,7 +121,7 @@ TEST_CASE("A model is found by name, by path and by the folder of its config.jso
 TEST_CASE("A model that is not there is told apart from those that are") {
   const std::string names =
       "bert-base, bert-large, bloom-176b, bloom-7b1, command-a, command-r, command-r7b, falcon-40b, falcon-7b, "
-      "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, gpt-neox-20b, gpt2, gpt2-large, "
+      "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, glm4-9b, gpt-neox-20b, gpt2, gpt2-large, "
       "gpt2-medium, "
       "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, "
       "llama3.2-1b, "
