@@ -131,8 +131,8 @@ TEST_CASE("A model that is not there is told apart from those that are") {
         "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, "
         "or one of " +
             names + "; did you mean 'llama3-8b'?");
-  CHECK(error_of<ConfigError>([] { load_model("vit-base", zoo); }) ==
-        "error: unknown model 'vit-base'; allowed: a path to a .yaml or .json file, a folder that holds a "
+  CHECK(error_of<ConfigError>([] { load_model("resnet50", zoo); }) ==
+        "error: unknown model 'resnet50'; allowed: a path to a .yaml or .json file, a folder that holds a "
         "config.json, or one of " +
             names);
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/model.yaml", zoo); }) ==
