@@ -51,6 +51,7 @@ TrainingSpec default_training(const Cluster& cluster, const ModelSpec& model) {
   const bool cpu = cluster.backend() == BackendKind::cpu;
   training.precision = default_precision(cluster);
   training.sequence_length = std::min(cpu ? cpu_sequence : gpu_sequence, model.context);
+  if (reads_images(model)) training.sequence_length = tokens_of_image(model);  // no other
   training.global_batch = cpu ? cpu_sequences_per_device * cluster.devices() : gpu_global_batch;
   return training;
 }

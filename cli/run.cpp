@@ -304,7 +304,8 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
   std::optional<StepBoard> board = StepBoard::inherited(std::getenv(StepBoard::variable));
   std::optional<StepLog> log;
   options.steps = arguments.steps;
-  options.data = data_files(arguments.data);
+  const bool draws_images = to_run.loaded.graph.images && arguments.data.empty();
+  if (!draws_images) options.data = data_files(arguments.data);
   options.shuffle = arguments.shuffle;
   options.notes_epochs = !arguments.data.empty();
   options.world = {.share_gpu = arguments.share_gpu,
@@ -319,7 +320,7 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
     if (!talks) return;
     fmt::print(terminal.err, "{}layout    {} on {} rank{}\ndata      {}{}\n", describe_inputs(report_inputs(plan)),
                layout_text(plan.spec), plan.spec.mesh.size(), plan.spec.mesh.size() == 1 ? "" : "s",
-               join(options.data),
+               draws_images ? "random images and classes" : join(options.data),
                arguments.data.empty() ? " (default)" : "");
   };
   options.on_note = [&](const std::string& line) {

@@ -100,7 +100,8 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   request.options.threads = arguments.limits.threads;
   request.options.objective = arguments.limits.objective.value_or(Objective::time);
   // Needed to search for remedies.
-  request.graph_of_length = [&](std::int64_t length) { return graph_of(inputs.model.spec, length, inputs.training); };
+  if (!reads_images(inputs.model.spec))
+    request.graph_of_length = [&](std::int64_t length) { return graph_of(inputs.model.spec, length, inputs.training); };
   if (arguments.where.cluster)
     request.cluster_of = [&](int devices) {
       return same_cluster_of(arguments.where, devices, inputs.training.engine, terminal, arguments.output);

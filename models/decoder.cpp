@@ -177,7 +177,7 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
   GraphBuilder builder(spec, sequence_length);
 
   builder.begin_block("embedding", std::nullopt);
-  TensorId x = builder.embed();
+  TensorId x = reads_images(spec) ? builder.embed_patches() : builder.embed();
   if (spec.embedding_multiplier != 1.0) x = builder.scale("embedding.scale", x, spec.embedding_multiplier);
   if (spec.position == PositionKind::learned) {
     const TensorDim rows = {Dim::position, spec.context + spec.position_offset, 1};
@@ -203,6 +203,7 @@ OpGraph build_decoder(const ModelSpec& spec, std::int64_t sequence_length) {
   }
 
   builder.begin_block("head", x);
+  if (reads_images(spec)) x = builder.take("head.class", x, sequence_length - 1, 1);
   if (spec.norm_placement != NormPlacement::after_add) x = norm(builder, spec, "head.norm", x);
   if (spec.head_transform) x = head_transform(builder, spec, x);
   if (spec.mask_token) builder.learn_masked_tokens(*spec.mask_token, spec.masked_share);

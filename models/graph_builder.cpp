@@ -83,6 +83,18 @@ TensorId GraphBuilder::embed() {
   return linear("embedding.projection", x, hidden(), embedding_width(), spec_.initializer_range, false);
 }
 
+TensorId GraphBuilder::embed_patches() {
+  const LabelledImages images{.size = spec_.image_size, .patch = spec_.patch_size, .channels = spec_.image_channels};
+  graph_.images = images;
+  set_positions(images.patches());
+  const TensorDim width = {Dim::hidden, images.colours(), 1};
+  const TensorId colours = tensor("colours", TensorRole::tokens, {sequence(), batch(), width});
+  const TensorId pixels = activation("pixels", width);
+  op(OpKind::normalize_pixels, "pixels", {colours}, {}, {pixels});
+  const TensorId x = linear("embedding", pixels, hidden(), width, spec_.initializer_range, true);
+  return append("class", x, weight("class.weight", {Dim::position, 1, 1}, hidden(), spec_.initializer_range));
+}
+
 TensorId GraphBuilder::linear(const std::string& name, TensorId x, TensorDim out, TensorDim in,
                               double standard_deviation, bool bias) {
   std::vector<TensorId> parameters = {weight(name + ".weight", out, in, standard_deviation)};

@@ -41,6 +41,9 @@ class GraphBuilder {
   // tokens -> rows of the table "embedding.weight", which is kept for a tied head, widened or
   // narrowed to the residual stream.
   TensorId embed();
+  // Images: the patches' colours -> a product with bias, and one row behind them, "class.weight",
+  // which stands for a class token.
+  TensorId embed_patches();
   // x -> x weight^T (+ bias); the parameters are `name`.weight and, where `bias`, `name`.bias.
   TensorId linear(const std::string& name, TensorId x, TensorDim out, TensorDim in, double standard_deviation,
                   bool bias);

@@ -745,6 +745,36 @@ void read_t5(Config& config, ModelSpec& spec) {
   config.note_dropout({"dropout_rate"});
 }
 
+// A classifier of images (modeling_vit.py, ViTForImageClassification). Its classes are those that
+// id2label names.
+void read_vit(Config& config, ModelSpec& spec) {
+  spec.layers = config.size("layers", {"num_hidden_layers"}, largest_layers, 12);
+  spec.hidden = config.size("hidden", {"hidden_size"}, largest_width, 768);
+  spec.heads = config.size("heads", {"num_attention_heads"}, largest_width, 12);
+  spec.kv_heads = spec.heads;
+  divide_heads(config, spec);
+  spec.feature = config.size("feature", {"intermediate_size"}, largest_width, 3072);
+  if (const auto classes = config.find("id2label"); classes && classes->is_map()) {
+    spec.vocabulary = static_cast<std::int64_t>(classes->keys().size());
+    config.keys["vocabulary"] = "id2label";
+    if (spec.vocabulary < 1) classes->fail("expected a name for each class, found none");
+  } else {
+    spec.vocabulary = config.size("vocabulary", {"num_labels"}, largest_classes, 2);
+  }
+  spec.image_size = config.size("image_size", {"image_size"}, 65536, 224);
+  spec.patch_size = config.size("patch_size", {"patch_size"}, 65536, 16);
+  spec.image_channels = config.size("image_channels", {"num_channels"}, 1024, 3);
+  spec.context = tokens_of_image(spec);
+  spec.position = PositionKind::learned;
+  spec.norm = NormKind::layer_norm;
+  spec.norm_epsilon = config.number("layer_norm_eps", 1e-12);
+  spec.activation = config.plain_activation("hidden_act", FeedForwardKind::gelu_erf);
+  spec.bidirectional = true;
+  spec.qkv_bias = config.flag("qkv_bias", true);
+  spec.attention_output_bias = spec.mlp_bias = spec.head_bias = true;
+  config.note_dropout({"hidden_dropout_prob", "attention_probs_dropout_prob"});
+}
+
 constexpr HuggingFaceType types[] = {
     {"bert", read_bert},       {"bloom", read_bloom},             {"cohere", read_cohere},
     {"cohere2", read_cohere2}, {"falcon", read_falcon},           {"gemma", read_gemma},
@@ -754,6 +784,7 @@ constexpr HuggingFaceType types[] = {
     {"mistral", read_mistral}, {"olmo2", read_olmo2},             {"opt", read_opt},
     {"phi3", read_phi3},       {"qwen2", read_qwen2},             {"qwen3", read_qwen3},
     {"roberta", read_roberta}, {"starcoder2", read_starcoder2},   {"t5", read_t5},
+    {"vit", read_vit},
 };
 
 }  // namespace

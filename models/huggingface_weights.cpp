@@ -555,6 +555,11 @@ std::vector<std::string> lines_in(const std::string& text) {
 }  // namespace
 
 StoredWeights huggingface_weights(std::string_view model_type, const ModelSpec& spec, const OpGraph& graph) {
+  // A ViT's patches are a convolution there, and its row of the class comes first.
+  if (std::ranges::find(type_rows, model_type, &TypeRow::type) == std::end(type_rows))
+    throw ConfigError(
+        fmt::format("weights of model_type '{}' are not read: parplan keeps them in another order; leave --weights out",
+                    model_type));
   Lister lister{row_of_type(model_type), spec};
   for (const TensorId id : parameters(graph))
     if (!is_of_adapter(graph.tensors[id])) lister.add(graph.tensors[id]);

@@ -27,7 +27,6 @@ constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,       FeedFo
                                         FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
 constexpr std::array all_spans = {AttentionSpan::full, AttentionSpan::sliding};
 constexpr std::array all_precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
-constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array all_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                       LearningRateSchedule::linear};
 
@@ -127,6 +126,18 @@ constexpr EncoderDecoderNumber encoder_decoder_numbers[] = {
     {"position_distance", &ModelSpec::position_distance, 1, largest_vocabulary},
     {"start_token", &ModelSpec::start_token, 0, largest_vocabulary},
     {"end_token", &ModelSpec::end_token, 0, largest_vocabulary},
+};
+
+// Whole numbers of classifiers of images alone.
+struct ImageNumber {
+  const char* key;
+  std::int64_t ModelSpec::*member;
+  std::int64_t most;
+};
+constexpr ImageNumber image_numbers[] = {
+    {"image_size", &ModelSpec::image_size, 65536},
+    {"patch_size", &ModelSpec::patch_size, 65536},
+    {"image_channels", &ModelSpec::image_channels, 1024},
 };
 
 // Keys that only one kind of positions reads.
@@ -258,6 +269,11 @@ void read_attention_and_norm(const YamlNode& root, ModelSpec& spec) {
   }
   if (const auto kinds = root.find("token_types")) spec.token_types = kinds->as_integer(1, largest_vocabulary);
   if (const auto token = root.find("mask_token")) spec.mask_token = token->as_integer(0, largest_vocabulary);
+  for (const ImageNumber& number : image_numbers)
+    if (const auto node = root.find(number.key)) {
+      spec.*number.member = node->as_integer(1, number.most);
+      if (!reads_images(spec)) node->fail(fmt::format("{} is of images; give their image_size, too", number.key));
+    }
   if (const auto masked = root.find("masked_share"))
     spec.masked_share = read_number(*masked, {.minimum_allowed = false, .limit = 1.0});
   if (const auto epsilon = root.find("norm_epsilon")) spec.norm_epsilon = read_number(*epsilon, above_zero);
@@ -402,6 +418,8 @@ std::string write_model(const ModelSpec& spec) {
     if (spec.token_types != plain.token_types) line("token_types", spec.token_types);
     if (spec.mask_token) line("mask_token", *spec.mask_token);
     if (spec.masked_share != plain.masked_share) line("masked_share", written(spec.masked_share));
+    for (const ImageNumber& number : image_numbers)
+      if (reads_images(spec)) line(number.key, spec.*number.member);
     for (const Multiplier& multiplier : multipliers) {
       if (spec.*multiplier.member != 1.0) line(multiplier.key, written(spec.*multiplier.member));
     }

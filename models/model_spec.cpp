@@ -1,6 +1,7 @@
 #include "models/model_spec.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -85,12 +86,39 @@ std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer)
 
 namespace {
 
+// A classifier of images reads no tokens, and its row of the class needs to see all others.
+std::optional<SpecProblem> find_problem_of_images(const ModelSpec& spec) {
+  if (spec.patch_size > spec.image_size || spec.image_size % spec.patch_size != 0)
+    return SpecProblem{"patch_size", fmt::format("patches of {} x {} pixels do not divide an image of {} x {}",
+                                                 spec.patch_size, spec.patch_size, spec.image_size, spec.image_size)};
+  if (spec.context != tokens_of_image(spec))
+    return SpecProblem{"context", fmt::format("an image of {} x {} pixels in patches of {} x {} is {} tokens, and one "
+                                              "more stands for its class: expected {}, found {}",
+                                              spec.image_size, spec.image_size, spec.patch_size, spec.patch_size,
+                                              tokens_of_image(spec) - 1, tokens_of_image(spec), spec.context)};
+  if (!spec.bidirectional) return SpecProblem{"image_size", "patches of an image see each other; add bidirectional"};
+  if (spec.position != PositionKind::learned)
+    return SpecProblem{"position", "patches have learned positions; choose learned"};
+  if (spec.vocabulary > largest_classes)
+    return SpecProblem{"vocabulary",
+                       fmt::format("of {} classes; images have at most {}", spec.vocabulary, largest_classes)};
+  const std::pair<const char*, bool> of_text[] = {{"tied_embeddings", spec.tied_embeddings},
+                                                  {"mask_token", spec.mask_token.has_value()},
+                                                  {"embedding_width", spec.embedding_width.has_value()},
+                                                  {"token_types", spec.token_types > 0},
+                                                  {"position_offset", spec.position_offset > 0}};
+  for (const auto& [key, is_given] : of_text)
+    if (is_given)
+      return SpecProblem{key, "it belongs to models that read text, and image_size says that this reads images"};
+  return std::nullopt;
+}
+
 std::optional<SpecProblem> find_problem_of_encoder(const ModelSpec& spec) {
   if (spec.bidirectional && spec.sliding_window)
     return SpecProblem{"bidirectional", "a sliding window ends at its own token; leave out sliding_window"};
   if (spec.bidirectional && spec.position == PositionKind::alibi)
     return SpecProblem{"bidirectional", "alibi falls towards earlier tokens; choose learned or rotary positions"};
-  if (spec.bidirectional && !spec.mask_token)
+  if (spec.bidirectional && !spec.mask_token && !reads_images(spec))
     return SpecProblem{"bidirectional",
                        "every token sees the next one, which would be its target; add a mask_token, so that the model "
                        "learns masked tokens"};
@@ -212,6 +240,8 @@ std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
                                           "sliding_window",
                                           key)};
   }
+  if (reads_images(spec))
+    if (std::optional<SpecProblem> problem = find_problem_of_images(spec)) return problem;
   return find_problem_of_encoder(spec);
 }
 

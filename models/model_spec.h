@@ -107,6 +107,13 @@ struct ModelSpec {
   std::optional<std::int64_t> mask_token = std::nullopt;
   double masked_share = 0.15;
 
+  // Classifiers of images (ViT): pixels on each side of an image, on each side of the patches that
+  // stand for tokens, and colours of a pixel. The vocabulary is the classes; the context is the
+  // patches and one token more, whose row the head reads.
+  std::int64_t image_size = 0;  // 0: the model reads text
+  std::int64_t patch_size = 16;
+  std::int64_t image_channels = 3;
+
   // Encoder-decoders. `layers` and `context` are of both together; of these, the decoder has
   std::int64_t decoder_layers = 0;
   std::int64_t decoder_context = 0;
@@ -133,6 +140,12 @@ struct ModelSpec {
 // An encoder-decoder's tokens of a sample that the decoder has: as large a share as of `context`.
 std::int64_t decoder_sequence(const ModelSpec& spec, std::int64_t sequence_length);
 
+// Whether a model reads images, and the tokens of one.
+constexpr bool reads_images(const ModelSpec& spec) { return spec.image_size > 0; }
+constexpr std::int64_t tokens_of_image(const ModelSpec& spec) {
+  return (spec.image_size / spec.patch_size) * (spec.image_size / spec.patch_size) + 1;
+}
+
 // The window of a layer's attention, where it has one.
 std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer);
 
@@ -141,6 +154,7 @@ std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer)
 inline constexpr std::int64_t largest_layers = 10'000;
 inline constexpr std::int64_t largest_width = 1'048'576;        // hidden, feature, heads x head_dim
 inline constexpr std::int64_t largest_vocabulary = 16'777'216;  // context too
+inline constexpr std::int64_t largest_classes = 65'536;           // of images: two bytes in files
 
 // A contradiction in a spec whose single fields are in range. `key` is the model.yaml key to blame.
 struct SpecProblem {

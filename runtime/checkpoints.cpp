@@ -17,6 +17,7 @@
 #include "planner/base/file.h"
 #include "planner/base/json.h"
 #include "planner/base/text.h"
+#include "planner/graph/dynamic_quantization.h"
 #include "planner/program/bucket_work.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/device/cpu/host_conversion.h"
@@ -66,6 +67,43 @@ std::vector<std::string> lines_beyond(const std::string& text, const std::string
 const Fact* find_fact(const std::vector<Fact>& facts, const std::string& name) {
   const auto found = std::ranges::find(facts, name, &Fact::name);
   return found == facts.end() ? nullptr : &*found;
+}
+
+// First moments have a sign.
+bool is_signed(State state) {
+  return state == State::first_moment;
+}
+
+void write_state(const Arena& arena, const StateBuffer& state, const std::vector<float>& values) {
+  const std::int64_t count = std::ssize(values);
+  if (!state.scales) return write_numbers(arena, state.buffer, state.type, values.data(), count);
+  auto codes = allocated<std::uint8_t>(count, "what a checkpoint holds of a block");
+  auto scales = allocated<float>(quantization_blocks(count), "what a checkpoint holds of a block");
+  quantize(is_signed(state.state), values.data(), count, codes.data(), scales.data());
+  arena.write(state.buffer, codes.data(), Bytes(count));
+  arena.write(*state.scales, scales.data(), Bytes(std::ssize(scales) * size_of(DataType::fp32)));
+}
+
+// Reads a slice in fp32.
+void read_slice(const Arena& arena, const WrittenSlice& written, std::byte* to, const std::string& file) {
+  const std::string what = fmt::format("the checkpoint's file {}", file);
+  const std::int64_t count = written.slice.elements(), held = size_of(written.type);
+  if (held == size_of(DataType::fp32))
+    return arena.read(written.buffer, to, Bytes(count * held), Bytes(written.at * held));
+  auto narrow = allocated<std::byte>(count * held, what);
+  arena.read(written.buffer, narrow.data(), Bytes(count * held), Bytes(written.at * held));
+  auto wide = allocated<float>(count, what);
+  if (written.scales) {
+    const std::int64_t first = written.at / quantization_block;
+    auto scales = allocated<float>(quantization_blocks(written.at + count) - first, what);
+    arena.read(*written.scales, scales.data(), Bytes(std::ssize(scales) * size_of(DataType::fp32)),
+               Bytes(first * size_of(DataType::fp32)));
+    dequantize(is_signed(written.state), reinterpret_cast<const std::uint8_t*>(narrow.data()), scales.data(),
+               written.at % quantization_block, count, wide.data());
+  } else {  // frozen parameters have no master copy
+    widen(written.type, narrow.data(), count, wide.data());
+  }
+  std::ranges::copy(std::as_bytes(std::span(wide)), to);
 }
 
 // The states that a plan's training keeps of a parameter.
@@ -203,7 +241,7 @@ void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, 
           PARPLAN_ASSERT(tensor != nullptr, name);
           from.read(*tensor, held.slice, values.data() + (held.at - state.begin));
         }
-        write_numbers(arena, state.buffer, state.type, values.data(), std::ssize(values));
+        write_state(arena, state, values);
       }
     const std::optional<LossScale>& scale = from.index().loss_scale;
     if (program.loss_scale_buffer && scale) arena.write(*program.loss_scale_buffer, &*scale, Bytes(sizeof *scale));
@@ -295,17 +333,8 @@ Shard Checkpoints::snapshot(const ShardLayout& layout) const {
   allocate(shard.data, elements * element, fmt::format("the checkpoint's file {}", layout.name));
   std::byte* to = shard.data.data();
   for (const WrittenSlice& written : layout.slices) {
-    const std::int64_t count = written.slice.elements(), held = size_of(written.type);
-    if (held == element) {
-      arena.read(written.buffer, to, Bytes(count * element), Bytes(written.at * element));
-    } else {  // frozen parameters have no master copy
-      auto narrow = allocated<std::byte>(count * held, fmt::format("the checkpoint's file {}", layout.name));
-      arena.read(written.buffer, narrow.data(), Bytes(count * held), Bytes(written.at * held));
-      auto wide = allocated<float>(count, fmt::format("the checkpoint's file {}", layout.name));
-      widen(written.type, narrow.data(), count, wide.data());
-      std::ranges::copy(std::as_bytes(std::span(wide)), to);
-    }
-    to += count * element;
+    read_slice(arena, written, to, layout.name);
+    to += written.slice.elements() * element;
   }
   return shard;
 }

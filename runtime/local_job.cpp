@@ -426,7 +426,7 @@ StepScalars step_scalars(const TrainingSpec& training, std::int64_t step) {
   scalars.beta2 = training.beta2;
   scalars.epsilon = training.epsilon;
   scalars.weight_decay = training.weight_decay;
-  scalars.decoupled_decay = training.optimizer == Optimizer::adamw;
+  scalars.decoupled_decay = decouples_decay(training.optimizer);
   scalars.momentum = training.momentum;
   scalars.clip_norm = training.clip_norm;
   return scalars;

@@ -77,7 +77,8 @@ InitialValues initializer(std::uint64_t seed) {
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
                 const InitialValues& initial) {
   for (const Bucket& bucket : program.buckets)
-    for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
+    for (const std::optional<int> buffer :
+         {bucket.first_moment, bucket.second_moment, bucket.first_scales, bucket.second_scales})
       if (buffer) arena.zero(*buffer);
   if (program.loss_scale_buffer) {
     const LossScale initial_scale;

@@ -43,7 +43,9 @@ Setting set_up(const OpGraph& graph, const Plan& plan, const RunOptions& options
   }
   agree(rendezvous, [&] {
     setting.make_world = choose_world(plan, options.world, rendezvous);
-    setting.data = TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary, options.shuffle);
+    setting.data =
+        graph.images ? TokenData::load_images(options.data, *graph.images, graph.vocabulary, options.shuffle)
+                     : TokenData::load(options.data, plan.training.sequence_length, graph.vocabulary, options.shuffle);
   });
   if (several) agree_on(rendezvous, data_facts(setting.data));
   return setting;
@@ -111,6 +113,9 @@ StepLog execute(LocalJob& job, const OpGraph& graph, const Plan& plan, const Tok
            .batch_of =
                [&](std::int64_t step, Batch& batch) {
                  const std::int64_t first = position_at(step).next_sample;
+                 if (graph.images)
+                   return fill_images(batch, data, *graph.images, graph.vocabulary, first, plan.training.global_batch,
+                                      plan.training.seed);
                  fill_from(batch, data, first, plan.training.global_batch);
                  if (graph.masked) mask(batch, *graph.masked, graph.vocabulary, first, plan.training.seed);
                  if (graph.corrupted) corrupt(batch, *graph.corrupted, graph.vocabulary, first, plan.training.seed);

@@ -38,7 +38,7 @@ struct StepRecord {
 
 struct RunOptions {
   std::int64_t steps = 20;  // all of them, with those before the checkpoint that it goes on from
-  std::vector<std::string> data = {};  // paths of text or token files
+  std::vector<std::string> data = {};  // paths of text, token or image files; none: random images
   std::optional<std::uint64_t> shuffle = {};  // the seed of the order of sequences; as they stand without
   bool notes_epochs = false;  // says how long an epoch is, where the data starts over
   WorldOptions world = {};

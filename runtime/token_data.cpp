@@ -61,6 +61,13 @@ std::uint64_t mixed(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
+constexpr std::int64_t bytes_of_class(std::int64_t classes) {
+  return classes > 256 ? 2 : 1;
+}
+std::int32_t class_at(const std::byte* record, std::int64_t bytes) {
+  return std::to_integer<std::int32_t>(record[0]) + (bytes > 1 ? 256 * std::to_integer<std::int32_t>(record[1]) : 0);
+}
+
 // The lengths of `count` parts, each at least 1, of a text of `length`: all divisions are equally
 // likely, as in T5's `_random_segmentation`.
 std::vector<std::int64_t> random_parts(std::int64_t length, std::int64_t count, std::uint64_t seed) {
@@ -140,6 +147,32 @@ TokenData TokenData::load(std::span<const std::string> paths, std::int64_t seque
   return data;
 }
 
+TokenData TokenData::load_images(std::span<const std::string> paths, const LabelledImages& images, std::int64_t classes,
+                                 std::optional<std::uint64_t> shuffle) {
+  TokenData data(std::vector<std::int32_t>{});
+  data.shards_.clear();
+  data.shuffle_ = shuffle;
+  const std::int64_t of_class = bytes_of_class(classes);
+  data.record_ = of_class + images.channels * images.size * images.size;
+  for (const std::string& path : paths) {
+    const std::shared_ptr<const MappedFile> mapped = map_tokens(path);
+    const std::byte* const first = mapped->bytes().data();
+    const auto bytes = static_cast<std::int64_t>(mapped->bytes().size());
+    if (bytes == 0 || bytes % data.record_ != 0)
+      throw ConfigError({path}, fmt::format("{} bytes; an image of the model takes {} ({} of its class, and {} x {} x "
+                                            "{} colours), and the file must hold whole ones; give images of that size "
+                                            "in the layout of CIFAR-10's binary version",
+                                            bytes, data.record_, of_class, images.channels, images.size, images.size));
+    for (std::int64_t at = 0; at < bytes; at += data.record_)
+      if (const std::int32_t found = class_at(first + at, of_class); found >= classes)
+        throw ConfigError({path}, fmt::format("class {} of image {}; the model's classes end at {}", found,
+                                              at / data.record_, classes - 1));
+    data.shards_.push_back(
+        {.file = mapped, .first = std::shared_ptr<const std::byte>(mapped, first), .width = 1, .tokens = bytes});
+  }
+  return data;
+}
+
 std::int64_t TokenData::size() const {
   std::int64_t tokens = 0;
   for (const Shard& shard : shards_) tokens += shard.tokens;
@@ -148,7 +181,7 @@ std::int64_t TokenData::size() const {
 
 std::int64_t TokenData::samples(std::int64_t sequence) const {
   std::int64_t all = 0;
-  for (const Shard& shard : shards_) all += samples_of(shard.tokens, sequence);
+  for (const Shard& shard : shards_) all += record_ > 0 ? shard.tokens / record_ : samples_of(shard.tokens, sequence);
   return all;
 }
 
@@ -166,13 +199,13 @@ void TokenData::sample(std::int64_t index, std::int64_t sequence, std::int32_t* 
   std::int64_t place = index % all;
   if (shuffle_) place = shuffled(place, all, mixed(*shuffle_) + static_cast<std::uint64_t>(epoch));
   for (const Shard& shard : shards_) {
-    const std::int64_t here = samples_of(shard.tokens, sequence);
+    const std::int64_t here = record_ > 0 ? shard.tokens / record_ : samples_of(shard.tokens, sequence);
     if (place >= here) {
       place -= here;
       continue;
     }
-    for (std::int64_t i = 0; i <= sequence; ++i)
-      to[i] = token_at(shard.first.get(), shard.width, place * sequence + i);
+    const std::int64_t stride = record_ > 0 ? record_ : sequence, count = record_ > 0 ? record_ : sequence + 1;
+    for (std::int64_t i = 0; i < count; ++i) to[i] = token_at(shard.first.get(), shard.width, place * stride + i);
     if (shard.file != nullptr) shard.file->check_is_whole();
     return;
   }
@@ -240,6 +273,40 @@ void corrupt(Batch& batch, const CorruptedSpans& corrupted, std::int64_t vocabul
     *read = *target = static_cast<std::int32_t>(corrupted.end);
     ids[0] = static_cast<std::int32_t>(corrupted.start);
     std::copy_n(target + 1 - decoder, decoder - 1, ids + 1);
+  }
+}
+
+void fill_images(Batch& batch, const TokenData& data, const LabelledImages& images, std::int64_t classes,
+                 std::int64_t first, std::int64_t count, std::uint64_t seed) {
+  const std::int64_t of_class = bytes_of_class(classes), side = images.size / images.patch;
+  batch.colours_of_patch = images.colours();
+  batch.colours_of_sample = images.patches() * images.colours();
+  allocate(batch.colours, count * batch.colours_of_sample, "the images of a step");
+  allocate(batch.targets, count * batch.sequence, "the targets of a step");
+  std::ranges::fill(batch.targets, -1);
+  std::vector<std::int32_t> record;
+  allocate(record, of_class + batch.colours_of_sample, "an image");
+  const std::int64_t samples = data.samples(batch.sequence);
+  for (std::int64_t sample = 0; sample < count; ++sample) {
+    if (samples > 0) {
+      data.sample(first + sample, batch.sequence, record.data());
+    } else {
+      const std::uint64_t own = mixed(mixed(seed) ^ static_cast<std::uint64_t>(first + sample));
+      const auto drawn = static_cast<std::int32_t>(own % static_cast<std::uint64_t>(classes));
+      record[0] = drawn % 256;
+      if (of_class > 1) record[1] = drawn / 256;
+      for (std::int64_t i = of_class; i < std::ssize(record); ++i)
+        record[i] = static_cast<std::int32_t>(mixed(own + static_cast<std::uint64_t>(i)) >> 56);
+    }
+    batch.targets[sample * batch.sequence] = record[0] + (of_class > 1 ? 256 * record[1] : 0);
+    std::uint8_t* to = batch.colours.data() + sample * batch.colours_of_sample;
+    for (std::int64_t patch = 0; patch < images.patches(); ++patch)
+      for (std::int64_t channel = 0; channel < images.channels; ++channel)
+        for (std::int64_t y = 0; y < images.patch; ++y)
+          for (std::int64_t x = 0; x < images.patch; ++x) {
+            const std::int64_t row = patch / side * images.patch + y, column = patch % side * images.patch + x;
+            *to++ = static_cast<std::uint8_t>(record[of_class + (channel * images.size + row) * images.size + column]);
+          }
   }
 }
 

@@ -26,6 +26,13 @@ class TokenData {
   static TokenData load(std::span<const std::string> paths, std::int64_t sequence, std::int64_t vocabulary,
                         std::optional<std::uint64_t> shuffle = {});
   explicit TokenData(std::vector<std::int32_t> tokens);
+  // Records of images in the layout of CIFAR-10's binary version (Krizhevsky 2009,
+  // https://www.cs.toronto.edu/~kriz/cifar.html): the class, then the colours of all pixels, a byte
+  // each, colour by colour and row by row. The class has two bytes, the lower one first, where
+  // there are more than 256. Its sequences are these bytes. ConfigError as above, and where a file
+  // does not hold whole records.
+  static TokenData load_images(std::span<const std::string> paths, const LabelledImages& images,
+                               std::int64_t classes, std::optional<std::uint64_t> shuffle = {});
 
   // Writes sample `index` of the job (from 0, over all steps), `sequence` + 1 ids, to `to`. Samples
   // follow each other in the data, and start over at its end. RunError where a file was cut off.
@@ -48,6 +55,7 @@ class TokenData {
   static Shard open_shard(const std::string& path, std::int64_t sequence, std::int64_t vocabulary);
 
   std::vector<Shard> shards_;
+  std::int64_t record_ = 0;  // bytes of an image; 0: a text
   std::optional<std::uint64_t> shuffle_;
 };
 
@@ -60,6 +68,10 @@ struct Batch {
   std::vector<std::int32_t> ids;  // [global batch, sequence + 1]
   // [global batch, sequence], negative where a token has none. Empty: each token's is the next id.
   std::vector<std::int32_t> targets = {};
+  // Of a model that reads images, instead of ids: [global batch, patches, colours of a patch],
+  // colour by colour and row by row as in transformers' ViTPatchEmbeddings.
+  std::vector<std::uint8_t> colours = {};
+  std::int64_t colours_of_sample = 0, colours_of_patch = 0;
 };
 // Those of step `step`, from 0.
 void fill(Batch& batch, const TokenData& data, std::int64_t step, std::int64_t global_batch);
@@ -79,5 +91,10 @@ void mask(Batch& batch, const MaskedTokens& masked, std::int64_t vocabulary, std
 // follows from the seed and the number of the sample alone, as above.
 void corrupt(Batch& batch, const CorruptedSpans& corrupted, std::int64_t vocabulary, std::int64_t first,
              std::uint64_t seed);
+
+// The images and classes of `count` samples from number `first` on: those of the data, or, where it
+// holds none, noise and a class that follow from the seed and the number of the sample alone.
+void fill_images(Batch& batch, const TokenData& data, const LabelledImages& images, std::int64_t classes,
+                 std::int64_t first, std::int64_t count, std::uint64_t seed);
 
 }  // namespace parplan

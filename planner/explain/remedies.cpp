@@ -15,10 +15,18 @@
 #include "planner/cluster/host_share.h"
 #include "planner/explain/larger_cluster.h"
 #include "planner/explain/request_fits.h"
+#include "planner/program/bucket_work.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
+
+// Of a block of parameters.
+std::int64_t bytes_of_moments(const TrainingSpec& training) {
+  const OptimizerState state = optimizer_state(training);
+  return (int{state.first_moment} + int{state.second_moment}) *
+         (state.moment_bytes(quantization_block) + state.scale_bytes(quantization_block));
+}
 
 RemedyValue remedy_value(const ChoiceValue& value) {
   if (const auto* number = std::get_if<std::int64_t>(&value)) return *number;
@@ -143,13 +151,15 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
                fmt::format("precision {} instead of {}", name(half), name(request.training.precision)), name(half)));
     break;
   }
-  if (request.training.optimizer != Optimizer::sgd) {
+  for (const Optimizer other : {Optimizer::adamw_8bit, Optimizer::sgd}) {
     SuggestRequest changed = request;
-    changed.training.optimizer = Optimizer::sgd;
-    if (fits(changed))
-      add(remedy(changed, "optimizer",
-                 fmt::format("optimizer sgd instead of {}, which keeps less state", name(request.training.optimizer)),
-                 name(Optimizer::sgd)));
+    changed.training.optimizer = other;
+    if (bytes_of_moments(changed.training) >= bytes_of_moments(request.training) || !fits(changed)) continue;
+    add(remedy(changed, "optimizer",
+               fmt::format("optimizer {} instead of {}, which keeps less state", name(other),
+                           name(request.training.optimizer)),
+               name(other)));
+    break;
   }
   return remedies;
 }

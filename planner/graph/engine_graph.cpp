@@ -20,6 +20,7 @@ class Rewriting {
     to_.vocabulary = from_.vocabulary;
     to_.masked = from_.masked;
     to_.corrupted = from_.corrupted;
+    to_.images = from_.images;
   }
 
   OpGraph rewrite() {

@@ -60,6 +60,17 @@ struct CorruptedSpans {
   bool operator==(const CorruptedSpans&) const = default;
 };
 
+// What a classifier of images learns (Dosovitskiy et al. 2021, ViT, arXiv:2010.11929): a sample is
+// a square image in patches, and its only target is its class, one of the vocabulary.
+struct LabelledImages {
+  std::int64_t size = 0;      // pixels on each side
+  std::int64_t patch = 0;     // of these, the pixels on each side of a patch
+  std::int64_t channels = 0;  // colours of a pixel
+  std::int64_t patches() const { return (size / patch) * (size / patch); }
+  std::int64_t colours() const { return patch * patch * channels; }  // of a patch
+  bool operator==(const LabelledImages&) const = default;
+};
+
 // The forward graph of one sample. Tensors and ops are in topological order; the last op writes the
 // loss.
 struct OpGraph {
@@ -67,7 +78,8 @@ struct OpGraph {
   std::int64_t sequence = 0;    // tokens of a sample
   std::int64_t vocabulary = 0;  // unpadded
   std::optional<MaskedTokens> masked = {};       // else each token's target is the next one,
-  std::optional<CorruptedSpans> corrupted = {};  // or the next one of the decoder
+  std::optional<CorruptedSpans> corrupted = {};  // or the next one of the decoder,
+  std::optional<LabelledImages> images = {};     // or the first position's is the class of an image
   std::vector<Tensor> tensors;
   std::vector<Op> ops;
   std::vector<Block> blocks;
@@ -82,7 +94,10 @@ struct OpGraph {
 
 // Tokens of a sample that have a target; the loss is their mean.
 inline std::int64_t targets_of_sample(const OpGraph& graph) {
-  return graph.masked ? graph.masked->count : graph.corrupted ? graph.corrupted->decoder : graph.sequence;
+  return graph.masked      ? graph.masked->count
+         : graph.corrupted ? graph.corrupted->decoder
+         : graph.images    ? 1
+                           : graph.sequence;
 }
 
 // Parameters in order of first use, each once.

@@ -44,9 +44,12 @@ DataType type_of(OperandContent content, DataType kernel_type) {
   switch (content) {
     case OperandContent::values: return in_memory(kernel_type);
     case OperandContent::fp32:
-    case OperandContent::non_negative: return DataType::fp32;
+    case OperandContent::non_negative:
+    case OperandContent::block_scales:
+      return DataType::fp32;
     case OperandContent::ids: return DataType::int32;
     case OperandContent::mask:
+    case OperandContent::codes:
       return DataType::uint8;
   }
   return kernel_type;

@@ -20,6 +20,7 @@ struct LocalOp;  // planner/graph/local_op.h
 enum class OpKind {
   // forward
   embedding,     // tokens, table -> rows of the table
+  normalize_pixels,  // colours from 0 to 255 -> numbers from -1 to 1
   add_position,  // x, position table -> x + table[position]
   layer_norm,    // x, gamma, (beta) -> y, mean, rstd
   rms_norm,      // x, gamma -> y, rstd
@@ -101,10 +102,11 @@ enum class OpKind {
   transpose_blocks,   // x [rows, inner, columns] -> y [inner, rows, columns]
   take_columns,       // x [rows, inner] -> y [rows, columns]: those from `begin` on
   put_columns,        // x [rows, columns] -> y [rows, inner]: the same ones
-  load_tokens,        // the data loader's tokens of this micro-batch
+  load_tokens,        // the data loader's tokens of this micro-batch, or the colours of its images
   load_targets,       // the data loader's targets of this micro-batch
   sum_squares,        // x -> y += sum of x^2   (gradient norm)
   adamw,              // gradient, (norm), (loss scale) -> parameter, m, v, (master)
+  adamw_8bit,         // gradient, (norm), (loss scale) -> parameter, m, v, scales of m and v, (master)
   sgd,                // gradient, (norm), (loss scale) -> parameter, (momentum), (master)
   update_loss_scale,  // norm -> loss scale: halved after an overflow, doubled after many steps without one
   count_
@@ -125,7 +127,7 @@ struct OpShape {
   std::int64_t rows = 0;       // tokens: local sequence x micro-batch; or elements for flat ops
   std::int64_t columns = 0;    // output features held by this rank
   // linear: input features held by this rank; transpose_blocks: blocks of a row; take_columns,
-  // put_columns: all columns.
+  // put_columns: all columns. load_tokens: numbers of a position, where there are several.
   // append_rows: elements of the table. packed_attention: the width of the rows that hold it.
   std::int64_t inner = 0;
   // take_rows, put_rows, append_rows: positions that are moved; the next field, too.
@@ -167,10 +169,11 @@ struct OpShape {
   bool second = false;        // `add`: operand b is present; sgd: momentum is; packed_attention: the table is
   // dx += instead of dx =; attention around a ring: with what the steps before it have left.
   bool accumulate = false;
-  bool weight_decay = false;  // adamw, sgd
-  bool norm = false;          // adamw, sgd: the norm operand is present (one fp32: the global sum of squares)
-  bool master = false;        // adamw, sgd: the fp32 master copy is present
-  bool scaled = false;        // cross_entropy_gradient, adamw, sgd: the loss scale is present (LossScale)
+  // The next three: adamw, adamw_8bit, sgd.
+  bool weight_decay = false;
+  bool norm = false;          // the norm operand is present (one fp32: the global sum of squares)
+  bool master = false;        // the fp32 master copy is present
+  bool scaled = false;        // they and cross_entropy_gradient: the loss scale is present (LossScale)
   // cross_entropy_*, attention_softmax, activation, gate, rotary, adamw: each step is a kernel that
   // reads and writes all elements.
   bool stepwise = false;
@@ -244,6 +247,8 @@ enum class OperandContent {
   non_negative,  // fp32 that is never below 0: second moments
   ids,           // int32 rows of the vocabulary
   mask,          // a byte for each
+  codes,         // a byte for each: of quantized state (planner/graph/dynamic_quantization.h)
+  block_scales,  // fp32: one for each of its blocks
 };
 DataType type_of(OperandContent content, DataType kernel_type);
 

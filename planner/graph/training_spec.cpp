@@ -8,6 +8,8 @@ namespace parplan {
 const char* name(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::adamw: return "adamw";
+    case Optimizer::adamw_8bit:
+      return "adamw_8bit";
     case Optimizer::adam: return "adam";
     case Optimizer::sgd: return "sgd";
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,8 +11,17 @@
 
 namespace parplan {
 
-enum class Optimizer { adamw, adam, sgd };
+// adamw_8bit: AdamW whose moments are kept in 8 bits (planner/graph/dynamic_quantization.h), by the
+// name that Hugging Face's Trainer has for it.
+enum class Optimizer { adamw, adamw_8bit, adam, sgd };
+inline constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adamw_8bit, Optimizer::adam,
+                                              Optimizer::sgd};
 const char* name(Optimizer optimizer);
+// Whether weight decay shrinks parameters beside the step (Loshchilov and Hutter 2019), instead of
+// being added to gradients.
+constexpr bool decouples_decay(Optimizer optimizer) {
+  return optimizer == Optimizer::adamw || optimizer == Optimizer::adamw_8bit;
+}
 
 enum class LearningRateSchedule { constant, cosine, linear };
 const char* name(LearningRateSchedule schedule);

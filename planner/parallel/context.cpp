@@ -156,7 +156,8 @@ std::optional<std::string> illegal_context(const OpGraph& graph, const TrainingS
     return fmt::format("cp_method {} {} between context-parallel ranks, and there is 1 (cp 1)", name(spec.cp_method),
                        spec.cp_method == ContextMethod::ring ? "passes keys and values" : "exchanges tokens");
   if (cp > 1 && graph.joins_sequences)
-    return "context parallelism cannot cut activations that hold the rows of an encoder and of a decoder: cp must be 1";
+    return "context parallelism cannot cut activations whose rows are taken apart, such as those of an encoder and a "
+           "decoder, or of an image and its class: cp must be 1";
   if (cp > 1 && is_unknown_to_engine(training, spec))
     return fmt::format("engine {} has no attention over keys and values {} other ranks: cp must be 1",
                        training.engine.name, spec.cp_method == ContextMethod::ring ? "of" : "gathered from");

@@ -105,8 +105,8 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
     return "tp_overlap ring passes on the tokens that tensor-parallel ranks share out, and sequence_parallel is false; "
            "it must be true, or tp_overlap none";
   if (spec.sequence_parallel && graph.joins_sequences)
-    return "sequence parallelism cannot cut activations that hold the rows of an encoder and of a decoder: leave "
-           "--sequence-parallel out";
+    return "sequence parallelism cannot cut activations whose rows are taken apart, such as those of an encoder and a "
+           "decoder, or of an image and its class: leave --sequence-parallel out";
   const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
   if (allowed(all, tp)) return std::nullopt;
   const std::vector<int> legal = legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max());

@@ -97,7 +97,6 @@ constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
 constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi,
                                  BackendKind::synapse};
 constexpr std::array precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
-constexpr std::array optimizers = {Optimizer::adamw, Optimizer::adam, Optimizer::sgd};
 constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                                 LearningRateSchedule::linear};
 constexpr std::array objectives = {Objective::time, Objective::cost, Objective::memory};
@@ -336,7 +335,7 @@ TrainingSpec read_training(const YamlNode& node) {
   return {.global_batch = node.at("global_batch").as_integer(1),
           .sequence_length = node.at("sequence_length").as_integer(1),
           .precision = read_choice(node.at("precision"), precisions),
-          .optimizer = read_choice(node.at("optimizer"), optimizers),
+          .optimizer = read_choice(node.at("optimizer"), all_optimizers),
           .learning_rate = read_number(node.at("learning_rate")),
           .schedule = read_choice(node.at("learning_rate_schedule"), learning_rate_schedules),
           .warmup_steps = node.at("warmup_steps").as_integer(0),

@@ -8,8 +8,6 @@
 namespace parplan {
 namespace {
 
-constexpr std::int64_t alignment = 16;  // elements: 64 bytes in fp32
-
 // Whether each rank of the axis holds the whole parameter.
 bool is_replicated(const OpGraph& graph, TensorId parameter, Axis axis, const BlockContext& context) {
   if (context.layout.degree[axis] == 1) return false;
@@ -81,7 +79,8 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
       rectangle.bucket_offset = layout.elements;
       part.run.range.begin = layout.elements;
       layout.elements += rectangle.rows * rectangle.columns;
-      if (&rectangle == &part.rectangles.back()) layout.elements = align_up(Bytes(layout.elements), alignment).count;
+      if (&rectangle == &part.rectangles.back())
+        layout.elements = align_up(Bytes(layout.elements), context.bucket_alignment).count;
       part.run.range.end = layout.elements;
       part.run.copies = rectangle.copies;
       layout.parts.push_back(rectangle);

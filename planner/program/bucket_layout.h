@@ -17,8 +17,9 @@ struct BucketRange {
   bool operator==(const BucketRange&) const = default;
 };
 
-// The flat bucket of a set of parameters. Each starts at a multiple of 16 elements. Parameters that
-// every rank of an axis holds whole come last, and within each part those with weight decay first.
+// The flat bucket of a set of parameters. Each starts at a multiple of bucket_alignment. Parameters
+// that every rank of an axis holds whole come last, and within each part those with weight decay
+// first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;  // the rectangles of a parameter side by side
   std::int64_t elements = 0;  // without the padding to the data-parallel degree

@@ -1,6 +1,25 @@
 #include "planner/program/bucket_work.h"
 
+#include "planner/base/error.h"
+
 namespace parplan {
+namespace {
+
+OpKind kind_of_update(Optimizer optimizer) {
+  switch (optimizer) {
+    case Optimizer::adamw:
+    case Optimizer::adam:
+      return OpKind::adamw;
+    case Optimizer::adamw_8bit:
+      return OpKind::adamw_8bit;
+    case Optimizer::sgd:
+      return OpKind::sgd;
+  }
+  PARPLAN_ASSERT(false, "an optimizer has a kernel");
+  return {};
+}
+
+}  // namespace
 
 Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label label, DataType type) {
   Instruction instruction;
@@ -63,15 +82,16 @@ Instruction sum_of_squares_on_host(std::int64_t elements) {
 }
 
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training) {
-  const bool sgd = training.optimizer == Optimizer::sgd;
-  Instruction instruction = flat_kernel(sgd ? OpKind::sgd : OpKind::adamw, elements, Stream::compute,
-                                        Label::optimizer, in_memory(training.precision));
+  const OpKind kind = kind_of_update(training.optimizer);
+  const bool sgd = kind == OpKind::sgd;
+  Instruction instruction =
+      flat_kernel(kind, elements, Stream::compute, Label::optimizer, in_memory(training.precision));
   instruction.shape.weight_decay = decays;
   instruction.shape.second = sgd && optimizer_state(training).first_moment;
   instruction.shape.norm = computes_norm(training);
   instruction.shape.master = optimizer_state(training).master;
   instruction.shape.scaled = scales_loss(training);
-  instruction.shape.stepwise = !sgd && !training.engine.fused_update;
+  instruction.shape.stepwise = kind == OpKind::adamw && !training.engine.fused_update;
   return instruction;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "planner/graph/dynamic_quantization.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/program/program.h"
@@ -54,19 +55,34 @@ inline std::int64_t gradient_bytes(const TrainingSpec& training) {
 inline std::int64_t reduced_bytes(const TrainingSpec& training) {
   return size_of(reduced_type(training));
 }
-inline constexpr std::int64_t state_bytes = 4;  // moments and master copies
+inline constexpr std::int64_t state_bytes = 4;  // master copies, moments that are not quantized
 
 // The copies of the optimizer's state that a rank keeps for each of its parameters.
 struct OptimizerState {
   bool first_moment = false;
   bool second_moment = false;
   bool master = false;  // the parameters in fp32, next to half precision
+  bool quantized = false;  // moments in 8 bits, with a scale for each block
+
+  std::int64_t moment_bytes(std::int64_t elements) const { return elements * (quantized ? 1 : state_bytes); }
+  // Of one moment.
+  std::int64_t scale_bytes(std::int64_t elements) const {
+    return quantized ? quantization_blocks(elements) * state_bytes : 0;
+  }
 };
 inline OptimizerState optimizer_state(const TrainingSpec& training) {
   const bool adaptive = training.optimizer != Optimizer::sgd;
   return {.first_moment = adaptive || training.momentum != 0.0,
           .second_moment = adaptive,
-          .master = is_half(training.precision)};
+          .master = is_half(training.precision),
+          .quantized = training.optimizer == Optimizer::adamw_8bit};
+}
+
+// Each parameter of a bucket, and each rank's shard of it, begins at a multiple of so many
+// elements: 64 bytes in fp32, or whole blocks of quantized state, so that which numbers share a
+// scale does not depend on who holds them.
+inline std::int64_t bucket_alignment(const TrainingSpec& training) {
+  return optimizer_state(training).quantized ? quantization_block : 16;
 }
 
 // Whether the host's processor updates the parameters, where their state is.

@@ -34,6 +34,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
       .fusions = {.norms = fuse && training.engine.fused_norm, .activations = fuse && training.engine.fused_activation},
+      .bucket_alignment = bucket_alignment(training),
       .leaves_half = leaves_half_gradients(training),
       .repeats_all = training.engine.repeats_layers,
       .master_computes_loss = training.engine.master_computes_loss};

@@ -149,6 +149,8 @@ const char* words(BufferRole role) {
       return "gradients that nothing reads";
     case BufferRole::first_moment: return "first moment of {}";
     case BufferRole::second_moment: return "second moment of {}";
+    case BufferRole::first_scales: return "scales of the first moment of {}";
+    case BufferRole::second_scales: return "scales of the second moment of {}";
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
     case BufferRole::host_gradients: return "gradients of {} for the host";
@@ -213,6 +215,8 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
       break;
     case BufferRole::first_moment: bucket().first_moment = number; break;
     case BufferRole::second_moment: bucket().second_moment = number; break;
+    case BufferRole::first_scales: bucket().first_scales = number; break;
+    case BufferRole::second_scales: bucket().second_scales = number; break;
     case BufferRole::master: bucket().master = number; break;
     case BufferRole::loss_scale: program.loss_scale_buffer = number; break;
     case BufferRole::host_gradients: bucket().host_gradients = number; break;

@@ -100,6 +100,8 @@ enum class BufferRole {
   dummy_gradients,   // Engine::dummy_gradients; nothing reads them
   first_moment,
   second_moment,
+  first_scales,  // of the blocks of quantized moments
+  second_scales,
   master,
   host_parameters,  // updated on the host in half precision, to be copied to the device
   loss_scale,
@@ -199,17 +201,20 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     if (bucket.frozen || !sizes.updates) return;
     RankBuffer buffer{.category = MemoryCategory::optimizer,
                        .home = bucket.homes.optimizer,
-                       .bytes = local(bucket, bucket.shards.optimizer) * state_bytes,
                        .times = bucket.times,
                        .of = i};
     const OptimizerState state = optimizer_state(training, bucket.homes);
-    const auto visit_as = [&](bool is_kept, BufferRole role) {
+    const std::int64_t elements = local(bucket, bucket.shards.optimizer);
+    const auto visit_as = [&](bool is_kept, BufferRole role, std::int64_t bytes) {
       buffer.role = role;
+      buffer.bytes = bytes;
       if (is_kept) visit(buffer);
     };
-    visit_as(state.first_moment, BufferRole::first_moment);
-    visit_as(state.second_moment, BufferRole::second_moment);
-    visit_as(state.master, BufferRole::master);
+    visit_as(state.first_moment, BufferRole::first_moment, state.moment_bytes(elements));
+    visit_as(state.second_moment, BufferRole::second_moment, state.moment_bytes(elements));
+    visit_as(state.first_moment && state.quantized, BufferRole::first_scales, state.scale_bytes(elements));
+    visit_as(state.second_moment && state.quantized, BufferRole::second_scales, state.scale_bytes(elements));
+    visit_as(state.master, BufferRole::master, elements * state_bytes);
   });
   bool any_on_host = false;
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {

@@ -43,8 +43,8 @@ const char* name(InstructionKind kind) { return in_table(instruction_names, kind
 std::vector<int> buffers_of(const Bucket& bucket) {
   std::vector<int> buffers = {bucket.parameters};
   for (const std::optional<int> buffer :
-       {bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.master,
-        bucket.host_gradients, bucket.host_parameters})
+       {bucket.gradients, bucket.second_gradients, bucket.first_moment, bucket.second_moment, bucket.first_scales,
+        bucket.second_scales, bucket.master, bucket.host_gradients, bucket.host_parameters})
     if (buffer) buffers.push_back(*buffer);
   return buffers;
 }

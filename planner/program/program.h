@@ -322,6 +322,9 @@ struct Bucket {
   // Of a tied parameter's second use on this rank, where each use has an accumulator.
   std::optional<int> second_gradients = {};
   std::optional<int> first_moment = {}, second_moment = {}, master = {};  // shard_elements each, fp32
+  // Where moments are quantized: the scales of their blocks in fp32. Moments are codes of a byte
+  // each.
+  std::optional<int> first_scales = {}, second_scales = {};
   // Where the host updates the shard: its copy of gradients that are on the device, and what it
   // copies to parameters in half precision that are on the device (others: the master).
   std::optional<int> host_gradients = {}, host_parameters = {};

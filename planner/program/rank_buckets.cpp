@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "planner/program/bucket_work.h"
+
 namespace parplan {
 
 bool divides_state(const Placements& placements, Axis axis) {
@@ -11,8 +13,8 @@ bool divides_state(const Placements& placements, Axis axis) {
                              [&](const auto& named) { return named.second[axis].kind == PlacementKind::shard; });
 }
 
-std::int64_t padded_elements(std::int64_t elements, int shard_ranks) {
-  return align_up(Bytes(elements), 16 * std::int64_t{shard_ranks}).count;
+std::int64_t padded_elements(std::int64_t elements, int shard_ranks, const TrainingSpec& training) {
+  return align_up(Bytes(elements), bucket_alignment(training) * shard_ranks).count;
 }
 
 std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& stages, const Coordinates& at) {
@@ -28,7 +30,7 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.shards = data_shards(layout);
     bucket.homes = layout.placements.state.homes;
     bucket.shard_ranks = job.layout.mesh.shard_ranks();
-    bucket.elements = padded_elements(bucket.layout.elements, bucket.shard_ranks);
+    bucket.elements = padded_elements(bucket.layout.elements, bucket.shard_ranks, job.training);
     bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.shard_ranks : bucket.elements;
     const int place = replica_rank(job.layout.mesh, at) % bucket.shard_ranks;
     bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * place : 0;

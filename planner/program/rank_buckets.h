@@ -42,7 +42,7 @@ constexpr StateHomes homes_of_tied(StateHomes homes) {
 }
 
 // A bucket's elements, padded so that the ranks that share it out have equal and aligned shards.
-std::int64_t padded_elements(std::int64_t elements, int shard_ranks);
+std::int64_t padded_elements(std::int64_t elements, int shard_ranks, const TrainingSpec& training);
 
 // The buckets of the rank at `at` that holds these stages: one per block in order, then one per
 // tied parameter in order of first use, then one per block that has frozen parameters of its own.

@@ -110,8 +110,11 @@ void load(SegmentLowering& lowering, const ForwardRun& run, const Op& reader, Te
   shape.chunks = chunks_of(positions, layout, context);
   if (!shape.chunks.any()) shape.begin = shape.sequence * shard_at(Dim::sequence, layout, context);
   shape.batch = context.layout.micro_batch;
-  const bool looks_up = row_of(reader.kind).sharding == ShardingRule::lookup;
-  const OpKind kind = looks_up ? OpKind::load_tokens : OpKind::load_targets;
+  const std::vector<TensorDim>& dims = lowering.tensor(id).dims;
+  if (!counts_tokens(dims.back().dim)) shape.columns = dims.back().size;
+  const bool tells = row_of(reader.kind).sharding == ShardingRule::vocabulary_sum ||
+                     row_of(reader.kind).sharding == ShardingRule::vocabulary_loss;
+  const OpKind kind = tells ? OpKind::load_targets : OpKind::load_tokens;
   emit_kernel(lowering, kind, shape, run.label, lowering.tensor(id).name, {{value, Access::write}});
   lowering.forward[{id, layout}] = value;
 }

@@ -20,6 +20,14 @@ Piece state_piece(const Bucket& bucket, int buffer, Range range) {
   return in_shard(bucket, buffer, range, state_bytes, Access::update);
 }
 
+// The scales of its blocks, of which a range of parameters has whole ones (bucket_alignment).
+Piece scale_piece(const Bucket& bucket, int buffer, Range range) {
+  const Range blocks{quantization_blocks(range.begin - bucket.shard_begin),
+                     quantization_blocks(range.end - bucket.shard_begin)};
+  PARPLAN_ASSERT((range.begin - bucket.shard_begin) % quantization_block == 0, bucket.name);
+  return {buffer, blocks.begin * state_bytes, (blocks.end - blocks.begin) * state_bytes, Access::update};
+}
+
 Piece loss_scale_piece(const Program& program, Access access) {
   return {*program.loss_scale_buffer, 0, sizeof(LossScale), access};
 }
@@ -208,8 +216,11 @@ void update(Lowering& lowering, std::size_t index) {
         (on_host ? update_on_host : update_parameters)(range.end - range.begin, decays, lowering.job.training));
     const UpdateOperands operands = (on_host ? operands_on_host : operands_on_device)(lowering, index, range);
     std::vector<Piece>& all = pieces.emplace_back(std::vector{operands.gradient, operands.parameter});
+    const OptimizerState state = optimizer_state(lowering.job.training);
     for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
-      if (buffer) all.push_back(state_piece(bucket, *buffer, range));
+      if (buffer) all.push_back(in_shard(bucket, *buffer, range, state.moment_bytes(1), Access::update));
+    for (const std::optional<int> buffer : {bucket.first_scales, bucket.second_scales})
+      if (buffer) all.push_back(scale_piece(bucket, *buffer, range));
     for (const std::optional<Piece>& piece : {operands.norm, operands.master, operands.loss_scale})
       if (piece) all.push_back(*piece);
   };

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/graph/dynamic_quantization.h"
 #include "planner/program/verify_passes.h"
 
 namespace parplan {
@@ -272,6 +273,7 @@ class DataCheck {
       }
     }
     check_reductions(call, c, i, instruction);
+    if (optimizer && instruction.op == OpKind::adamw_8bit) check_blocks(call, c, i, instruction);
 
     const std::vector<std::vector<Mark>> before = marks(call, instruction);
     const Touch touch{++clock[index_of(instruction.stream)], c, i};
@@ -311,7 +313,7 @@ class DataCheck {
 
   static bool is_optimizer(const Instruction& instruction) {
     return instruction.kind == InstructionKind::kernel &&
-           (instruction.op == OpKind::adamw || instruction.op == OpKind::sgd);
+           (instruction.op == OpKind::adamw || instruction.op == OpKind::adamw_8bit || instruction.op == OpKind::sgd);
   }
 
   // Order -----------------------------------------------------------------------------------------
@@ -666,6 +668,27 @@ class DataCheck {
     for (Interval& interval : contents.within(begin, end)) {
       interval.state.content = Content::scattered;
       interval.state.partial = interval.state.across = interval.state.reduced = false;
+    }
+  }
+
+  // Codes of quantized moments mean nothing without the scales of their own blocks, whole ones.
+  void check_blocks(const Call& call, int c, int i, const Instruction& instruction) {
+    for (const int moment : {0, 1}) {
+      const Operand& codes = instruction.operands[static_cast<std::size_t>(2 + moment)];
+      const Operand& scales = instruction.operands[static_cast<std::size_t>(4 + moment)];
+      const bool of_one_bucket = std::ranges::any_of(program_.buckets, [&](const Bucket& bucket) {
+        return (moment == 0 ? bucket.first_moment : bucket.second_moment) == bound(call, codes) &&
+               (moment == 0 ? bucket.first_scales : bucket.second_scales) == bound(call, scales);
+      });
+      constexpr std::int64_t scale = size_of(DataType::fp32);
+      if (of_one_bucket && codes.offset % quantization_block == 0 &&
+          scales.offset == codes.offset / quantization_block * scale &&
+          scales.bytes == quantization_blocks(codes.bytes) * scale)
+        continue;
+      fault(Rule::definition, c, i,
+            fmt::format("wrong scales: {} takes codes from {} with scales from {}, which are not those of their blocks",
+                        describe(instruction), bytes_of(bound(call, codes), codes.offset, codes.offset + codes.bytes),
+                        bytes_of(bound(call, scales), scales.offset, scales.offset + scales.bytes)));
     }
   }
 

@@ -257,21 +257,21 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   };
   const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back,
                                     const StateHomes& homes) {
-    const std::int64_t whole = padded(trained, spec);
+    const std::int64_t whole = padded(trained, spec, training_);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
     costs.regather = collective(InstructionKind::all_gather, whole * element);
-    costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec) * element);
+    costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec, training_) * element);
     if (runs_back) costs.gather_again = costs.gather;
     if (homes.parameters == Home::host) {
-      for (const std::int64_t elements : {whole, padded(frozen, spec)})
+      for (const std::int64_t elements : {whole, padded(frozen, spec, training_)})
         if (elements > 0) costs.up += copy((shards.parameters ? elements / spec.shard_ranks() : elements) * element);
       if (runs_back) costs.up_again = costs.up;
     }
     const bool has_master = spec.dp_method == DataMethod::master;
     if (has_master)
       costs.hand_out = collective(InstructionKind::broadcast, whole * element) +
-                       collective(InstructionKind::broadcast, padded(frozen, spec) * element);
+                       collective(InstructionKind::broadcast, padded(frozen, spec, training_) * element);
     if (whole == 0) return costs;
     if (has_master)
       costs.collect = collective(InstructionKind::reduce_sum, whole * gradient_bytes(training_));
@@ -323,12 +323,12 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     return held_by_state(rank_memory({.buckets = {&bucket, 1}, .saved = {}, .computes_loss = false}, training_)).count;
   };
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind) {
-    const BucketSizes frozen = frozen_bucket(shapes, kind, spec, placements);
+    const BucketSizes frozen = frozen_bucket(shapes, kind, spec, placements, training_);
     const std::int64_t of_frozen = frozen.elements > 0 ? state_of(frozen) - scale : 0;
-    entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements)) - scale +
-                                      of_frozen);
+    entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements, training_)) -
+                                      scale + of_frozen);
   }
-  const BucketSizes tied = tied_bucket(shapes, spec, placements, 2);
+  const BucketSizes tied = tied_bucket(shapes, spec, placements, training_, 2);
   entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;
   return entry->second;
 }

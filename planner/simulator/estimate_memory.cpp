@@ -43,14 +43,14 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
       staged = std::max(staged, shapes.kinds[k].saved_bytes);
       staged_for_weights = std::max(staged_for_weights, shapes.kinds[k].for_weights_bytes);
     }
-    buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements));
+    buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements, training_));
     buckets_.back().of_layer = is_layer_kind_[k];
-    if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements));
+    if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements, training_));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
-  if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, 2));
+  if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, training_, 2));
   const int exchanges = exchange_buffers(shape_of(spec, training_)) * (is_v_shaped(spec.schedule) ? 2 : 1);
   const MemoryUse all = rank_memory({.buckets = buckets_,
                                      .saved = {},
@@ -232,11 +232,11 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       const std::vector<int>& before = blocks_of_kind_[kind];
       const int times = before[stage.blocks.last] - before[stage.blocks.first];
       if (times == 0) continue;
-      buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements));
+      buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements, training_));
       buckets_.back().times = times;
       buckets_.back().of_layer = is_layer_kind_[kind];
       if (shapes.frozen_elements[kind] > 0) {
-        frozen_.push_back(frozen_bucket(shapes, kind, spec, placements));
+        frozen_.push_back(frozen_bucket(shapes, kind, spec, placements, training_));
         frozen_.back().times = times;
       }
     }
@@ -244,7 +244,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   }
   const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
   if (held.size() > 1) share_slots_for_weights(spec, held);
-  if (tied_uses > 0) buckets_.push_back(tied_bucket(*shapes_[held.front().shapes.shapes], spec, placements, tied_uses));
+  if (tied_uses > 0)
+    buckets_.push_back(tied_bucket(*shapes_[held.front().shapes.shapes], spec, placements, training_, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
   const PipelineShape shape = shape_of(spec, micro_batches_of(spec));
   const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());

@@ -14,12 +14,13 @@
 namespace parplan {
 
 // Elements of a bucket.
-inline std::int64_t padded(std::int64_t elements, const ParallelSpec& spec) {
-  return padded_elements(elements, spec.shard_ranks());
+inline std::int64_t padded(std::int64_t elements, const ParallelSpec& spec, const TrainingSpec& training) {
+  return padded_elements(elements, spec.shard_ranks(), training);
 }
 
-inline BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements) {
-  return {.elements = padded(elements, spec),
+inline BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements,
+                             const TrainingSpec& training) {
+  return {.elements = padded(elements, spec, training),
           .shards = data_shards(placements, spec.replicas()),
           .shard_ranks = spec.shard_ranks(),
           .homes = placements.state.homes};
@@ -27,8 +28,8 @@ inline BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, co
 
 // The bucket of the tied parameter on a rank with so many uses.
 inline BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& spec, const Placements& placements,
-                               int uses) {
-  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements);
+                               const TrainingSpec& training, int uses) {
+  BucketSizes tied = bucket_of(shapes.tied_elements, spec, placements, training);
   tied.tied = true;
   tied.homes = homes_of_tied(tied.homes);
   tied.frozen = shapes.tied_is_frozen;
@@ -38,8 +39,8 @@ inline BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& sp
 
 // The bucket of what is frozen of blocks of a kind.
 inline BucketSizes frozen_bucket(const BlockShapes& shapes, std::size_t kind, const ParallelSpec& spec,
-                                 const Placements& placements) {
-  BucketSizes bucket = bucket_of(shapes.frozen_elements[kind], spec, placements);
+                                 const Placements& placements, const TrainingSpec& training) {
+  BucketSizes bucket = bucket_of(shapes.frozen_elements[kind], spec, placements, training);
   bucket.frozen = true;
   return bucket;
 }

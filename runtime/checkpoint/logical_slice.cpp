@@ -34,6 +34,7 @@ struct Holder {
   int buffer = 0;
   DataType type = DataType::fp32;
   std::int64_t at = 0;
+  std::optional<int> scales = {};
 };
 using Holders = std::map<std::tuple<State, TensorId, LogicalSlice>, std::vector<Holder>>;
 
@@ -43,8 +44,11 @@ Holders find_holders(const OpGraph& graph, const std::vector<Program>& programs,
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& kept : kept_state(program, program.buckets[b], precision))
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), kept.begin, kept.end))
-          holders[{kept.state, held.tensor, held.slice}].push_back(
-              {.rank = program.rank, .buffer = kept.buffer, .type = kept.type, .at = held.at - kept.begin});
+          holders[{kept.state, held.tensor, held.slice}].push_back({.rank = program.rank,
+                                                                    .buffer = kept.buffer,
+                                                                    .type = kept.type,
+                                                                    .at = held.at - kept.begin,
+                                                                    .scales = kept.scales});
   return holders;
 }
 
@@ -114,9 +118,17 @@ std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket
     kept.push_back({.state = State::parameter, .buffer = *bucket.master, .begin = begin, .end = end});
   else
     kept.push_back(parameters_of(program, bucket, precision));
-  for (const auto& [state, buffer] :
-       {std::pair(State::first_moment, bucket.first_moment), std::pair(State::second_moment, bucket.second_moment)})
-    if (buffer) kept.push_back({.state = state, .buffer = *buffer, .begin = begin, .end = end});
+  const auto keep = [&](State state, const std::optional<int>& buffer, const std::optional<int>& scales) {
+    if (buffer)
+      kept.push_back({.state = state,
+                      .buffer = *buffer,
+                      .type = scales ? DataType::uint8 : DataType::fp32,
+                      .begin = begin,
+                      .end = end,
+                      .scales = scales});
+  };
+  keep(State::first_moment, bucket.first_moment, bucket.first_scales);
+  keep(State::second_moment, bucket.second_moment, bucket.second_scales);
   return kept;
 }
 
@@ -154,7 +166,8 @@ std::vector<std::vector<WrittenSlice>> divide_state(const OpGraph& graph, const 
                                       .slice = part,
                                       .buffer = holder.buffer,
                                       .type = holder.type,
-                                      .at = holder.at + first * slice.columns});
+                                      .at = holder.at + first * slice.columns,
+                                      .scales = holder.scales});
       load[holder.rank] += part.elements();
     }
   }

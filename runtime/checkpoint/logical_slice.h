@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -37,12 +38,14 @@ std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, i
 enum class State : std::uint8_t { parameter, first_moment, second_moment };
 
 // The buffer of a bucket that holds a state in fp32, or in the precision of the plan where there is
-// nothing better: elements [begin, end) of the bucket, from its start on.
+// nothing better, or as codes (uint8), with the scales of its blocks in another buffer: elements
+// [begin, end) of the bucket, from its start on.
 struct StateBuffer {
   State state{};
   int buffer = 0;
   DataType type = DataType::fp32;
   std::int64_t begin = 0, end = 0;
+  std::optional<int> scales = {};
 };
 // Those that hold what a checkpoint keeps: master copies where there are any.
 std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket, DataType precision);
@@ -57,6 +60,7 @@ struct WrittenSlice {
   int buffer = 0;
   DataType type = DataType::fp32;  // of the buffer
   std::int64_t at = 0;             // elements from its start
+  std::optional<int> scales = {};  // as of StateBuffer
 };
 // Divides the state of a job among its ranks: each element is written once, by a rank that holds
 // it, and every rank writes about as many bytes as the others. By rank. Every process finds the

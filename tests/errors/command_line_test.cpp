@@ -33,12 +33,12 @@ void check(const std::vector<Mistake>& mistakes) {
 
 const std::string models =
     "bert-base, bert-large, bloom-176b, bloom-7b1, command-a, command-r, command-r7b, falcon-40b, falcon-7b, "
-    "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, gpt-neox-20b, gpt2, gpt2-large, "
+    "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, glm4-9b, gpt-neox-20b, gpt2, gpt2-large, "
     "gpt2-medium, gpt2-xl, "
     "gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, llama3.2-1b, "
     "mistral-7b, mlp, olmo2-13b, "
     "olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, starcoder2-15b, "
-    "t5-11b, t5-3b, t5-base, t5-large, t5-small";
+    "t5-11b, t5-3b, t5-base, t5-large, t5-small, vit-base, vit-huge, vit-large";
 const std::string clusters =
     "aurora, aws-p4d, aws-p4de, aws-p5, aws-p5en, azure-nd-a100-v4, azure-nd-h100-v5, azure-ndv2, dgx-1-v100, "
     "dgx-2-v100, "
@@ -103,7 +103,7 @@ TEST_CASE("values that cannot be read are refused") {
        {{"run", "plan.yaml", "--steps", "0"}, "--steps: expected a whole number from 1 to 1000000000, found '0'"},
        {{"suggest", "gpt2", "--precision", "fp8"}, "--precision: expected one of bf16, fp16, tf32, fp32, found 'fp8'"},
        {{"suggest", "gpt2", "--optimizer", "adamww"},
-        "--optimizer: expected one of adamw, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
+        "--optimizer: expected one of adamw, adamw_8bit, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},
         "--schedule: expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, zero_bubble_v, dualpipe_v, found 'gpip'"
         "; did you mean 'gpipe'?"},

@@ -4,7 +4,7 @@ parplan reads, in the variants that change its graph, with the logits, loss and 
 transformers builds from it. A case is named after its model_type and, after a hyphen, its variant.
 
 This is for developers; the tests need no Python. It needs transformers and PyTorch (the files in the
-repository are of 5.23, those of BERT, Cohere, Gemma 3, GLM and T5 of 5.24, and 2.15) and runs in a minute:
+repository are of 5.23, those of BERT, Cohere, Gemma 3, GLM, T5 and ViT of 5.24, and 2.15) and runs in a minute:
 python3 tests/golden/make_golden_families.py [CASE ...]
 
 Weights and tokens follow from the formula of make_golden.py, by parplan's names and in parplan's layout. Here
@@ -21,7 +21,8 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, T5ForConditionalGeneration
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, T5ForConditionalGeneration,
+                          ViTForImageClassification)
 
 from make_golden import BATCH, SEQUENCE, numbers, parameter, write
 
@@ -41,6 +42,8 @@ OPT = dict(hidden_size=HIDDEN, ffn_dim=FEATURE, num_hidden_layers=2, num_attenti
 # (The factor is that of the weights that plans of these models begin with in tests.)
 T5 = dict(d_model=HIDDEN, d_kv=6, d_ff=FEATURE, num_layers=2, num_heads=4, vocab_size=VOCABULARY, n_positions=CONTEXT,
           initializer_factor=0.1)
+VIT = dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4, image_size=12,
+           patch_size=3, num_channels=2, id2label={str(i): f"class {i}" for i in range(7)})
 TOKENS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)  # some classes have defaults beyond the vocabulary
 CASES = {
     "bert": dict(hidden_size=HIDDEN, intermediate_size=FEATURE, num_hidden_layers=2, num_attention_heads=4,
@@ -92,6 +95,9 @@ CASES = {
     "starcoder2": LLAMA | dict(sliding_window=6),
     "t5": T5 | dict(relative_attention_num_buckets=8, relative_attention_max_distance=6),
     "t5-v1.1": T5 | dict(num_layers=1, num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "vit": VIT,
+    "vit-large-patches": VIT | dict(num_hidden_layers=1, patch_size=6, num_channels=1, hidden_act="relu",
+                                    qkv_bias=False, layer_norm_eps=1e-5),
 }
 
 
@@ -300,7 +306,58 @@ def golden_t5(path):
     return tensors
 
 
+VIT_RULES = {
+    r"vit\.embeddings\.patch_embeddings\.projection": lambda w, at, shape, kind: (
+        w.get(f"embedding.{kind}", (shape[0], math.prod(shape[1:])) if kind == "weight" else shape).reshape(shape)),
+    r"vit\.layernorm": direct("head.norm"),
+    "classifier": direct("head"),
+    r"attention\.q_proj": part("q"),
+    r"attention\.k_proj": part("k"),
+    r"attention\.v_proj": part("v"),
+    r"attention\.o_proj": direct("attention.output"),
+    "layernorm_before": direct("attention_norm"),
+    "layernorm_after": direct("feed_forward_norm"),
+    r"mlp\.fc1": direct("feed_forward.up"),
+    r"mlp\.fc2": direct("feed_forward.down"),
+}
+
+
+def place_vit(name, shape, weights):
+    if name == "vit.embeddings.cls_token":
+        return weights.get("class.weight", (1, shape[2])).view(shape)
+    if name == "vit.embeddings.position_embeddings":  # parplan's row of the class is the last
+        return weights.get("position.weight", tuple(shape[1:])).roll(1, 0).view(shape)
+    layer, part_name, kind = re.fullmatch(r"(?:vit\.layers\.(\d+)\.)?(.*)\.(weight|bias)", name).groups()
+    for pattern, rule in VIT_RULES.items():
+        if re.fullmatch(pattern, part_name):
+            return rule(weights, "" if layer is None else f"layers.{layer}.", tuple(shape), kind)
+    raise KeyError(name)
+
+
+# The colours of a sample patch by patch, then the class of each sample.
+def golden_vit(path):
+    config = AutoConfig.from_pretrained(path)
+    model = ViTForImageClassification._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    weights = Weights(config)
+    placed = {name: place_vit(name, value.shape, weights) for name, value in model.named_parameters()}
+    side, patch, channels = config.image_size // config.patch_size, config.patch_size, config.num_channels
+    count = BATCH * channels * config.image_size ** 2
+    text = torch.from_numpy(numbers("text", count + BATCH) % 256)
+    patches = text[:count].view(BATCH, side, side, channels, patch, patch)
+    image = patches.permute(0, 3, 1, 4, 2, 5).reshape(BATCH, channels, config.image_size, config.image_size)
+    pixels = (image.to(torch.float32) / 255 - 0.5) / 0.5  # as ViTImageProcessor
+    logits = torch.func.functional_call(model, placed, (pixels,)).logits
+    loss = F.cross_entropy(logits, text[count:] % config.num_labels)
+    loss.backward()
+    tensors = {"logits": logits.detach().clone(), "loss": loss.detach().clone().view(1)}
+    for name in sorted(weights.made):
+        tensors["gradient/" + name] = weights.made[name].grad.clone()
+    return tensors
+
+
 def golden(path):
+    if path.stem.startswith("vit"):
+        return golden_vit(path)
     if path.stem.startswith("t5"):
         return golden_t5(path)
     config = AutoConfig.from_pretrained(path)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -33,6 +34,9 @@ class DeviceArray {
     if (type == DataType::int32) {
       const std::vector<std::int32_t> whole(values.begin(), values.end());
       std::memcpy(elements.data(), whole.data(), elements.size());
+    } else if (type == DataType::uint8) {
+      std::transform(values.begin(), values.end(), elements.begin(),
+                     [](double value) { return static_cast<std::byte>(value); });
     } else {
       narrow(type, single.data(), size_, elements.data());
     }
@@ -70,6 +74,11 @@ class DeviceArray {
       std::vector<std::int32_t> whole(static_cast<std::size_t>(size_));
       std::memcpy(whole.data(), found.data(), found.size());
       return {whole.begin(), whole.end()};
+    }
+    if (type_ == DataType::uint8) {
+      std::vector<double> whole;
+      for (const std::byte each : found) whole.push_back(std::to_integer<int>(each));
+      return whole;
     }
     std::vector<float> single(static_cast<std::size_t>(size_));
     widen(type_, found.data(), size_, single.data());

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "planner/graph/dynamic_quantization.h"
 #include "planner/graph/relative_position.h"
 #include "tests/gpu/device.h"
 #include "tests/gpu/device_array.h"
@@ -1225,6 +1226,116 @@ std::vector<Case> adamw_cases(DataType type) {
                     });
 }
 
+// The values of codes (tests/planner/graph/dynamic_quantization_test.cpp holds them to the
+// published map), and the nearest one in double precision.
+double value_of(bool is_signed, int code) {
+  return static_cast<double>((is_signed ? signed_values : unsigned_values).of[code]);
+}
+struct Nearest {
+  int code = 0;
+  bool is_close_call = false;  // where rounding may decide for the neighbour
+};
+Nearest nearest_code(bool is_signed, double x) {
+  int best = 0, second = 1;
+  const auto distance = [&](int code) { return std::abs(value_of(is_signed, code) - x); };
+  if (distance(1) < distance(0)) std::swap(best, second);
+  for (int code = 2; code < 256; ++code) {
+    if (distance(code) < distance(best)) {
+      second = std::exchange(best, code);
+    } else if (distance(code) < distance(second)) {
+      second = code;
+    }
+  }
+  return {best, distance(second) - distance(best) < 2e-5 * std::abs(x)};
+}
+
+// AdamW from moments of 8 bits: the new moments in double, of each block the number of the largest
+// magnitude, and the nearest codes. Gradients that lead to close calls are changed.
+std::vector<Case> adamw_8bit_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t size : {1, 37, 256, 1027})
+    for (const StepVariant& v : step_variants) {
+      const StepScalars& t = v.scalars;
+      const bool master = v.master || is_half(type);
+      const double scale = v.scaled ? tested_loss_scale : 1.0;
+      const double clip =
+          v.norm && t.clip_norm > 0.0 ? std::min(1.0, t.clip_norm / (std::sqrt(v.sum_of_squares) + 1e-6)) : 1.0;
+      const bool overflow = (v.scaled || t.skips_not_finite) && !std::isfinite(v.sum_of_squares);
+      const double decay = v.weight_decay ? t.weight_decay : 0.0;
+      const double step = static_cast<double>(t.step) - (v.scaled ? skipped_steps : 0.0);
+      const std::int64_t blocks = quantization_blocks(size);
+      const Doubles parameter = random_in(fp32, size, 2), low = random_in(type, size, 5);
+      Doubles gradient = random_in(fp32, size, 1, scale), scales[2] = {random_in(fp32, blocks, 3, 1e-2), {}}, codes[2];
+      for (const double each : scales[0]) scales[1].push_back(rounded(fp32, each * each));
+      for (int moment : {0, 1})
+        for (const double each : random_in(fp32, size, 6 + moment, 128.0))
+          codes[moment].push_back(std::floor(each + 128.0));
+      Doubles new_parameter, new_scales[2], new_codes[2];
+      for (bool again = true; again;) {
+        again = false;
+        Doubles moments[2];
+        new_parameter.clear();
+        for (std::size_t i = 0; i < at(size); ++i) {
+          const auto before = [&](int moment) {
+            return value_of(moment == 0, static_cast<int>(codes[moment][i])) * scales[moment][i / 256];
+          };
+          double p = parameter[i], g = gradient[i] / scale * clip;
+          if (!t.decoupled_decay) g += decay * p;
+          if (t.decoupled_decay) p -= t.learning_rate * decay * p;
+          moments[0].push_back(t.beta1 * before(0) + (1 - t.beta1) * g);
+          moments[1].push_back(t.beta2 * before(1) + (1 - t.beta2) * g * g);
+          new_parameter.push_back(p -
+                                  t.learning_rate / (1 - std::pow(t.beta1, step)) * moments[0][i] /
+                                      (std::sqrt(moments[1][i]) / std::sqrt(1 - std::pow(t.beta2, step)) + t.epsilon));
+        }
+        for (const int moment : {0, 1}) {
+          new_scales[moment].clear();
+          new_codes[moment].clear();
+          for (std::size_t i = 0; i < at(size); ++i) {
+            if (i % 256 == 0) {
+              const auto begin = moments[moment].begin() + static_cast<std::ptrdiff_t>(i);
+              const auto end = moments[moment].begin() + static_cast<std::ptrdiff_t>(std::min(i + 256, at(size)));
+              new_scales[moment].push_back(
+                  *std::max_element(begin, end, [](double a, double b) { return std::abs(a) < std::abs(b); }));
+            }
+            const Nearest found = nearest_code(moment == 0, moments[moment][i] / new_scales[moment].back());
+            new_codes[moment].push_back(found.code);
+            if (found.is_close_call) gradient[i] = rounded(fp32, gradient[i] * 1.01);
+            again |= found.is_close_call;
+          }
+        }
+      }
+      Case c{{.rows = size, .weight_decay = v.weight_decay, .norm = v.norm, .master = master, .scaled = v.scaled},
+             {reads(fp32, gradient)},
+             t};
+      const auto updated = [&](DataType of, const Doubles& before, const Doubles& after, double tolerance) {
+        c.operands.push_back(updates(of, before, overflow ? before : after, tolerance));
+      };
+      updated(type, master ? low : parameter, new_parameter, close);
+      for (const int moment : {0, 1}) updated(DataType::uint8, codes[moment], new_codes[moment], 0.0);
+      for (const int moment : {0, 1}) updated(fp32, scales[moment], new_scales[moment], close);
+      if (v.norm) c.operands.push_back(reads(fp32, {v.sum_of_squares * scale * scale}));
+      if (v.norm && std::isnan(v.sum_of_squares))
+        c.operands.back() = {.type = fp32, .size = 1};  // poison is not a number
+      if (master) updated(fp32, parameter, new_parameter, close);
+      if (v.scaled) c.operands.push_back(reads(fp32, {tested_loss_scale, 7.0, skipped_steps, 0.0}));
+      cases.push_back(c);
+    }
+  return cases;
+}
+
+std::vector<Case> normalize_pixels_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const Size& size : flat_sizes) {
+    Doubles colours, wanted;
+    for (std::int64_t i = 0; i < size.rows * size.columns; ++i) colours.push_back(static_cast<double>(i * 37 % 256));
+    for (const double colour : colours) wanted.push_back((colour / 255.0 - 0.5) / 0.5);
+    cases.push_back(
+        {{.rows = size.rows, .columns = size.columns}, {reads(DataType::int32, colours), writes(type, wanted, 2e-7)}});
+  }
+  return cases;
+}
+
 // torch.optim.SGD.
 std::vector<Case> sgd_cases(DataType type) {
   std::vector<Case> cases;
@@ -1497,6 +1608,7 @@ struct TestRow {
 };
 constexpr TestRow test_rows[] = {
     {OpKind::embedding, embedding_cases},
+    {OpKind::normalize_pixels, normalize_pixels_cases},
     {OpKind::add_position, add_position_cases},
     {OpKind::layer_norm, layer_norm_cases},
     {OpKind::rms_norm, rms_norm_cases},
@@ -1553,6 +1665,7 @@ constexpr TestRow test_rows[] = {
     {OpKind::load_targets, nullptr, "the data loader's"},
     {OpKind::sum_squares, sum_squares_cases},
     {OpKind::adamw, adamw_cases},
+    {OpKind::adamw_8bit, adamw_8bit_cases},
     {OpKind::sgd, sgd_cases},
     {OpKind::update_loss_scale, update_loss_scale_cases},
 };

@@ -62,6 +62,42 @@ TEST_CASE("The rows of the families stand in the order of the enumeration under 
   }
 }
 
+TEST_CASE("A ViT makes tokens of patches, with a row behind them for the class, which the head reads") {
+  ModelSpec spec = decoder();
+  spec.image_size = 12;
+  spec.patch_size = 3;
+  spec.image_channels = 2;
+  spec.context = 17;
+  spec.bidirectional = spec.head_bias = true;
+  const OpGraph graph = build_graph(spec, 17);
+  CHECK(graph.images == LabelledImages{.size = 12, .patch = 3, .channels = 2});
+  CHECK(graph.joins_sequences);
+  CHECK(targets_of_sample(graph) == 1);
+  CHECK(ops_of(graph, 0) == std::vector<std::string>{"normalize_pixels pixels", "linear embedding", "append_rows class",
+                                                     "add_position position"});
+  const std::vector<std::string> head = ops_of(graph, 3);
+  CHECK(head.front() == "take_rows head.class");
+  CHECK(op(graph, "head.class").attributes.begin == 16);
+  CHECK(op(graph, "head.class").attributes.sequence == 1);
+  // 16 patches of 3 x 3 pixels of two colours.
+  CHECK(tensor(graph, "colours").dims.back().size == 18);
+  CHECK(tensor(graph, "embedding.weight").dims[1].size == 18);
+  CHECK(element_count(tensor(graph, "class.weight")) == 32);
+  CHECK(element_count(tensor(graph, "position.weight")) == 17 * 32);
+  CHECK(tensor(graph, "head.logits").dims.front().size == 1);
+  // Nobody needs the gradient of the pixels: its product counts twice, the others' three times.
+  const std::vector<bool> needs = needs_gradient(graph, graph.blocks.front());
+  CHECK(product_passes(needs, op(graph, "embedding")) == 2);
+  CHECK(error_of<ConfigError>([&] { build_graph(spec, 16); }) ==
+        "error: sequence length 16 is not that of the images of model 'small', which are 17 tokens: 12 x 12 pixels in "
+        "patches of 3 x 3, and one for the class");
+  spec.tied_embeddings = true;
+  CHECK(find_problem(spec)->key == "tied_embeddings");
+  spec.tied_embeddings = false;
+  spec.patch_size = 5;
+  CHECK(find_problem(spec) == SpecProblem{"patch_size", "patches of 5 x 5 pixels do not divide an image of 12 x 12"});
+}
+
 TEST_CASE("A GPT-2 is an embedding with positions, its layers and a head") {
   ModelSpec spec = decoder();
   spec.qkv_bias = spec.attention_output_bias = spec.mlp_bias = true;

@@ -301,6 +301,30 @@ TEST_CASE("A BERT is an encoder that learns masked tokens, and other uses of its
             .ends_with("expected one of absolute, found 'relative_key'"));
 }
 
+TEST_CASE("A ViT reads images, and its classes are those that id2label names") {
+  const auto with = [](const std::string& more) {
+    return R"({"model_type": "vit", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, )"
+           R"("intermediate_size": 3072)" +
+           more + "}";
+  };
+  // google/vit-base-patch16-224 but for its 1,000 names.
+  const std::string config = with(
+      R"(, "architectures": ["ViTForImageClassification"], "hidden_act": "gelu", "hidden_dropout_prob": 0.0, )"
+      R"("attention_probs_dropout_prob": 0.0, "initializer_range": 0.02, "layer_norm_eps": 1e-12, "image_size": 224, )"
+      R"("patch_size": 16, "num_channels": 3, "qkv_bias": true, "encoder_stride": 16, "num_labels": 1000)");
+  ModelFile base = read_huggingface(config, "c.json");
+  CHECK(base.notes.empty());
+  base.spec.name = "vit-base";
+  CHECK(base.spec == zoo("vit-base").spec);
+  CHECK(parameter_count(build_graph(base.spec, 197)) == 86'567'656);
+  // Absent keys have the defaults of ViTConfig.
+  CHECK(read_huggingface(with(R"(, "num_labels": 1000)"), "vit-base/config.json").spec == base.spec);
+  CHECK(read_huggingface(with(R"(, "id2label": {"0": "cat", "1": "dog", "2": "cow"})"), "c.json").spec.vocabulary == 3);
+  CHECK(error(with("")).starts_with("c.json:1:1: error: missing key 'num_labels'"));
+  CHECK(error(with(R"(, "num_labels": 10, "image_size": 30)")) ==
+        "c.json:1:142: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
+}
+
 TEST_CASE("A RoBERTa is a BERT whose positions begin behind that of padding") {
   const ModelSpec spec = published("roberta-base").spec;
   CHECK(spec.position_offset == 2);
@@ -553,7 +577,7 @@ TEST_CASE("What a supported type may say and parplan does not build is refused w
 TEST_CASE("Other types of model are refused with what of them parplan understands and what it cannot map") {
   const std::string types =
       "bert, bloom, cohere, cohere2, falcon, gemma, gemma2, gemma3_text, glm, glm4, gpt2, gpt_neox, gptj, granite, "
-      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, roberta, starcoder2, t5";
+      "llama, mistral, olmo2, opt, phi3, qwen2, qwen3, roberta, starcoder2, t5, vit";
   const std::string advice = "; a dense decoder can be written as a model.yaml (docs/model.md)";
   CHECK(
       error(

@@ -156,7 +156,8 @@ TEST_CASE("Unknown, missing and duplicate keys of a model are errors") {
       "shared_norm, sliding_window, attention_pattern, attention_scale, attention_softcap, logits_softcap, "
       "embedding_multiplier, "
       "residual_multiplier, logits_multiplier, qkv_bias, attention_output_bias, mlp_bias, head_bias, bidirectional, "
-      "token_types, head_transform, mask_token, masked_share; did you mean 'hidden'?");
+      "token_types, head_transform, mask_token, masked_share, image_size, patch_size, image_channels; did you mean "
+      "'hidden'?");
   CHECK(error(decoder + "hidden: 3\n") == "m.yaml:12:1: error: duplicate key 'hidden', first given on line 4");
   CHECK(error(replaced("layers: 2\n", "")) == "m.yaml:1:1: error: missing key 'layers' at the top level");
   CHECK(error("") == "m.yaml: error: the file is empty; expected a map with key 'family'");
@@ -344,6 +345,14 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
   CHECK(error(decoder + "masked_share: 0.3\n") == "m.yaml:12:15: error: nothing is masked without a mask_token");
   CHECK(error(decoder + "masked_share: 1\n") ==
         "m.yaml:12:15: error: expected a number above 0 and below 1, found '1'");
+  const std::string images = replaced("rotary", "learned") + "bidirectional: true\n";
+  CHECK(error(images + "image_size: 30\n") ==
+        "m.yaml:11:1: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
+  CHECK(error(images + "patch_size: 8\n") ==
+        "m.yaml:13:13: error: patch_size is of images; give their image_size, too");
+  CHECK(error(images + "image_size: 32\npatch_size: 8\n")
+            .find("is 16 tokens, and one more stands for its class: "
+                  "expected 17, found") != std::string::npos);
   CHECK(error(decoder + "head_bias: 1\n") == "m.yaml:12:12: error: expected true or false, found '1'");
 }
 
@@ -394,7 +403,7 @@ TEST_CASE("The training section is as strict") {
   CHECK(training("precision: fp8") == "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, found 'fp8'");
   CHECK(training("seed: -1") == "m.yaml:12:18: error: expected a whole number of at least 0, found '-1'");
   CHECK(training("optimizer: {name: adamW}") ==
-        "m.yaml:12:30: error: expected one of adamw, adam, sgd, found 'adamW'; did you mean 'adamw'?");
+        "m.yaml:12:30: error: expected one of adamw, adamw_8bit, adam, sgd, found 'adamW'; did you mean 'adamw'?");
   CHECK(training("optimizer: {lr: 1}") ==
         "m.yaml:12:24: error: unknown key 'lr'; allowed: name, schedule, warmup_steps, decay_steps, learning_rate, "
         "final_learning_rate, beta1, beta2, epsilon, weight_decay, momentum, clip_norm");

@@ -47,6 +47,7 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"gemma2-9b", 9'241'705'984},
       {"gemma3-12b", 11'766'034'176},
       {"gemma3-1b", 999'885'952},
+      {"glm4-9b", 9'400'279'040},
       {"gpt-neox-20b", 20'554'567'680},
       {"gptj-6b", 6'050'882'784},
       {"granite-3.1-8b", 8'170'835'968},
@@ -58,6 +59,11 @@ TEST_CASE("Every model of the zoo loads, carries its file's name and has exactly
       {"qwen3-32b", 32'762'123'264},
       {"qwen3-8b", 8'190'735'360},
       {"starcoder2-15b", 15'957'889'024},
+      // transformers' ViTForImageClassification with 1,000 classes; torchvision has the same
+      // numbers.
+      {"vit-base", 86'567'656},
+      {"vit-huge", 632'045'800},
+      {"vit-large", 304'326'632},
       // Counted in what transformers builds (5.24); that of Flan with a head of its own.
       {"t5-small", 60'506'624},
       {"t5-base", 222'903'552},
@@ -115,18 +121,18 @@ TEST_CASE("A model is found by name, by path and by the folder of its config.jso
 TEST_CASE("A model that is not there is told apart from those that are") {
   const std::string names =
       "bert-base, bert-large, bloom-176b, bloom-7b1, command-a, command-r, command-r7b, falcon-40b, falcon-7b, "
-      "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, gpt-neox-20b, gpt2, gpt2-large, "
+      "flan-t5-xxl, gemma-7b, gemma2-27b, gemma2-9b, gemma3-12b, gemma3-1b, glm4-9b, gpt-neox-20b, gpt2, gpt2-large, "
       "gpt2-medium, "
       "gpt2-xl, gpt3-175b, gptj-6b, granite-3.1-8b, llama2-70b, llama2-7b, llama3-405b, llama3-70b, llama3-8b, "
       "llama3.2-1b, "
       "mistral-7b, mlp, olmo2-13b, olmo2-7b, opt-6.7b, phi3-mini, pythia-6.9b, qwen2.5-7b, qwen3-32b, qwen3-8b, "
-      "starcoder2-15b, t5-11b, t5-3b, t5-base, t5-large, t5-small";
+      "starcoder2-15b, t5-11b, t5-3b, t5-base, t5-large, t5-small, vit-base, vit-huge, vit-large";
   CHECK(error_of<ConfigError>([] { load_model("lama3-8b", zoo); }) ==
         "error: unknown model 'lama3-8b'; allowed: a path to a .yaml or .json file, a folder that holds a config.json, "
         "or one of " +
             names + "; did you mean 'llama3-8b'?");
-  CHECK(error_of<ConfigError>([] { load_model("vit-base", zoo); }) ==
-        "error: unknown model 'vit-base'; allowed: a path to a .yaml or .json file, a folder that holds a "
+  CHECK(error_of<ConfigError>([] { load_model("resnet50", zoo); }) ==
+        "error: unknown model 'resnet50'; allowed: a path to a .yaml or .json file, a folder that holds a "
         "config.json, or one of " +
             names);
   CHECK(error_of<ConfigError>([] { load_model("/nowhere/model.yaml", zoo); }) ==

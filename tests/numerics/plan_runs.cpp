@@ -21,8 +21,8 @@
 namespace parplan::testing {
 
 OpGraph graph_of(const std::string& model) {
-  return build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec,
-                     sequence);
+  const ModelSpec spec = load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec;
+  return build_graph(spec, reads_images(spec) ? tokens_of_image(spec) : sequence);
 }
 
 TrainingSpec training_of() {
@@ -49,6 +49,7 @@ InitialValues initial_values() {
 }
 
 TokenData data_of(const OpGraph& graph) {
+  if (graph.images) return TokenData::load_images({}, *graph.images, graph.vocabulary);  // noise
   std::mt19937 random(11);
   std::vector<std::int32_t> tokens(1000);
   for (std::int32_t& token : tokens)
@@ -58,6 +59,9 @@ TokenData data_of(const OpGraph& graph) {
 
 void fill_batch(Batch& batch, const OpGraph& graph, const TokenData& data, std::int64_t step,
                 const TrainingSpec& training) {
+  if (graph.images)
+    return fill_images(batch, data, *graph.images, graph.vocabulary, step * training.global_batch,
+                       training.global_batch, training.seed);
   fill(batch, data, step, training.global_batch);
   if (graph.masked) mask(batch, *graph.masked, graph.vocabulary, step * training.global_batch, training.seed);
   if (graph.corrupted) corrupt(batch, *graph.corrupted, graph.vocabulary, step * training.global_batch, training.seed);
@@ -149,11 +153,11 @@ Outcome run_reference(const OpGraph& graph, const TrainingSpec& training, std::i
   }
   const TokenData data = data_of(graph);
   Outcome outcome;
-  Batch batch{.sequence = sequence, .ids = {}};
+  Batch batch{.sequence = graph.sequence, .ids = {}};
   for (std::int64_t step = 0; step < count; ++step) {
     fill_batch(batch, graph, data, step, training);
-    std::vector<std::int32_t> tokens, targets = batch.targets;
-    for (std::int64_t i = 0; i < training.global_batch; ++i)
+    std::vector<std::int32_t> tokens(batch.colours.begin(), batch.colours.end()), targets = batch.targets;
+    for (std::int64_t i = 0; i < training.global_batch && !graph.images; ++i)
       for (std::int64_t s = 0; s < sequence; ++s) {
         tokens.push_back(batch.ids[i * (sequence + 1) + s]);
         if (batch.targets.empty()) targets.push_back(batch.ids[i * (sequence + 1) + s + 1]);

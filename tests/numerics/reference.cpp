@@ -189,9 +189,17 @@ void Reference::forward(std::span<const std::int32_t> tokens, std::span<const st
   for (const Op& op : graph_.ops) {
     for (const TensorId id : op.inputs) {
       if (graph_.tensors[at(id)].role != TensorRole::tokens) continue;
-      const std::span<const std::int32_t> source = op.kind == OpKind::embedding ? tokens : targets;
       std::vector<std::int32_t>& loaded = tokens_[id];
       loaded.clear();
+      if (op.kind == OpKind::normalize_pixels) {
+        const std::int64_t patches = graph_.images->patches(), colours = graph_.images->colours();
+        for (std::int64_t patch = 0; patch < patches; ++patch)
+          for (std::int64_t sample = 0; sample < micro_batch; ++sample)
+            for (std::int64_t i = 0; i < colours; ++i)
+              loaded.push_back(tokens[static_cast<std::size_t>((sample * patches + patch) * colours + i)]);
+        continue;
+      }
+      const std::span<const std::int32_t> source = op.kind == OpKind::embedding ? tokens : targets;
       for (std::int64_t position = 0; position < graph_.tensors[at(id)].dims.front().size; ++position)
         for (std::int64_t sample = 0; sample < micro_batch; ++sample)
           loaded.push_back(source[sample * graph_.sequence + position]);
@@ -216,20 +224,22 @@ void Reference::backward(std::int64_t micro_batch, double loss_scale) {
 ReferenceStep Reference::step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                               std::int64_t micro_batch) {
   const std::int64_t count = training_.global_batch * graph_.sequence;
+  const std::int64_t read = read_by_sample();
   const std::int64_t with_target = training_.global_batch * targets_of_sample(graph_);
   PARPLAN_ASSERT(training_.global_batch % micro_batch == 0,
                  fmt::format("{} over {}", training_.global_batch, micro_batch));
-  PARPLAN_ASSERT(static_cast<std::int64_t>(tokens.size()) == count && tokens.size() == targets.size(),
+  PARPLAN_ASSERT(std::ssize(tokens) == training_.global_batch * read && std::ssize(targets) == count,
                  fmt::format("{} tokens and {} targets for {}", tokens.size(), targets.size(), count));
   const TensorId loss = graph_.ops.back().outputs[0];
   values_[at(loss)].assign(1, 0.0f);
   for (auto& sums : accumulators_)
     for (auto& [id, sum] : sums) std::fill(sum.begin(), sum.end(), 0.0f);
 
-  const std::int64_t slice = micro_batch * graph_.sequence;
-  for (std::int64_t first = 0; first < count; first += slice) {
-    forward(tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(slice)),
-            targets.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(slice)), micro_batch);
+  const auto slice_of = [&](std::span<const std::int32_t> all, std::int64_t first, std::int64_t of_sample) {
+    return all.subspan(static_cast<std::size_t>(first * of_sample), static_cast<std::size_t>(micro_batch * of_sample));
+  };
+  for (std::int64_t first = 0; first < training_.global_batch; first += micro_batch) {
+    forward(slice_of(tokens, first, read), slice_of(targets, first, graph_.sequence), micro_batch);
     backward(micro_batch, 1.0 / static_cast<double>(with_target));
   }
 
@@ -254,9 +264,10 @@ std::vector<float> Reference::logits(std::span<const std::int32_t> tokens) {
   const TensorId loss = graph_.ops.back().outputs[0];
   values_[at(loss)].assign(1, 0.0f);
   std::vector<float> all;
-  for (std::size_t first = 0; first < tokens.size(); first += static_cast<std::size_t>(graph_.sequence)) {
-    const auto sample = tokens.subspan(first, static_cast<std::size_t>(graph_.sequence));
-    forward(sample, sample, 1);  // the loss of these targets is of no interest
+  const auto read = static_cast<std::size_t>(read_by_sample());
+  const std::vector<std::int32_t> targets(static_cast<std::size_t>(graph_.sequence));  // their loss is of no interest
+  for (std::size_t first = 0; first < tokens.size(); first += read) {
+    forward(tokens.subspan(first, read), targets, 1);
     all.insert(all.end(), values_[at(logits)].begin(), values_[at(logits)].end());
   }
   return all;
@@ -270,7 +281,7 @@ void Reference::update(ByParameter& gradients) {
   scalars.beta2 = training_.beta2;
   scalars.epsilon = training_.epsilon;
   scalars.weight_decay = training_.weight_decay;
-  scalars.decoupled_decay = training_.optimizer == Optimizer::adamw;
+  scalars.decoupled_decay = decouples_decay(training_.optimizer);
   scalars.momentum = training_.optimizer == Optimizer::sgd ? training_.momentum : 0.0;
   scalars.clip_norm = training_.clip_norm;
   const bool clips = training_.clip_norm > 0.0;
@@ -303,6 +314,20 @@ void Reference::update(ByParameter& gradients) {
     std::vector<void*> operands = {gradient.data(), parameters_.at(tensor.name).data()};
     const bool sgd = training_.optimizer == Optimizer::sgd;
     shape.second = sgd && scalars.momentum != 0.0;
+    const bool quantized = training_.optimizer == Optimizer::adamw_8bit;
+    if (quantized) {
+      Codes& codes = codes_[tensor.name];
+      const std::size_t blocks = (gradient.size() + 255) / 256;
+      codes.first.resize(gradient.size());
+      codes.second.resize(gradient.size());
+      codes.first_scales.resize(blocks);
+      codes.second_scales.resize(blocks);
+      operands.insert(operands.end(),
+                      {codes.first.data(), codes.second.data(), codes.first_scales.data(), codes.second_scales.data()});
+      if (clips) operands.push_back(&norm);
+      backend_->run(0, {.kind = OpKind::adamw_8bit, .shape = shape, .operands = operands});
+      continue;
+    }
     if (!sgd || scalars.momentum != 0.0) operands.push_back(first_moments_.at(tensor.name).data());
     if (!sgd) operands.push_back(second_moments_.at(tensor.name).data());
     if (clips) operands.push_back(&norm);

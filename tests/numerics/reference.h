@@ -41,9 +41,9 @@ class Reference {
   std::vector<float>& parameter(const std::string& name) { return parameters_.at(name); }
   const ByParameter& parameters() const { return parameters_; }
 
-  // One step on `tokens` and `targets`, sample after sample, global_batch * sequence numbers each;
-  // `micro_batch` samples at a time, a divisor of global_batch. Updates the parameters as the
-  // training spec says.
+  // One step on `tokens` and `targets`, sample after sample, global_batch * sequence numbers each
+  // (of images, their colours by patch, and targets); `micro_batch` samples at a time, a divisor of
+  // global_batch. Updates the parameters as the training spec says.
   ReferenceStep step(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets,
                      std::int64_t micro_batch);
 
@@ -51,6 +51,10 @@ class Reference {
   std::vector<float> logits(std::span<const std::int32_t> tokens);
 
  private:
+  // Ids, or colours.
+  std::int64_t read_by_sample() const {
+    return graph_.images ? graph_.images->patches() * graph_.images->colours() : graph_.sequence;
+  }
   void forward(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets, std::int64_t micro_batch);
   void backward(std::int64_t micro_batch, double loss_scale);
   void run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale);
@@ -62,6 +66,12 @@ class Reference {
   std::unique_ptr<Backend> backend_;
   std::vector<TrainingBlock> blocks_;
   ByParameter parameters_, first_moments_, second_moments_;
+  // Of 8 bits, with the scales of each parameter's blocks.
+  struct Codes {
+    std::vector<std::uint8_t> first, second;
+    std::vector<float> first_scales, second_scales;
+  };
+  std::map<std::string, Codes> codes_;
   std::int64_t steps_ = 0;
 
   std::vector<std::vector<float>> values_;                     // by TensorId

@@ -54,7 +54,20 @@ std::vector<std::filesystem::path> tiny_configs() {
 }
 
 OpGraph graph_of(const std::filesystem::path& config) {
-  return build_graph(read_huggingface(read_file(config), config.string()).spec, sequence);
+  const ModelSpec spec = read_huggingface(read_file(config), config.string()).spec;
+  return build_graph(spec, reads_images(spec) ? tokens_of_image(spec) : sequence);
+}
+
+// Colours of each sample, patch by patch, and behind them the classes, as make_golden_families.py
+// does.
+void take_images(const OpGraph& graph, std::vector<std::int32_t>& colours, std::vector<std::int32_t>& targets) {
+  const std::int64_t count = batch * graph.images->patches() * graph.images->colours();
+  colours = golden_text(count + batch, 256);
+  targets.assign(static_cast<std::size_t>(batch * graph.sequence), -1);
+  for (std::int64_t sample = 0; sample < batch; ++sample)
+    targets[static_cast<std::size_t>(sample * graph.sequence)] =
+        colours[static_cast<std::size_t>(count + sample)] % static_cast<std::int32_t>(graph.vocabulary);
+  colours.resize(static_cast<std::size_t>(count));
 }
 
 // Two of the 16 positions of a sample, as make_golden_families.py does.
@@ -72,13 +85,13 @@ void mask_some(const MaskedTokens& masked, std::vector<std::int32_t>& tokens, st
 
 TEST_CASE("logits, loss and gradients of every imported family equal those of transformers") {
   const std::vector<std::filesystem::path> configs = tiny_configs();
-  CHECK(configs.size() == 37);
+  CHECK(configs.size() == 39);
   for (const std::filesystem::path& config : configs) {
     CAPTURE(config.stem().string());
     const OpGraph graph = graph_of(config);
     std::filesystem::path golden_file = config;
     const std::map<std::string, GoldenTensor> golden = read_golden(golden_file.replace_extension(".golden").string());
-    Reference reference(graph, {.global_batch = batch, .sequence_length = sequence});
+    Reference reference(graph, {.global_batch = batch, .sequence_length = graph.sequence});
     for (const TensorId id : parameters(graph)) {
       const Tensor& tensor = graph.tensors[id];
       reference.parameter(tensor.name) = golden_parameter(tensor);
@@ -90,6 +103,7 @@ TEST_CASE("logits, loss and gradients of every imported family equal those of tr
       tokens.insert(tokens.end(), first, first + sequence);
       targets.insert(targets.end(), first + 1, first + 1 + sequence);
     }
+    if (graph.images) take_images(graph, tokens, targets);
     if (graph.masked) mask_some(*graph.masked, tokens, targets);
     if (graph.corrupted)  // the decoder reads the first half, and the encoder the second
       CHECK(graph.corrupted->decoder == sequence / 2);

@@ -227,6 +227,75 @@ TEST_CASE("spans of a text go to the decoder behind sentinels, and the rest with
   CHECK(some.targets != later.targets);  // the same samples in the next epoch
 }
 
+TEST_CASE("images are records of a class and of colours, which come patch by patch") {
+  const testing::TemporaryFolder folder;
+  // 4 x 4 pixels of two colours in patches of 2 x 2: a number says its colour, row and column.
+  const LabelledImages images{.size = 4, .patch = 2, .channels = 2};
+  std::string bytes;
+  for (int image = 0; image < 3; ++image) {
+    bytes += static_cast<char>(image + 5);
+    for (int channel = 0; channel < 2; ++channel)
+      for (int y = 0; y < 4; ++y)
+        for (int x = 0; x < 4; ++x) bytes += static_cast<char>(64 * image + 16 * channel + 4 * y + x);
+  }
+  const std::string file = folder.write("images.bin", bytes);
+  const TokenData data = TokenData::load_images(std::vector{file}, images, 8);
+  CHECK(data.samples(5) == 3);
+  Batch batch{.sequence = 5, .ids = {}};
+  fill_images(batch, data, images, 8, 1, 4, 1);  // the third, then the first again
+  REQUIRE(batch.colours.size() == 4 * 32);
+  CHECK(batch.targets ==
+        std::vector<std::int32_t>{6, -1, -1, -1, -1, 7, -1, -1, -1, -1, 5, -1, -1, -1, -1, 6, -1, -1, -1, -1});
+  const std::vector<std::uint8_t> first_patch(batch.colours.begin(), batch.colours.begin() + 8);
+  CHECK(first_patch == std::vector<std::uint8_t>{64, 65, 68, 69, 80, 81, 84, 85});
+  const std::vector<std::uint8_t> last_patch(batch.colours.begin() + 24, batch.colours.begin() + 32);
+  CHECK(last_patch == std::vector<std::uint8_t>{74, 75, 78, 79, 90, 91, 94, 95});
+
+  // More than 256 classes have two bytes, the lower one first.
+  std::string two;
+  two += static_cast<char>(44);
+  two += static_cast<char>(1);
+  two += std::string(32, '\3');
+  fill_images(batch, TokenData::load_images(std::vector{folder.write("two.bin", two)}, images, 301), images, 301, 0, 1,
+              1);
+  CHECK(batch.targets.front() == 300);
+  CHECK(batch.colours == std::vector<std::uint8_t>(32, 3));
+
+  const auto refusal = [&](const std::string& content, std::int64_t classes) -> std::string {
+    try {
+      TokenData::load_images(std::vector{folder.write("bad.bin", content)}, images, classes);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string bad = folder.path("bad.bin");
+  CHECK(refusal(bytes + "x", 8) ==
+        bad +
+            ": error: 100 bytes; an image of the model takes 33 (1 of its class, and 2 x 4 x 4 colours), and the file "
+            "must hold whole ones; give images of that size in the layout of CIFAR-10's binary version");
+  CHECK(refusal("", 8).find(": error: 0 bytes;") != std::string::npos);
+  CHECK(refusal(bytes, 6) == bad + ": error: class 6 of image 1; the model's classes end at 5");
+}
+
+TEST_CASE("without data, images are noise that follows from the seed and the number of the sample alone") {
+  const LabelledImages images{.size = 8, .patch = 4, .channels = 3};
+  const TokenData none = TokenData::load_images({}, images, 10);
+  CHECK(none.samples(5) == 0);
+  Batch all{.sequence = 5, .ids = {}}, some{.sequence = 5, .ids = {}}, other{.sequence = 5, .ids = {}};
+  fill_images(all, none, images, 10, 0, 64, 7);
+  fill_images(some, none, images, 10, 32, 32, 7);
+  fill_images(other, none, images, 10, 0, 64, 8);
+  CHECK(std::equal(some.colours.begin(), some.colours.end(), all.colours.begin() + 32 * all.colours_of_sample));
+  CHECK(std::equal(some.targets.begin(), some.targets.end(), all.targets.begin() + 32 * 5));
+  CHECK(all.colours != other.colours);
+  std::vector<int> seen(256), classes(10);
+  for (const std::uint8_t colour : all.colours) ++seen[colour];
+  for (std::size_t i = 0; i < all.targets.size(); i += 5) ++classes[static_cast<std::size_t>(all.targets[i])];
+  CHECK(std::ranges::all_of(seen, [](int count) { return count > 0; }));
+  CHECK(std::ranges::all_of(classes, [](int count) { return count > 0; }));
+}
+
 TEST_CASE("what cannot be mapped is refused, and nothing waits for a pipe's writer") {
   const testing::TemporaryFolder folder;
   const std::string pipe = folder.path("pipe");

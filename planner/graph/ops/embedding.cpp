@@ -18,6 +18,8 @@ constexpr OperandSize position_table{[](const OpShape& s) { return s.sequence * 
 
 constexpr OperandRow embedding_operands[] = {
     {input, 0, read, vocabulary_ids}, {parameter, 0, read, vocabulary_table}, {output, 0, write, matrix}};
+constexpr OperandSize colours{matrix.elements, OperandContent::ids};
+constexpr OperandRow normalize_pixels_operands[] = {{input, 0, read, colours}, {output, 0, write, matrix}};
 constexpr OperandRow add_position_operands[] = {
     {input, 0, read, matrix}, {parameter, 0, read, position_table}, {output, 0, write, matrix}};
 
@@ -55,6 +57,9 @@ void with_table_of_gpt2(OpShape& shape, DataType) {
 OpWork embedding_work(const OpShape& s, DataType type) {  // only the rows of the table that are looked up
   return {Flops(0), Bytes(4 * s.rows + 2 * s.rows * s.columns * e(type))};
 }
+OpWork normalize_pixels_work(const OpShape& s, DataType type) {
+  return {flops(2 * s.rows * s.columns), Bytes(s.rows * s.columns * (4 + e(type)))};
+}
 OpWork add_position_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes((2 * s.rows + s.sequence) * s.columns * e(type))};
 }
@@ -77,6 +82,13 @@ constexpr OpRow rows[] = {
      .work = embedding_work,
      .measured_over = MeasuredOver::elementwise,
      .measured_with = with_table_of_gpt2},
+    {.kind = OpKind::normalize_pixels,
+     .name = "normalize_pixels",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = normalize_pixels_operands,
+     .work = normalize_pixels_work,
+     .made_of = OpKind::copy},
     {.kind = OpKind::add_position,
      .name = "add_position",
      .sharding = ShardingRule::tokenwise,

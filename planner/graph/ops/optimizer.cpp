@@ -1,6 +1,7 @@
 #include "planner/graph/ops/op_rows.h"
 
 #include "planner/graph/cuda_workspace.h"
+#include "planner/graph/dynamic_quantization.h"
 #include "planner/graph/ops/row_parts.h"
 
 namespace parplan {
@@ -14,6 +15,9 @@ using enum OperandContent;
 
 constexpr OperandSize second_moment{[](const OpShape& s) { return s.rows; }, non_negative};
 
+constexpr OperandSize state_codes{flat.elements, codes};
+constexpr OperandSize state_scales{[](const OpShape& s) { return quantization_blocks(s.rows); }, block_scales};
+
 constexpr OperandRow sum_squares_operands[] = {
     {input, 0, read, in_fp32(flat)}, {output, 0, update, one}, {workspace, 0, update}};
 constexpr OperandRow update_loss_scale_operands[] = {{input, 0, read, one}, {loss_scale, 0, update, scale_state}};
@@ -25,6 +29,16 @@ constexpr OperandRow adamw_operands[] = {{input, 0, read, in_fp32(flat)},
                                          {input, 1, read, one, if_norm},
                                          {output, 2, update, in_fp32(flat), if_master},
                                          {loss_scale, 0, read, scale_state, if_scaled}};
+// gradient, parameter, m, v, scales of m, scales of v, (norm), (master), (loss scale)
+constexpr OperandRow adamw_8bit_operands[] = {{input, 0, read, in_fp32(flat)},
+                                              {parameter, 0, update, flat},
+                                              {output, 0, update, state_codes},
+                                              {output, 1, update, state_codes},
+                                              {output, 2, update, state_scales},
+                                              {output, 3, update, state_scales},
+                                              {input, 1, read, one, if_norm},
+                                              {output, 4, update, in_fp32(flat), if_master},
+                                              {loss_scale, 0, read, scale_state, if_scaled}};
 // gradient, parameter, (momentum), (norm), (master), (loss scale)
 constexpr OperandRow sgd_operands[] = {{input, 0, read, in_fp32(flat)},
                                        {parameter, 0, update, flat},
@@ -50,6 +64,14 @@ std::int64_t adamw_passes(const OpShape& s) { return 19 + (s.weight_decay ? 2 : 
 OpWork adamw_work(const OpShape& s, DataType type) {
   if (s.stepwise) return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes(adamw_passes(s) * 4 * s.rows)};
   return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
+}
+// What adamw does, and for each moment: its code's value times the scale 1, largest magnitude 2,
+// times the inverse 1, in each of seven decades compare, step, smaller, choose 4, sign and
+// conversion 3.
+constexpr std::int64_t quantization_flops = 1 + 2 + 1 + 7 * 4 + 3;
+OpWork adamw_8bit_work(const OpShape& s, DataType type) {
+  return {flops(((s.weight_decay ? 16 : 14) + 2 * quantization_flops) * s.rows),
+          Bytes((4 + 4 + parameter_bytes(s, type)) * s.rows + 16 * quantization_blocks(s.rows))};
 }
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
   return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
@@ -85,11 +107,14 @@ constexpr OpRow rows[] = {
      .measured_over = MeasuredOver::flat,
      .measured_sizes = flat_sizes,
      .measured_with = with_decay_and_master},
-    {.kind = OpKind::sgd,
-     .name = "sgd",
-     .operands = sgd_operands,
-     .work = sgd_work,
-     .measured_sizes = flat_sizes},
+    {.kind = OpKind::adamw_8bit,
+     .name = "adamw_8bit",
+     .operands = adamw_8bit_operands,
+     .work = adamw_8bit_work,
+     .measured_over = MeasuredOver::flat,
+     .measured_sizes = flat_sizes,
+     .measured_with = with_decay_and_master},
+    {.kind = OpKind::sgd, .name = "sgd", .operands = sgd_operands, .work = sgd_work, .measured_sizes = flat_sizes},
     {.kind = OpKind::update_loss_scale,
      .name = "update_loss_scale",
      .operands = update_loss_scale_operands,

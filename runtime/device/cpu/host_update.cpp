@@ -8,24 +8,28 @@
 #include <vector>
 
 #include "planner/base/error.h"
+#include "planner/graph/dynamic_quantization.h"
 #include "runtime/device/cpu/host_conversion.h"
 #include "runtime/device/cpu/instruction_sets.h"
 
 namespace parplan {
 namespace {
 
-// Enough that starting a thread costs little beside it, and a multiple of what one vector holds.
+// Enough that starting a thread costs little beside it, and a multiple of what one vector holds and
+// of a block of quantized state.
 constexpr std::int64_t least_elements = 1 << 18;
 
 std::int64_t host_cores() {
   return std::max(std::thread::hardware_concurrency(), 1u);
 }
 
-// An operand of the call: an array of its elements, or what all elements share.
+// An operand of the call: an array of its elements, or of one for each `shared_by` of them, or what
+// all elements share.
 struct Part {
   std::byte* begin = nullptr;
   std::int64_t element = 0;  // bytes; 0: shared
-  void* from(std::int64_t index) const { return begin + index * element; }
+  std::int64_t shared_by = 1;
+  void* from(std::int64_t index) const { return begin + index / shared_by * element; }
 };
 
 // A call in fp32, in which the parameters are the master copy, and what is rounded from it.
@@ -43,9 +47,11 @@ Wide widened(const KernelCall& call) {
     if (!is_present(operand, call.shape, false)) continue;
     if (operand.source == OperandSource::parameter) parameters = wide.operands.size();
     if (call.shape.master && operand.source == OperandSource::output) master = wide.operands.size();  // the last one
-    const bool is_array = operand.size.elements(call.shape) == call.shape.rows;
+    const bool of_blocks = operand.size.content == OperandContent::block_scales;
+    const bool is_array = of_blocks || operand.size.elements(call.shape) == call.shape.rows;
     wide.operands.push_back({.begin = static_cast<std::byte*>(call.operands[next++]),
-                             .element = is_array ? size_of(type_of(operand.size.content, call.type)) : 0});
+                             .element = is_array ? size_of(type_of(operand.size.content, call.type)) : 0,
+                             .shared_by = of_blocks ? quantization_block : 1});
   }
   if (!call.shape.master) return wide;
   wide.shape.master = false;
@@ -101,7 +107,7 @@ void update_on_host(const KernelCall& call, const StepScalars& scalars) {
   const std::int64_t elements = call.shape.rows;
   const std::int64_t threads = std::clamp(elements / least_elements, std::int64_t{1}, host_cores());
   const auto begin_of = [&](std::int64_t thread) {
-    return thread == threads ? elements : elements / threads * thread / 16 * 16;
+    return thread == threads ? elements : elements / threads * thread / quantization_block * quantization_block;
   };
   std::vector<std::jthread> others;
   for (std::int64_t thread = 1; thread < threads; ++thread)

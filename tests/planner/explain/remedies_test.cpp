@@ -292,7 +292,7 @@ TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {
   CHECK(sequence->training.sequence_length == 128);
   const Remedy* optimizer = find(remedies, "optimizer");
   REQUIRE(optimizer);
-  CHECK(optimizer->training.optimizer == Optimizer::sgd);
+  CHECK(optimizer->training.optimizer == Optimizer::adamw_8bit);
   // On one device a smaller batch runs fewer micro-batches one after the other: each needs the same
   // memory as before.
   CHECK(find(remedies, "global_batch") == nullptr);

@@ -85,6 +85,8 @@ TEST_CASE("a kernel receives the operands of its row that its shape and its back
   CHECK(count(OpKind::bias_gradient, {.bias = true}, true) == 3);
   CHECK(count(OpKind::adamw, {}, false) == 4);                  // gradient, parameter, m, v
   CHECK(count(OpKind::adamw, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 7);
+  CHECK(count(OpKind::adamw_8bit, {}, false) == 6);  // and the scales of m and v
+  CHECK(count(OpKind::adamw_8bit, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 9);
   CHECK(count(OpKind::sgd, {}, false) == 2);
   CHECK(count(OpKind::sgd, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 6);
   CHECK(count(OpKind::cross_entropy_gradient, {}, false) == 5);
@@ -230,8 +232,9 @@ TEST_CASE("forward rows have a sharding rule and read no gradients, other rows h
 TEST_CASE("the gradients of a row write a gradient for each parameter and each input that has one") {
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
-    const bool differentiable =
-        is_forward(row.kind) && row.kind != OpKind::cross_entropy_max && row.kind != OpKind::cross_entropy_sums;
+    const bool differentiable = is_forward(row.kind) && row.kind != OpKind::cross_entropy_max &&
+                                row.kind != OpKind::cross_entropy_sums &&
+                                row.kind != OpKind::normalize_pixels;  // of whole numbers
     CHECK(row.gradients.empty() == !differentiable);
     for (const OperandRow& operand : row.operands) {
       const bool wants = operand.source == OperandSource::parameter && differentiable;
@@ -399,6 +402,18 @@ TEST_CASE("AdamW moves 28 bytes a parameter in fp32 and 30 in bf16 with a master
   CHECK(row_of(OpKind::adamw).work({.rows = 1000, .master = true}, DataType::bf16).bytes == Bytes(30000));
   CHECK(row_of(OpKind::sgd).work(shape, DataType::fp32).bytes == Bytes(12000));
   CHECK(row_of(OpKind::sgd).work({.rows = 1000, .second = true}, DataType::fp32).bytes == Bytes(20000));
+}
+
+TEST_CASE("AdamW with moments of 8 bits moves 12 bytes fewer a parameter, and 16 more for each block of 256") {
+  CHECK(row_of(OpKind::adamw_8bit).work({.rows = 1024}, DataType::fp32).bytes == Bytes(16 * 1024 + 4 * 16));
+  CHECK(row_of(OpKind::adamw_8bit).work({.rows = 1025, .master = true}, DataType::bf16).bytes ==
+        Bytes(18 * 1025 + 5 * 16));
+  CHECK(row_of(OpKind::adamw_8bit).work({.rows = 1000}, DataType::fp32).flops >
+        row_of(OpKind::adamw).work({.rows = 1000}, DataType::fp32).flops);
+}
+
+TEST_CASE("normalized pixels read four bytes each, and write a number") {
+  CHECK(row_of(OpKind::normalize_pixels).work({.rows = 3, .columns = 5}, DataType::bf16).bytes == Bytes(15 * 6));
 }
 
 TEST_CASE("the memory kernels move what they read and what they write") {

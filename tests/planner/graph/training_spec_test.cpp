@@ -42,6 +42,7 @@ TEST_CASE("A cosine schedule is half way down in the middle") {
 
 TEST_CASE("Optimizers, schedules, dims and types have the names that files use") {
   CHECK(std::string(name(Optimizer::adamw)) == "adamw");
+  CHECK(std::string(name(Optimizer::adamw_8bit)) == "adamw_8bit");
   CHECK(std::string(name(Optimizer::adam)) == "adam");
   CHECK(std::string(name(Optimizer::sgd)) == "sgd");
   CHECK(std::string(name(LearningRateSchedule::constant)) == "constant");

@@ -440,15 +440,16 @@ TEST_CASE("An axis cannot cut activations with the rows of two sequences, and al
   CHECK(reason(graph, spec) == "legal");
   spec.sequence_parallel = true;
   CHECK(reason(graph, spec) ==
-        "sequence parallelism cannot cut activations that hold the rows of an encoder and of a decoder: leave "
-        "--sequence-parallel out");
+        "sequence parallelism cannot cut activations whose rows are taken apart, such as those of an encoder and a "
+        "decoder, or of an image and its class: leave --sequence-parallel out");
   CHECK(legal_tensor_degrees(graph, {}, spec, 8).empty());
   spec = layout(graph, 2, 1, 1);
   spec.mesh.degree.cp = 2;
   for (const ContextMethod method : {ContextMethod::all_gather, ContextMethod::ring, ContextMethod::ulysses}) {
     spec.cp_method = method;
     CHECK(reason(graph, spec) ==
-          "context parallelism cannot cut activations that hold the rows of an encoder and of a decoder: cp must be 1");
+          "context parallelism cannot cut activations whose rows are taken apart, such as those of an encoder and a "
+          "decoder, or of an image and its class: cp must be 1");
     CHECK(legal_context_degrees(graph, {}, spec, 8) == std::vector<int>{1});
   }
 }

@@ -396,7 +396,7 @@ TEST_CASE("Every axis order, schedule, ZeRO stage, optimizer and precision is re
   }
   for (DataType precision : {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16}) {
     plan.training.precision = precision;
-    for (Optimizer optimizer : {Optimizer::adamw, Optimizer::adam, Optimizer::sgd}) {
+    for (Optimizer optimizer : all_optimizers) {
       plan.training.optimizer = optimizer;
       for (LearningRateSchedule schedule :
            {LearningRateSchedule::constant, LearningRateSchedule::cosine, LearningRateSchedule::linear}) {

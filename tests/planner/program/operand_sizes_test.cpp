@@ -36,6 +36,7 @@ TEST_CASE("operands of lowered kernels are as large as their rows say, tables at
       training.sequence_length = 16;
       training.precision = std::array{DataType::fp32, DataType::bf16, DataType::fp16}[random() % 3];
       if (trial % 4 == 3) training.clip_norm = 0.5;
+      if (trial % 5 == 3) training.optimizer = Optimizer::adamw_8bit;
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 4, 8};

@@ -48,7 +48,9 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
-    training.optimizer = setting % 7 == 0 ? Optimizer::sgd : Optimizer::adamw;
+    training.optimizer = setting % 7 == 0   ? Optimizer::sgd
+                         : setting % 7 == 4 ? Optimizer::adamw_8bit
+                                            : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;
     Estimator estimator(graph, cluster, training);
     const DeviceCountBound floor(graph, cluster, training);
@@ -189,7 +191,9 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
                     .link = BytesPerSecond(1e10 * factor())};
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
-    training.optimizer = setting % 5 == 0 ? Optimizer::sgd : Optimizer::adamw;
+    training.optimizer = setting % 5 == 0   ? Optimizer::sgd
+                         : setting % 5 == 3 ? Optimizer::adamw_8bit
+                                            : Optimizer::adamw;
     Estimator estimator(graph, cluster, training);
     const Offload offload = offload_rows()[1 + setting % (offload_rows().size() - 1)].kind;
     const std::vector<ParallelSpec> specs =

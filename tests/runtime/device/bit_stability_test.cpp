@@ -122,6 +122,52 @@ TEST_CASE("the optimizer gives a parameter the same bits in every shard") {
   });
 }
 
+TEST_CASE("the optimizer gives a parameter and its codes the same bits in every shard of whole blocks") {
+  const std::int64_t block = 256, count = 5 * block + 37;
+  const Array norm(1, 7.0f), gradient(numbers(count, 1));
+  on_every_instruction_set([&](Backend& backend) {
+    backend.set_scalars({.step = 2, .learning_rate = 0.013, .weight_decay = 0.17, .clip_norm = 1.0});
+    struct Updated {
+      Array parameter{numbers(1317, 2)};
+      std::vector<std::uint8_t> first, second;
+      Array first_scales{6, 0.5f}, second_scales{6, 0.25f};
+    };
+    const auto update = [&](std::int64_t split, Updated& u) {
+      for (const auto& [begin, end] : {std::pair{std::int64_t{0}, split}, std::pair{split, count}}) {
+        const OpShape shape{.rows = end - begin, .weight_decay = true, .norm = true};
+        void* const operands[] = {gradient.data() + begin,
+                                  u.parameter.data() + begin,
+                                  u.first.data() + begin,
+                                  u.second.data() + begin,
+                                  u.first_scales.data() + begin / block,
+                                  u.second_scales.data() + begin / block,
+                                  norm.data()};
+        backend.run(0, {.kind = OpKind::adamw_8bit, .shape = shape, .operands = operands});
+      }
+    };
+    const auto fresh = [&] {
+      Updated u;
+      for (std::int64_t i = 0; i < count; ++i) {
+        u.first.push_back(static_cast<std::uint8_t>(i * 37));
+        u.second.push_back(static_cast<std::uint8_t>(i * 11));
+      }
+      return u;
+    };
+    Updated whole = fresh();
+    update(0, whole);
+    for (std::int64_t split = block; split < count; split += block) {
+      CAPTURE(split);
+      Updated parts = fresh();
+      update(split, parts);
+      CHECK(same_bits(whole.parameter.data(), parts.parameter.data(), count));
+      CHECK(whole.first == parts.first);
+      CHECK(whole.second == parts.second);
+      CHECK(same_bits(whole.first_scales.data(), parts.first_scales.data(), 6));
+      CHECK(same_bits(whole.second_scales.data(), parts.second_scales.data(), 6));
+    }
+  });
+}
+
 TEST_CASE("norms and cross entropy give a token the same bits at every address and in every split") {
   constexpr std::int64_t rows = 7, columns = 53;
   const Array x(numbers(rows * columns, 1, 3.0)), gamma(numbers(columns, 2)), beta(numbers(columns, 3));

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "planner/graph/attention_span.h"
+#include "runtime/device/cpu/host_conversion.h"
 #include "tests/runtime/device/guarded_arrays.h"
 
 using namespace parplan;
@@ -1181,6 +1182,101 @@ TEST_CASE("adamw follows torch.optim.AdamW, adam torch.optim.Adam, with and with
           check_near(m, wanted_first, 1e-6);
           check_near(v, wanted_second, 1e-6);
         }
+  });
+}
+
+namespace {
+
+// Moments in blocks of 256 codes, as the published map says (tests/planner/graph has it in double).
+struct QuantizedMoment {
+  bool is_signed;
+  std::vector<std::uint8_t> codes;
+  Array scales;
+  QuantizedMoment(bool has_sign, const Vector& numbers)
+      : is_signed(has_sign), codes(numbers.size()), scales((static_cast<std::int64_t>(numbers.size()) + 255) / 256) {
+    const std::vector<float> single(numbers.begin(), numbers.end());
+    quantize(is_signed, single.data(), static_cast<std::int64_t>(single.size()), codes.data(), scales.data());
+  }
+  Vector numbers() const {
+    std::vector<float> single(codes.size());
+    dequantize(is_signed, codes.data(), scales.data(), 0, static_cast<std::int64_t>(codes.size()), single.data());
+    return {single.begin(), single.end()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("adamw_8bit makes the step of adamw from what its codes stand for, and keeps the nearest codes") {
+  const StepScalars t{.step = 3,
+                      .learning_rate = 0.01,
+                      .beta1 = 0.9,
+                      .beta2 = 0.95,
+                      .epsilon = 1e-3,
+                      .weight_decay = 0.1,
+                      .clip_norm = 2.0};
+  for (const std::int64_t count : {1, 37, 256, 300, 1024}) {
+    const Array gradient(numbers(count, 1)), norm(1, 9.0f);
+    Vector second = numbers(count, 4);
+    for (double& v : second) v = std::abs(v);
+    on_every_instruction_set([&](Backend& backend) {
+      CAPTURE(count);
+      backend.set_scalars(t);
+      const OpShape shape{.rows = count, .weight_decay = true, .norm = true};
+      QuantizedMoment m(true, numbers(count, 3)), v(false, second);
+      Array p(numbers(count, 2)), wanted(numbers(count, 2)), m32(m.numbers()), v32(v.numbers());
+      run(backend, OpKind::adamw, shape, gradient, wanted, m32, v32, norm);
+      run(backend, OpKind::adamw_8bit, shape, gradient, p, m.codes, v.codes, m.scales, v.scales, norm);
+      CHECK(same_bits(p.data(), wanted.data(), count));
+      // The host's conversion has the same codes.
+      const QuantizedMoment m_wanted(true, m32.values()), v_wanted(false, v32.values());
+      CHECK(same_bits(m.scales.data(), m_wanted.scales.data(), m.scales.size()));
+      CHECK(same_bits(v.scales.data(), v_wanted.scales.data(), v.scales.size()));
+      CHECK(m.codes == m_wanted.codes);
+      CHECK(v.codes == v_wanted.codes);
+      // Half a step of the upper decade at most.
+      const Vector kept_m = m.numbers(), kept_v = v.numbers();
+      for (std::int64_t i = 0; i < count; ++i) {
+        CHECK(std::abs(kept_m[at(i)] - static_cast<double>(m32[i])) <=
+              0.501 * 0.9 / 64 * std::abs(static_cast<double>(m.scales[i / 256])));
+        CHECK(std::abs(kept_v[at(i)] - static_cast<double>(v32[i])) <=
+              0.501 * 0.9 / 128 * static_cast<double>(v.scales[i / 256]));
+      }
+    });
+  }
+}
+
+TEST_CASE("adamw_8bit keeps blocks of zeros, skips a step that overflowed, and updates the master copy") {
+  const std::int64_t count = 300;
+  on_every_instruction_set([&](Backend& backend) {
+    backend.set_scalars({.step = 1, .learning_rate = 0.01});
+    QuantizedMoment m(true, Vector(at(count), 0.0)), v(false, Vector(at(count), 0.0));
+    Array p(numbers(count, 2)), zero(Vector(at(count), 0.0));
+    run(backend, OpKind::adamw_8bit, {.rows = count}, zero, p, m.codes, v.codes, m.scales, v.scales);
+    check_near(p, numbers(count, 2), 0.0);
+    CHECK(m.scales.values() == Vector{0.0, 0.0});
+    CHECK(v.numbers() == Vector(at(count), 0.0));
+    // With a master copy and a loss scale.
+    const OpShape shape{.rows = count, .norm = true, .master = true, .scaled = true};
+    Array low(count), master(numbers(count, 2)), norm(1, INFINITY), scale(Vector{1024.0, 0.0, 0.0, 0.0});
+    const Array gradient(numbers(count, 1, 1024.0));
+    const std::vector<std::uint8_t> before = m.codes;
+    run(backend, OpKind::adamw_8bit, shape, gradient, low, m.codes, v.codes, m.scales, v.scales, norm, master, scale);
+    CHECK(m.codes == before);
+    check_near(master, numbers(count, 2), 0.0);
+    norm[0] = 1.0f;
+    run(backend, OpKind::adamw_8bit, shape, gradient, low, m.codes, v.codes, m.scales, v.scales, norm, master, scale);
+    CHECK(m.codes != before);
+    CHECK(same_bits(low.data(), master.data(), count));
+    CHECK(!same_bits(low.data(), Array(numbers(count, 2)).data(), count));
+  });
+}
+
+TEST_CASE("normalize_pixels brings colours between -1 and 1") {
+  on_every_instruction_set([&](Backend& backend) {
+    const std::vector<std::int32_t> colours = {0, 51, 127, 255, 204, 128};
+    Array y(6);
+    run(backend, OpKind::normalize_pixels, {.rows = 2, .columns = 3}, colours, y);
+    check_near(y, {-1.0, -0.6, 127.0 / 127.5 - 1.0, 1.0, 0.6, 128.0 / 127.5 - 1.0}, 1e-6);
   });
 }
 

@@ -79,6 +79,7 @@ inline std::vector<double> numbers(std::int64_t count, int seed, double scale = 
 
 inline void* pointer(const Array& array) { return array.data(); }
 inline void* pointer(const std::vector<std::int32_t>& tokens) { return const_cast<std::int32_t*>(tokens.data()); }
+inline void* pointer(const std::vector<std::uint8_t>& codes) { return const_cast<std::uint8_t*>(codes.data()); }
 inline void* pointer(float* data) { return data; }
 
 // Runs one kernel; if its row has a workspace, one of exactly the size that the row promises is

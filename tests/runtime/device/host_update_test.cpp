@@ -61,6 +61,37 @@ TEST_CASE("the host updates each element as a CPU rank does, on however many thr
   CHECK(by_host.parameter != state_of().parameter);
 }
 
+TEST_CASE("the host updates moments of 8 bits as a CPU rank does, block by block on however many threads") {
+  struct Quantized {
+    State state = state_of();
+    std::vector<std::uint8_t> first, second;
+    std::vector<float> first_scales, second_scales;
+    Quantized()
+        : first(elements), second(elements), first_scales(elements / 256 + 1), second_scales(elements / 256 + 1) {
+      quantize(true, state.first.data(), elements, first.data(), first_scales.data());
+      quantize(false, state.second.data(), elements, second.data(), second_scales.data());
+    }
+  };
+  Quantized by_rank, by_host;
+  const std::vector<float> before = by_rank.first_scales;
+  const auto call = [](Quantized& q, auto run) {
+    void* operands[] = {q.state.gradient.data(), q.state.parameter.data(), q.first.data(), q.second.data(),
+                        q.first_scales.data(),   q.second_scales.data(),   &q.state.norm};
+    run(KernelCall{
+        .kind = OpKind::adamw_8bit, .shape = shape_of_update(), .type = DataType::fp32, .operands = operands});
+  };
+  const auto backend = make_cpu_backend();
+  backend->set_scalars(scalars_of());
+  call(by_rank, [&](const KernelCall& one) { backend->run(0, one); });
+  call(by_host, [&](const KernelCall& one) { update_on_host(one, scalars_of()); });
+  CHECK(by_host.state.parameter == by_rank.state.parameter);
+  CHECK(by_host.first == by_rank.first);
+  CHECK(by_host.second == by_rank.second);
+  CHECK(by_host.first_scales == by_rank.first_scales);
+  CHECK(by_host.second_scales == by_rank.second_scales);
+  CHECK(by_host.first_scales != before);
+}
+
 TEST_CASE("in half precision the host updates the master copy, and rounds the parameters from it") {
   for (const DataType half : {DataType::bf16, DataType::fp16}) {
     State in_fp32 = state_of(), state = state_of();

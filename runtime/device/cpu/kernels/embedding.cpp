@@ -20,6 +20,14 @@ void embedding(const CpuKernelArguments& a) {
   }
 }
 
+// Colours, 0 to 255 -> (colour / 255 - 0.5) / 0.5, as transformers' ViTImageProcessor.
+void normalize_pixels(const CpuKernelArguments& a) {
+  const std::int32_t* colours = a.tokens(0);
+  float* y = a.floats(1);
+  const std::int64_t count = a.shape.rows * a.shape.columns;
+  for (std::int64_t i = 0; i < count; ++i) y[i] = static_cast<float>(colours[i]) * (2.0f / 255.0f) - 1.0f;
+}
+
 // dy, tokens -> dtable +=
 void embedding_gradient(const CpuKernelArguments& a) {
   const std::int64_t columns = a.shape.columns;

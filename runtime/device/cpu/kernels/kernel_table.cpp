@@ -14,6 +14,7 @@ struct Row {
 // load_tokens and load_targets belong to the data loader.
 constexpr Row rows[] = {
     {OpKind::embedding, embedding},
+    {OpKind::normalize_pixels, normalize_pixels},
     {OpKind::add_position, add_position},
     {OpKind::layer_norm, layer_norm},
     {OpKind::rms_norm, rms_norm},
@@ -68,6 +69,7 @@ constexpr Row rows[] = {
     {OpKind::put_columns, put_columns},
     {OpKind::sum_squares, sum_squares},
     {OpKind::adamw, adamw},
+    {OpKind::adamw_8bit, adamw_8bit},
     {OpKind::sgd, sgd},
     {OpKind::update_loss_scale, update_loss_scale},
 };

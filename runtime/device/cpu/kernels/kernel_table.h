@@ -14,6 +14,7 @@ struct CpuKernelArguments {
   const StepScalars* scalars;  // the optimizer's; null inside other kernels
 
   float* floats(int i) const { return static_cast<float*>(operands[i]); }
+  std::uint8_t* codes(int i) const { return static_cast<std::uint8_t*>(operands[i]); }
   LossScale& loss_scale(int i) const { return *static_cast<LossScale*>(operands[i]); }
   const std::int32_t* tokens(int i) const { return static_cast<const std::int32_t*>(operands[i]); }
 };

@@ -9,6 +9,7 @@ namespace parplan::PARPLAN_CPU_NAMESPACE {
 
 // embedding.cpp
 void embedding(const CpuKernelArguments& a);
+void normalize_pixels(const CpuKernelArguments& a);
 void embedding_gradient(const CpuKernelArguments& a);
 void add_position(const CpuKernelArguments& a);
 void add_position_gradient(const CpuKernelArguments& a);
@@ -81,6 +82,7 @@ void cross_entropy_gradient(const CpuKernelArguments& a);
 // optimizer.cpp
 void sum_squares(const CpuKernelArguments& a);
 void adamw(const CpuKernelArguments& a);
+void adamw_8bit(const CpuKernelArguments& a);
 void sgd(const CpuKernelArguments& a);
 void update_loss_scale(const CpuKernelArguments& a);
 

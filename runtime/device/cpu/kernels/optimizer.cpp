@@ -1,3 +1,4 @@
+#include "planner/graph/dynamic_quantization.h"
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/simd.h"
 
@@ -80,6 +81,89 @@ struct AdamConstants {
   }
 }
 
+AdamConstants adam_constants(const CpuKernelArguments& a, const Gradients& gradients) {
+  const StepScalars& t = *a.scalars;
+  const double decay = a.shape.weight_decay ? t.weight_decay : 0.0;
+  return {
+      .clip = gradients.factor,
+      .keep = t.decoupled_decay ? static_cast<float>(1.0 - t.learning_rate * decay) : 1.0f,
+      .coupled_decay = t.decoupled_decay ? 0.0f : static_cast<float>(decay),
+      .beta1 = static_cast<float>(t.beta1),
+      .rest1 = static_cast<float>(1.0 - t.beta1),
+      .beta2 = static_cast<float>(t.beta2),
+      .rest2 = static_cast<float>(1.0 - t.beta2),
+      .step_size = static_cast<float>(t.learning_rate / (1.0 - power(t.beta1, gradients.step))),
+      .root = static_cast<float>(__builtin_sqrt(1.0 - power(t.beta2, gradients.step))),
+      .epsilon = static_cast<float>(t.epsilon),
+  };
+}
+
+// Quantized moments, a block at a time ------------------------------------------------------------
+
+constexpr int block = static_cast<int>(quantization_block);
+
+// Codes to numbers.
+PARPLAN_INLINE void load_block(const CodeValues& values, const std::uint8_t* codes, float scale, float* to,
+                               std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) to[i] = values.of[codes[i]] * scale;
+}
+
+// Numbers to codes, as `quantized` (planner/graph/dynamic_quantization.h), sixteen at a time;
+// returns their scale.
+template <bool is_signed>
+PARPLAN_INLINE float store_block(const float* from, std::uint8_t* codes, std::int64_t n) {
+  constexpr Decades decades = decades_of({.is_signed = is_signed});
+  Wide highest = load(from, Whole{}), lowest = highest;
+  for (int i = 16; i < block; i += 16) {
+    const Wide x = load(from + i, Whole{});
+    highest = maximum(highest, x);
+    lowest = x < lowest ? x : lowest;
+  }
+  const float scale = block_scale(max_lanes(highest), -max_lanes(-lowest));
+  const float inverse = inverse_scale(scale);
+  std::uint8_t all[block];
+  for (int i = 0; i < block; i += 16) {
+    const Wide x = load(from + i, Whole{}) * inverse;
+    const Wide magnitude = x < 0.0f ? -x : x;
+    Wide number = splat(is_signed ? 0.0f : 1.0f);
+#pragma GCC unroll 7
+    for (const Decade& decade : decades.all) {
+      const Wide nearest = decade.slope * magnitude + decade.offset, last = splat(decade.last);
+      number = magnitude > decade.above ? (nearest < last ? nearest : last) : number;
+    }
+    const WideInt whole = __builtin_convertvector(number, WideInt);
+    const WideInt top = WideInt{} + 255;
+    WideInt code = magnitude > decades.above_last ? top : whole + (is_signed ? 127 : -1);
+    if constexpr (is_signed) code = x < 0.0f ? 127 - whole : code;
+    for (int lane = 0; lane < 16; ++lane) all[i + lane] = static_cast<std::uint8_t>(code[lane]);
+  }
+  __builtin_memcpy(codes, all, static_cast<std::size_t>(n));
+  return scale;
+}
+
+struct Quantized {
+  std::uint8_t* first;
+  std::uint8_t* second;
+  float* first_scales;
+  float* second_scales;
+};
+
+[[gnu::noinline]] void adam_8bit_steps(const AdamConstants& constants, const float* gradient, float* parameter,
+                                       const Quantized& state, std::int64_t n) {
+  alignas(64) float first[block], second[block];
+  for (std::int64_t b = 0; b * block < n; ++b) {
+    const std::int64_t from = b * block, count = n - from < block ? n - from : block;
+    load_block(signed_values, state.first + from, state.first_scales[b], first, count);
+    load_block(unsigned_values, state.second + from, state.second_scales[b], second, count);
+    // What fills up the last block is 0, and stays so.
+    for (std::int64_t i = count; i < block; ++i) first[i] = second[i] = 0.0f;
+    in_sixteens<4>({const_cast<float*>(gradient) + from, parameter + from, first, second}, count,
+                   [&](float* const* p, std::int64_t size) { adam_steps(constants, p[0], p[1], p[2], p[3], size); });
+    state.first_scales[b] = store_block<true>(first, state.first + from, count);
+    state.second_scales[b] = store_block<false>(second, state.second + from, count);
+  }
+}
+
 struct SgdConstants {
   float clip, decay, momentum, rate;
 };
@@ -126,24 +210,23 @@ void sum_squares(const CpuKernelArguments& a) {
 // order of torch.optim.AdamW; without decoupled decay, Kingma and Ba 2015 in the order of
 // torch.optim.Adam.
 void adamw(const CpuKernelArguments& a) {
-  const StepScalars& t = *a.scalars;
   const Gradients gradients(a, 4);
   if (gradients.skipped) return;
-  const double decay = a.shape.weight_decay ? t.weight_decay : 0.0;
-  const AdamConstants constants{
-      .clip = gradients.factor,
-      .keep = t.decoupled_decay ? static_cast<float>(1.0 - t.learning_rate * decay) : 1.0f,
-      .coupled_decay = t.decoupled_decay ? 0.0f : static_cast<float>(decay),
-      .beta1 = static_cast<float>(t.beta1),
-      .rest1 = static_cast<float>(1.0 - t.beta1),
-      .beta2 = static_cast<float>(t.beta2),
-      .rest2 = static_cast<float>(1.0 - t.beta2),
-      .step_size = static_cast<float>(t.learning_rate / (1.0 - power(t.beta1, gradients.step))),
-      .root = static_cast<float>(__builtin_sqrt(1.0 - power(t.beta2, gradients.step))),
-      .epsilon = static_cast<float>(t.epsilon),
-  };
+  const AdamConstants constants = adam_constants(a, gradients);
   in_sixteens<4>({a.floats(0), gradients.updated(a.floats(1)), a.floats(2), a.floats(3)}, elements(a.shape),
                  [&](float* const* p, std::int64_t n) { adam_steps(constants, p[0], p[1], p[2], p[3], n); });
+  gradients.deliver(a.floats(1), elements(a.shape));
+}
+
+// gradient, parameter, m, v, scales of m, scales of v, (norm), (master), (loss scale). The same
+// step, from moments that are kept in 8 bits (planner/graph/dynamic_quantization.h). It is made
+// with the new moments before they are quantized, as in bitsandbytes and torchao.
+void adamw_8bit(const CpuKernelArguments& a) {
+  const Gradients gradients(a, 6);
+  if (gradients.skipped) return;
+  const Quantized state{
+      .first = a.codes(2), .second = a.codes(3), .first_scales = a.floats(4), .second_scales = a.floats(5)};
+  adam_8bit_steps(adam_constants(a, gradients), a.floats(0), gradients.updated(a.floats(1)), state, elements(a.shape));
   gradients.deliver(a.floats(1), elements(a.shape));
 }
 

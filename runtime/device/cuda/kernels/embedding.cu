@@ -19,6 +19,15 @@ __global__ void look_up(const std::int32_t* tokens, const T* table, T* y, std::i
   });
 }
 
+// (colour / 255 - 0.5) / 0.5, as transformers' ViTImageProcessor.
+template <class T>
+__global__ void normalize_colours(FlatRange range, const std::int32_t* colours, T* y) {
+  for_each_flat<1>(range, [&](std::int64_t i, auto) {
+    const float value[1] = {fmaf(static_cast<float>(colours[i]), 2.0f / 255.0f, -1.0f)};
+    store(y + i, value);
+  });
+}
+
 // Tokens that a thread examines between two barriers.
 constexpr int tokens_at_once = 8;
 
@@ -120,6 +129,18 @@ void embedding(const CudaKernelArguments& a) {
       launch("embedding", look_up<T, decltype(width)::width>, grid, a.stream, a.at<const std::int32_t>(0), table, y,
              s.columns, s.begin, s.valid);
     });
+  });
+}
+
+// colours -> y
+void normalize_pixels(const CudaKernelArguments& a) {
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    submit_flat<1>(a.shape.rows * a.shape.columns, {a.at<const std::int32_t>(0)},
+                   [&](auto, FlatRange range, const Grid& grid) {
+                     launch("normalize_pixels", normalize_colours<T>, grid, a.stream, range,
+                            a.at<const std::int32_t>(0), a.at<T>(1));
+                   });
   });
 }
 

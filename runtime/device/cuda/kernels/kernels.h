@@ -12,6 +12,7 @@ namespace parplan {
 
 // embedding.cu
 void embedding(const CudaKernelArguments& a);
+void normalize_pixels(const CudaKernelArguments& a);
 void embedding_gradient(const CudaKernelArguments& a);
 void add_position(const CudaKernelArguments& a);
 void add_position_gradient(const CudaKernelArguments& a);
@@ -81,6 +82,7 @@ void cross_entropy_gradient(const CudaKernelArguments& a);
 // optimizer.cu
 void sum_squares(const CudaKernelArguments& a);
 void adamw(const CudaKernelArguments& a);
+void adamw_8bit(const CudaKernelArguments& a);
 void sgd(const CudaKernelArguments& a);
 void update_loss_scale(const CudaKernelArguments& a);
 

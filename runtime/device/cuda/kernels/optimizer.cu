@@ -1,4 +1,5 @@
 #include "planner/graph/cuda_workspace.h"
+#include "planner/graph/dynamic_quantization.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/load_store.h"
 #include "runtime/device/cuda/kernels/thread_reduction.h"
@@ -139,6 +140,58 @@ __global__ void adam_steps(FlatRange range, StepOperands operands, const float* 
   });
 }
 
+// The same step from moments that are kept in 8 bits, with a scale for each block of them; it is
+// made with the new moments before they are quantized. A thread block works on such blocks one by
+// one, a thread on one element of each.
+template <class T, bool has_master>
+__global__ void __launch_bounds__(quantization_block)
+    adam_8bit_steps(std::int64_t n, StepOperands operands, const float* gradient, T* parameter, std::uint8_t* first,
+                    std::uint8_t* second, float* first_scales, float* second_scales, float* master) {
+  __shared__ AdamConstants shared;
+  __shared__ float first_values[quantization_block], second_values[quantization_block];
+  __shared__ float extremes[3][most_warps];
+  const int thread = static_cast<int>(threadIdx.x);
+  first_values[thread] = DynamicMap{.is_signed = true}.value(thread);
+  second_values[thread] = DynamicMap{.is_signed = false}.value(thread);
+  if (thread == 0) shared = adam_constants(operands);
+  __syncthreads();
+  const AdamConstants c = shared;
+  if (c.skipped) return;
+  const std::int64_t blocks = quantization_blocks(n);
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const std::int64_t i = block * quantization_block + thread;
+    const bool is_there = i < n;
+    // What fills up the last block is 0, and stays so.
+    float g[1] = {0.0f}, p[1] = {0.0f};
+    float m = 0.0f, v = 0.0f;
+    if (is_there) {
+      load(gradient + i, g);
+      if constexpr (has_master) {
+        load(master + i, p);
+      } else {
+        load(parameter + i, p);
+      }
+      m = first_values[first[i]] * first_scales[block];
+      v = second_values[second[i]] * second_scales[block];
+    }
+    adam_step(c, g[0], p[0], m, v);
+    // All threads have read the scales before one of them writes the new ones.
+    float most[3] = {m, -m, v};
+    over_threads<Maximum>(most, extremes);
+    const float first_scale = block_scale(most[0], -most[1]), second_scale = block_scale(most[2], 0.0f);
+    if (is_there) {
+      first[i] = quantized<true>(m * inverse_scale(first_scale));
+      second[i] = quantized<false>(v * inverse_scale(second_scale));
+      if constexpr (has_master) store(master + i, p);
+      store(parameter + i, p);
+    }
+    if (thread == 0) {
+      first_scales[block] = first_scale;
+      second_scales[block] = second_scale;
+    }
+  }
+}
+
 struct SgdConstants {
   float factor, decay, momentum, rate;
   bool skipped;
@@ -252,6 +305,22 @@ void adamw(const CudaKernelArguments& a) {
                  range, rest.operands, gradient, parameter, first, second, rest.master);
         },
         step_blocks);
+  });
+}
+
+// gradient, parameter, (momentum), (norm), (master), (loss scale)
+void adamw_8bit(const CudaKernelArguments& a) {
+  const StepRest rest = read_rest(a, 6);
+  const std::int64_t n = elements(a.shape);
+  if (n == 0) return;
+  const std::int64_t blocks = quantization_blocks(n);
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks < step_blocks ? blocks : step_blocks)),
+                  .threads = dim3(static_cast<unsigned>(quantization_block))};
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    launch("adamw_8bit", rest.master != nullptr ? adam_8bit_steps<T, true> : adam_8bit_steps<T, false>, grid, a.stream,
+           n, rest.operands, a.at<const float>(0), a.at<T>(1), a.at<std::uint8_t>(2), a.at<std::uint8_t>(3),
+           a.at<float>(4), a.at<float>(5), rest.master);
   });
 }
 
