@@ -187,6 +187,7 @@ Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
       view.environments.push_back(view.environments.back());
       view.capacities.push_back(view.capacities.back());
       view.hosts.push_back(view.hosts.back());
+      view.drives.push_back(view.drives.back());
       continue;
     }
     const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
@@ -195,11 +196,12 @@ Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end())
-      environments_.push_back({along_blocks, exchange, keys, device.device, device.rates, device.host});
+      environments_.push_back({along_blocks, exchange, keys, device.device, device.rates, device.host, device.nvme});
     const std::uint64_t groups =
         replica_ ? groups_of_stage(cluster_, mesh, s, *replica_) : groups_of_stage(cluster_, mesh, s);
     view.capacities.push_back(usable_memory(memory_capacity(cluster_, groups), cluster_.memory_headroom));
     view.hosts.push_back(host_memory(cluster_, mesh, groups));
+    view.drives.push_back(nvme_capacity(cluster_, mesh, groups));
     view.is_uniform = view.is_uniform && view.environments.back() == view.environments.front();
   }
   return view;
@@ -305,6 +307,12 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     if (updates_on_host(homes)) {
       costs.update = host_kernel(update_on_host(local(shards.optimizer), false, training_));
       if (homes.parameters == Home::device) costs.from_host = copy(local(shards.optimizer) * element);
+      const std::int64_t parts = bytes_of_state(training_, homes) / state_bytes;  // each by a copy of its own
+      if (homes.optimizer == Home::nvme && parts > 0) {
+        const Bytes part(local(shards.optimizer) * state_bytes);
+        costs.read = static_cast<double>(parts) * file_time(Stream::from_nvme, part, where.nvme);
+        costs.write = static_cast<double>(parts) * file_time(Stream::to_nvme, part, where.nvme);
+      }
     } else {
       costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
     }
@@ -451,6 +459,10 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // own, so that a phase takes at least c_1 + sum_{k>=3} of these copies + c_n, too. Sums of
 // gradients on the host go out behind each backward, and come back before the next: the link takes
 // at least the sum of all copies each way.
+//
+// The optimizer's state on NVMe is read, updated and written bucket by bucket, through a few
+// buffers; reads and writes go on beside all else, also of ranks that carry out their own
+// communication.
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
@@ -659,17 +671,44 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   bound.backward += collects;
   // Each bucket is updated, copied back where the host has updated it, and gathered.
   const bool regathers = shards.optimizer && !shards.parameters;
-  Seconds updated = sequential ? updates + from_host : Seconds(0.0), copied = updated, gathered = updated;
+  // State on NVMe: a bucket's is read once that of the bucket state_buffers before it is written,
+  // for the first of them at any time, and written once it is updated.
+  const bool on_nvme = homes.optimizer == Home::nvme;
+  std::vector<Seconds> written;  // by bucket
+  Seconds read, write;           // the ends of the last ones
+  const auto begin_update = [&](const BucketCosts& bucket, Seconds from) {
+    if (!on_nvme || bucket.read == Seconds(0.0)) return from;
+    if (written.size() >= state_buffers) read = std::max(read, written[written.size() - state_buffers]) + bucket.read;
+    return std::max(from, read);
+  };
+  const auto end_update = [&](const BucketCosts& bucket, Seconds at) {
+    if (!on_nvme || bucket.read == Seconds(0.0)) return;
+    write = std::max(write, at) + bucket.write;
+    written.push_back(write);
+  };
+  const auto for_each_updated = [&](auto visit) {
+    for (int i = range.first; i < range.last; ++i) visit(data.own[graph_.blocks[i].kind]);
+    if (tied_uses > 0) visit(data.tied);
+  };
+  Seconds updated;
+  if (sequential) {
+    for_each_updated([&](const BucketCosts& bucket) {
+      updated = begin_update(bucket, updated) + bucket.update;
+      end_update(bucket, updated);
+    });
+    updated = std::max(updated, updates) + from_host;
+  }
+  Seconds copied = updated, gathered = updated;
   const auto finish = [&](const BucketCosts& bucket) {
-    if (!sequential) updated += bucket.update;
+    if (!sequential) {
+      updated = begin_update(bucket, updated) + bucket.update;
+      end_update(bucket, updated);
+    }
     copied = std::max(copied, updated) + (sequential ? Seconds(0.0) : bucket.from_host);
     gathered = std::max(gathered, copied) + (regathers ? bucket.regather : Seconds(0.0));
   };
-  if (regathers || from_host > Seconds(0.0)) {
-    for (int i = range.first; i < range.last; ++i) finish(data.own[graph_.blocks[i].kind]);
-    if (tied_uses > 0) finish(data.tied);
-  }
-  bound.finish = std::max({updates, copied, gathered});
+  if (regathers || from_host > Seconds(0.0) || on_nvme) for_each_updated(finish);
+  bound.finish = std::max({updates, copied, gathered, write});
   // The host updates the first bucket once its gradients are there: the first blocks may have none.
   Seconds ahead;
   if (updates_on_host(placements.state.homes) && !sequential)
@@ -829,6 +868,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     const Bytes capacity = view.capacities[rank];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
     if (view.hosts[rank]) estimate.spare = std::min(estimate.spare, *view.hosts[rank] - memory.host);
+    if (view.drives[rank]) estimate.spare = std::min(estimate.spare, *view.drives[rank] - memory.nvme);
     // The last buffer of a rank is not padded.
     estimate.room_in_all += capacity + Bytes(buffer_alignment) - memory.overhead -
                             (has_fixed_state_ ? persistent(memory) : Bytes(0));

@@ -216,6 +216,7 @@ class Estimator {
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
     std::optional<HostShare> host;
+    std::optional<NvmeShare> nvme;
   };
   // The part of the cluster that a mesh uses.
   struct MeshView {
@@ -227,6 +228,7 @@ class Estimator {
     std::vector<const GroupNetwork*> next;       // by rank but the last; empty until asked for
     std::vector<Bytes> capacities;               // by rank
     std::vector<std::optional<Bytes>> hosts;     // by rank: what it may take of the host's memory, where that is known
+    std::vector<std::optional<Bytes>> drives;    // likewise of its NVMe drives
   };
   // The costs of the work around one bucket.
   struct BucketCosts {
@@ -236,6 +238,7 @@ class Estimator {
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
+    Seconds read, write;         // of the optimizer's state, where that is on NVMe
     // Copies of a block's parameters to the device, before each of its gathers, where they are on
     // the host; and for its backward.
     Seconds up, up_again;
