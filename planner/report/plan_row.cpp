@@ -201,8 +201,6 @@ constexpr std::array column_rows = {
            }},
     Column{"memory_host_bytes", "B", "what the worst rank keeps in its host's memory, beside the peak",
            [](const Subject& s) { return bytes(s.result.memory.host); }},
-    Column{"memory_nvme_bytes", "B", "what the worst rank keeps in its file on NVMe",
-           [](const Subject& s) { return bytes(s.result.memory.nvme); }},
     Column{"dp_method", "", "whether gradients are reduced on all data-parallel ranks or collected by a master",
            [](const Subject& s) { return s.spec.dp() > 1 ? chosen<Choice::dp_method>(s) : Json(nullptr); }},
     Column{"tp_overlap", "", "whether tokens go around the ring of tensor-parallel ranks beside slices of products",
@@ -220,6 +218,8 @@ constexpr std::array column_rows = {
     Column{"cp_ulysses", "",
            "context-parallel ranks that exchange tokens for heads in groups of so many; 1: no groups; else null",
            [](const Subject& s) { return s.spec.cp() > 1 ? chosen<Choice::cp_ulysses>(s) : Json(nullptr); }},
+    Column{"memory_nvme_bytes", "B", "what the worst rank keeps in its file on NVMe",
+           [](const Subject& s) { return bytes(s.result.memory.nvme); }},
 };
 
 }  // namespace

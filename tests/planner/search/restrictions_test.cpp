@@ -75,7 +75,7 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
           if (!illegal(graph, training, in_groups)) all[context].push_back(in_groups);
         }
     for (const OffloadRow& row : offload_rows())
-      if (row.kind != Offload::none)
+      if (row.kind != Offload::none && !lacks_homes(cluster, row.kind))
         for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, row.kind))) all[offload].push_back(spec);
     const std::span<const Recompute> searched = searched_recomputes(training.engine);
     for (const RecomputeRow& row : recompute_rows())
