@@ -205,8 +205,8 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
   if (!arguments.nvme_folder.empty()) {
     measured.cluster.groups.front().nvme = measure_nvme(arguments.nvme_folder, options.budget * nvme_share_of_budget);
     measured.cluster.sources.push_back(fmt::format(
-        "nvme: measured in '{}' on {}, {}, past the page cache (fdatasync, posix_fadvise); its capacity is what was "
-        "free there",
+        "nvme: measured in '{}' on {}, {}, past the page cache (sync_file_range, posix_fadvise); its capacity is what "
+        "was free there",
         arguments.nvme_folder, host_name(), today()));
   }
   if (!arguments.quiet && measured.measurements.kernels.size() < kernels.size())

@@ -507,8 +507,8 @@ CommandBody declare_run(CLI::App& app) {
   add_option(app,
              {.names = "--nvme-dir",
               .type = "DIR",
-              .description = "a folder on NVMe drives for what a plan keeps there (offload): a file for each rank, gone "
-                             "when the run ends (default: $TMPDIR, or the working directory)"},
+              .description = "a folder on NVMe drives for what a plan keeps there (offload): a file for each rank, "
+                             "gone when the run ends (default: $TMPDIR, or the working directory)"},
              arguments->nvme_folder);
   add_option(app,
              {.names = "--checkpoint",

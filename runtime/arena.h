@@ -15,7 +15,8 @@ namespace parplan {
 // The memory in which a rank's Program works: a block in each home that has buffers (on NVMe a
 // file), filled with a pattern before use and followed by a guard of the same pattern, so that the
 // touched bytes can be found afterwards. Kernels reach every block in memory by its address, those
-// of a GPU the host's over the link between them, slowly. Any thread may call its functions while nobody else uses the backend.
+// of a GPU the host's over the link between them, slowly. Any thread may call its functions while
+// nobody else uses the backend.
 class Arena {
  public:
   // `nvme_folder`: for the file; empty: default_nvme_folder.

@@ -616,7 +616,7 @@ class DataCheck {
     }
     if (is_optimizer(instruction) && instruction.home == Home::host) {
       const int gradients = bound(call, first);
-      for (const Operand& operand : std::span(instruction.operands).subspan(1))
+      for (const Operand& operand : instruction.operands)
         is_from(operand, [&](int file) {
           const Bucket* bucket = bucket_of_state(file);
           return bucket != nullptr && (bucket->gradients == gradients || bucket->host_gradients == gradients);

@@ -676,9 +676,12 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const bool on_nvme = homes.optimizer == Home::nvme;
   std::vector<Seconds> written;  // by bucket
   Seconds read, write;           // the ends of the last ones
+  bool reads_first = false;      // whether reading the first ones takes time
   const auto begin_update = [&](const BucketCosts& bucket, Seconds from) {
     if (!on_nvme || bucket.read == Seconds(0.0)) return from;
-    if (written.size() >= state_buffers) read = std::max(read, written[written.size() - state_buffers]) + bucket.read;
+    const bool is_first = written.size() < state_buffers;
+    if (!is_first) read = std::max(read, written[written.size() - state_buffers]);
+    if (!is_first || reads_first) read += bucket.read;
     return std::max(from, read);
   };
   const auto end_update = [&](const BucketCosts& bucket, Seconds at) {
@@ -691,11 +694,22 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (tied_uses > 0) visit(data.tied);
   };
   Seconds updated;
-  if (sequential) {
+  const auto update_all = [&] {
     for_each_updated([&](const BucketCosts& bucket) {
       updated = begin_update(bucket, updated) + bucket.update;
       end_update(bucket, updated);
     });
+  };
+  if (on_nvme) {
+    reads_first = true;
+    update_all();
+    bound.drives = write;
+    reads_first = false;
+    written.clear();
+    read = write = updated = {};
+  }
+  if (sequential) {
+    update_all();
     updated = std::max(updated, updates) + from_host;
   }
   Seconds copied = updated, gathered = updated;
@@ -754,6 +768,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     rank.out += static_cast<double>(shape.micro_batches) * bound.out + bound.other_out;
     rank.back += static_cast<double>(shape.micro_batches) * bound.back + bound.other_back;
     rank.finish = std::max(rank.finish, bound.finish);
+    rank.drives = std::max(rank.drives, bound.drives);
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
   for (const RankBound& rank : ranks_) {
@@ -763,6 +778,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     step.finish = std::max(step.finish, finish);
     step.updated = std::max(step.updated, *rank.before + rank.busy + rank.copied + finish);
     step.data = std::max(step.data, rank.data);
+    step.drives = std::max(step.drives, rank.drives);
     step.copies = std::max(step.copies, *rank.before + std::max(rank.out, rank.back));
   }
   return step;
@@ -966,6 +982,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const bool moves_state = homes.gradients == Home::host || homes.parameters == Home::host;
   estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
+  estimate.lower_bound = std::max(estimate.lower_bound, step.drives);
 
   if (wanted == Wanted::bound) return estimate;
 

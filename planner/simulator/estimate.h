@@ -93,6 +93,7 @@ class Estimator {
     Seconds returns;                        // likewise copies of parameters that the host has updated
     Seconds copied;                         // after the last backward until all gradients are on the host
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
+    Seconds drives;                         // from the step's start until its state on NVMe is written
     Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
     Seconds data;                           // of a step on the data stream
     Seconds out, back;                      // of a micro-batch: copies of what its blocks save to and from the host
@@ -305,6 +306,7 @@ class Estimator {
     Seconds reduces, backwards;
     Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
     Seconds norms, updates, regathers, returns, finish;
+    Seconds drives;
     Seconds copied;
     Seconds data;
     Seconds out, back;  // copies to and from the host, in a step
@@ -317,6 +319,7 @@ class Estimator {
     Seconds finish;
     Seconds data;
     Seconds copies;  // when all copies to and from the host are done
+    Seconds drives;  // when all state on NVMe is written, if a rank had nothing else to do
     StepTime parts;  // of a micro-batch on the first rank
   };
 

@@ -26,8 +26,8 @@ struct DeviceMemory {
 
 // One rank's device. Work is submitted to streams in order; streams run concurrently and meet at
 // events, as in CUDA. A call may return before its work is done (a GPU) or do it immediately (the
-// CPU, but for file transfers): callers wait by `synchronize`. One thread at a time uses it. Failures of the device throw
-// RunError, at the latest from `synchronize`.
+// CPU, but for file transfers): callers wait by `synchronize`. One thread at a time uses it.
+// Failures of the device throw RunError, at the latest from `synchronize`.
 class Backend {
  public:
   virtual ~Backend() = default;

@@ -34,8 +34,8 @@ OffloadFile::OffloadFile(const std::string& folder, Bytes bytes) : folder_(folde
 OffloadFile::~OffloadFile() { ::close(file_); }
 
 void OffloadFile::fail(const std::string& what, int error) const {
-  throw RunError(fmt::format("{} in '{}' for what a rank keeps on NVMe: {}; name a folder with room, which this user may "
-                             "write to, with --nvme-dir",
+  throw RunError(fmt::format("{} in '{}' for what a rank keeps on NVMe: {}; name a folder with room, which this user "
+                             "may write to, with --nvme-dir",
                              what, folder_, std::generic_category().message(error)));
 }
 
@@ -60,7 +60,9 @@ void OffloadFile::write(std::int64_t offset, const void* from, std::int64_t byte
     if (count < 0) fail(what(), errno);
     done += count;
   }
-  if (::fdatasync(file_) != 0) fail(what(), errno);
+  constexpr unsigned now = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  // Some file systems have no part of a file to offer.
+  if (::sync_file_range(file_, offset, bytes, now) != 0 && ::fdatasync(file_) != 0) fail(what(), errno);
   drop_from_cache(offset, bytes);
 }
 

@@ -16,10 +16,10 @@ std::string default_nvme_folder();
 // A file that holds what a rank keeps on NVMe. It has no name once it is open, so that the system
 // removes it when the process ends, however that ends.
 //
-// Data does not stay in the page cache, which is memory of the host: a write returns when it is on
-// the drive (fdatasync), and what was read or written is dropped from the cache (posix_fadvise).
-// O_DIRECT would do the same without the copy; it wants offsets and memory at whole blocks, and not
-// every file system has it.
+// Data does not stay in the page cache, which is memory of the host: a write returns when the drive
+// has it (sync_file_range, which does not make it survive a loss of power, as nobody needs), and
+// what was read or written is dropped from the cache (posix_fadvise). O_DIRECT would do the same
+// without the copy; it wants offsets and memory at whole blocks, and not every file system has it.
 //
 // Any number of threads may read and write at once. All errors are RunErrors with the folder, what
 // the system said and what to do.

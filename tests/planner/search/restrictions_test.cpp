@@ -75,7 +75,7 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
           if (!illegal(graph, training, in_groups)) all[context].push_back(in_groups);
         }
     for (const OffloadRow& row : offload_rows())
-      if (row.kind != Offload::none && !lacks_homes(cluster, row.kind))
+      if (row.kind != Offload::none)
         for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, row.kind))) all[offload].push_back(spec);
     const std::span<const Recompute> searched = searched_recomputes(training.engine);
     for (const RecomputeRow& row : recompute_rows())
@@ -97,6 +97,7 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     Cluster cluster = random_cluster(random, gpu, false);
     NodeGroup& nodes = cluster.groups.front();
     nodes.host = Host{.memory = {}, .memory_bandwidth = BytesPerSecond(1e12), .link = BytesPerSecond(1e11)};
+    nodes.nvme = Nvme{.read = BytesPerSecond(1e11), .write = BytesPerSecond(1e11), .latency = {}, .capacity = {}};
     // Every second time links are fast, and computation decides.
     if (setting % 2 == 0)
       for (Link& link : nodes.node.links) link.bandwidth *= 1000.0, link.latency *= 0.001;
