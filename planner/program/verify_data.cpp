@@ -617,6 +617,13 @@ class DataCheck {
     if (is_optimizer(instruction) && instruction.home == Home::host) {
       const int gradients = bound(call, first);
       for (const Operand& operand : instruction.operands)
+        if (bound(call, operand) == program_.host_norm_buffer)
+          for (const Interval& interval : bytes(call, operand))
+            if (interval.state.writer_stream == Stream::host)
+              return fault(Rule::reduction, c, i,
+                           fmt::format("dropped copy: {} reads the host's own sum of squares, not that of all ranks",
+                                       describe(instruction)));
+      for (const Operand& operand : instruction.operands)
         is_from(operand, [&](int file) {
           const Bucket* bucket = bucket_of_state(file);
           return bucket != nullptr && (bucket->gradients == gradients || bucket->host_gradients == gradients);

@@ -36,7 +36,7 @@ TEST_CASE("random legal plans with optimizer state on NVMe train to the same bit
   std::vector<Offload> on_nvme;
   for (const OffloadRow& row : offload_rows())
     if (includes(row.kind, Offload::nvme)) on_nvme.push_back(row.kind);
-  for (const std::string& model : {"tiny-gpt2", "tiny-llama", "tiny-t5"}) {
+  for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-t5"}) {
     const OpGraph graph = graph_of(model);
     for (std::size_t trial = 0; trial < on_nvme.size(); ++trial) {
       TrainingSpec training = training_of();
