@@ -223,7 +223,7 @@ void Executor::copy(const Instruction& instruction, const Call& call) {
     backend_.transfer_file(stream, arena_.file().writing(in_file(to), address(from, call), to.bytes));
   else
     backend_.copy(stream, address(to, call), address(from, call), Bytes(to.bytes));
-  on_route(copied_, instruction.stream) += Bytes(to.bytes);
+  copied_on(copied_, instruction.stream) += Bytes(to.bytes);
 }
 
 Transfer Executor::communicate(const Instruction& instruction, const Call& call) {

@@ -36,9 +36,9 @@ void StepProfile::wait(Stream stream, int event) {
 
 void StepProfile::record(Stream stream, int event) { event_heads_[event] = stream_heads_[index_of(stream)]; }
 
-// Work that takes turns has one order, the launch order: each piece waits for the one before. Others
-// wait for the piece that their stream came from, and so does each for file transfers, which go on
-// beside it.
+// Work that takes turns has one order, the launch order: each piece waits for the one before.
+// Others wait for the piece that their stream came from, and so does each for file transfers, which
+// go on beside it.
 void StepProfile::begin_piece(const Segment& segment, std::size_t instruction) {
   const Instruction& what = segment.instructions[instruction];
   const int piece = static_cast<int>(pieces_.size());

@@ -269,7 +269,8 @@ Nvme read_nvme(const YamlNode& value) {
   return nvme;
 }
 
-// `device`, `node`, `nodes`, `price`, `host` and `nvme` of a cluster of one kind of node, or of a group.
+// `device`, `node`, `nodes`, `price`, `host` and `nvme` of a cluster of one kind of node, or of a
+// group.
 NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, const ClusterCatalog& catalog) {
   NodeGroup group;
   group.device = read_device_or_name(value.at("device"), catalog);

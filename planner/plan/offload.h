@@ -11,10 +11,10 @@
 
 namespace parplan {
 
-// What a rank keeps in its host's memory, or on its drives: nothing; the optimizer's state, with the parameters in
-// fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840);
-// what layers keep for their backward, copied out after the forward and back before the backward
-// (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
+// What a rank keeps in its host's memory, or on its drives: nothing; the optimizer's state, with
+// the parameters in fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021,
+// arXiv:2101.06840); what layers keep for their backward, copied out after the forward and back
+// before the backward (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
 // --cpu-offloading). Beside the optimizer's state: sums of gradients, which are on the device only
 // while a backward adds to them (DeepSpeed's offload_optimizer), and parameters, which are there
 // only while their block computes (offload_param; FSDP's CPUOffload is all three). With `nvme`, the
@@ -55,8 +55,8 @@ std::span<const OffloadRow> offload_rows();
 // InternalError where no row has it.
 const OffloadRow& row_of(Offload offload);
 
-// Why what it uses of the host, or of its NVMe drives, cannot be timed on the cluster; nothing where
-// it can.
+// Why what it uses of the host, or of its NVMe drives, cannot be timed on the cluster; nothing
+// where it can.
 std::optional<std::string> lacks_homes(const Cluster& cluster, Offload offload);
 
 }  // namespace parplan

@@ -70,8 +70,8 @@ inline constexpr std::int64_t buffer_alignment = 256;
 inline constexpr int staging_buffers = 3;
 
 // As many on the host for the optimizer's state on NVMe: one bucket's is updated in one, the next
-// one's is read into another, and a third is written back (ZeRO-Infinity's optimizer, Rajbhandari et
-// al. 2021, arXiv:2104.07857, section 5.2.2, which is DeepSpeed's pipeline_read and pipeline_write).
+// one's is read into another, and a third is written back (ZeRO-Infinity, Rajbhandari et al. 2021,
+// arXiv:2104.07857; DeepSpeed's pipeline_read and pipeline_write).
 inline constexpr int state_buffers = 3;
 
 // Whether sums of gradients are on the host, and on the device only while a backward adds to them.

@@ -226,8 +226,8 @@ using BufferIds = boost::container::small_vector<int, 8>;
 //   gather           {own (read), whole (write)}, or {own} but on the first rank, which puts one
 //                    rank's after another's
 //   scatter          {own (write), whole (read)}, or {own} but on the first rank: the reverse
-//   copy             {from (read), to (write)}, of equal size, in different homes, which its stream
-//                    names (route_of): between the device and the host, or of a file's region
+//   copy             {from (read), to (write)}, of equal size, in the homes that its stream names
+//                    (homes_of_copies): between device and host, or between host and file
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
 struct Instruction {
   InstructionKind kind{};
@@ -246,15 +246,15 @@ struct Instruction {
 };
 
 // The homes that the copies on a stream go between; nothing for streams that have none.
-struct Route {
+struct CopyHomes {
   Home from{}, to{};
 };
-constexpr std::optional<Route> route_of(Stream stream) {
+constexpr std::optional<CopyHomes> homes_of_copies(Stream stream) {
   switch (stream) {
-    case Stream::to_host: return Route{Home::device, Home::host};
-    case Stream::from_host: return Route{Home::host, Home::device};
-    case Stream::to_nvme: return Route{Home::host, Home::nvme};
-    case Stream::from_nvme: return Route{Home::nvme, Home::host};
+    case Stream::to_host: return CopyHomes{Home::device, Home::host};
+    case Stream::from_host: return CopyHomes{Home::host, Home::device};
+    case Stream::to_nvme: return CopyHomes{Home::host, Home::nvme};
+    case Stream::from_nvme: return CopyHomes{Home::nvme, Home::host};
     default: return std::nullopt;
   }
 }
@@ -262,9 +262,9 @@ constexpr std::optional<Route> route_of(Stream stream) {
 constexpr bool is_of_file(Stream stream) { return stream == Stream::to_nvme || stream == Stream::from_nvme; }
 // Bytes by the homes that they are copied from, then to.
 using CopiedBytes = PerHome<PerHome<Bytes>>;
-inline Bytes& on_route(CopiedBytes& copied, Stream stream) {
-  const Route route = route_of(stream).value();
-  return copied[route.from][route.to];
+inline Bytes& copied_on(CopiedBytes& copied, Stream stream) {
+  const CopyHomes homes = homes_of_copies(stream).value();
+  return copied[homes.from][homes.to];
 }
 
 // A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side

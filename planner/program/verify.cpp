@@ -182,7 +182,7 @@ class StructureCheck {
   static std::string wrong_with_copy(const Instruction& instruction) {
     const std::int64_t from = instruction.operands.front().bytes, to = instruction.operands.back().bytes;
     if (from != to) return fmt::format("{} takes {} B to {} B", describe(instruction), from, to);
-    if (!route_of(instruction.stream))
+    if (!homes_of_copies(instruction.stream))
       return fmt::format("{} is on stream {}", describe(instruction), name(instruction.stream));
     return "";
   }
@@ -193,9 +193,9 @@ class StructureCheck {
     if (instruction.kind == InstructionKind::kernel)
       return instruction.home == Home::host ? std::optional(Home::host) : std::nullopt;
     if (instruction.kind != InstructionKind::copy) return std::nullopt;
-    const std::optional<Route> route = route_of(instruction.stream);
-    if (!route) return std::nullopt;
-    return operand == 1 ? route->to : route->from;
+    const std::optional<CopyHomes> homes = homes_of_copies(instruction.stream);
+    if (!homes) return std::nullopt;
+    return operand == 1 ? homes->to : homes->from;
   }
 
   static bool overlap(const Operand& a, const Operand& b) {

@@ -58,8 +58,8 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
                                static_cast<double>(comparison.device_used->count))});
     return align_columns(rows, 1);
   }
-  // A process holds the arenas in memory of all ranks; the rest of its growth is threads, the text and
-  // libraries.
+  // A process holds the arenas in memory of all ranks; the rest of its growth is threads, the text
+  // and libraries.
   rows.push_back({"process memory growth", format_bytes(arenas), format_bytes(comparison.process_growth),
                   difference(static_cast<double>(arenas.count), static_cast<double>(comparison.process_growth.count))});
   return align_columns(rows, 1);

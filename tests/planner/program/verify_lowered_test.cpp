@@ -339,7 +339,7 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       std::size_t waiting = 0;
       for (std::size_t c = 0; c < programs[0].calls.size(); ++c) {
         const Segment& segment = programs[0].segments[programs[0].calls[c].segment];
-        if (!route_of(segment.stream) && segment.stream != Stream::host) continue;
+        if (!homes_of_copies(segment.stream) && segment.stream != Stream::host) continue;
         if (programs[0].calls[c].waits.empty() || ++waiting % (1 + copies.size() / 8) != 0) continue;
         std::vector<Program> planted = programs;
         planted[0].calls[c].waits.clear();
