@@ -47,7 +47,7 @@ Arena::~Arena() {
   backend_.attach_thread();
   if (file_ == nullptr) return;
   try {
-    backend_.synchronize();  // a step that failed may have left transfers
+    backend_.synchronize();          // a step that failed may have left transfers
   } catch (const std::exception&) {  // that failure was told
   }
 }

@@ -97,8 +97,8 @@ struct Host {
 
 // The NVMe drives of a machine on which plans may keep what its devices and its host do not.
 struct Nvme {
-  BytesPerSecond read, write;  // of a machine, by all of its drives together
-  Seconds latency;             // of one read or write; absent in the file: not counted
+  BytesPerSecond read, write;     // of a machine, by all of its drives together
+  Seconds latency;                // of one read or write; absent in the file: not counted
   std::optional<Bytes> capacity;  // of a machine, that plans may take; absent: not checked
   bool operator==(const Nvme&) const = default;
 };

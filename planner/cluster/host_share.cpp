@@ -124,7 +124,7 @@ namespace {
 // A rank's share of what a machine of these kinds has, where its file states it: the least.
 template <class OfMachine>
 std::optional<Bytes> least_of_machines(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups,
-                                 OfMachine of_machine) {
+                                       OfMachine of_machine) {
   std::optional<Bytes> least;
   for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
     const NodeGroup& group = cluster.groups[g];
@@ -141,12 +141,12 @@ std::optional<Bytes> least_of_machines(const Cluster& cluster, const DeviceMesh&
 
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups) {
   return least_of_machines(cluster, mesh, groups,
-                     [](const NodeGroup& group) { return group.host ? group.host->memory : std::nullopt; });
+                           [](const NodeGroup& group) { return group.host ? group.host->memory : std::nullopt; });
 }
 
 std::optional<Bytes> nvme_capacity(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups) {
   return least_of_machines(cluster, mesh, groups,
-                     [](const NodeGroup& group) { return group.nvme ? group.nvme->capacity : std::nullopt; });
+                           [](const NodeGroup& group) { return group.nvme ? group.nvme->capacity : std::nullopt; });
 }
 
 }  // namespace parplan

@@ -33,9 +33,8 @@ struct Execution {
 };
 static_assert(index_of(Stream::compute) == 0);
 // CPU ranks: one core does everything, but for reads and writes of files, which threads wait for.
-inline constexpr Execution sequential_execution{.in_line = ((1u << stream_count) - 1) &
-                                                           ~(1u << index_of(Stream::to_nvme)) &
-                                                           ~(1u << index_of(Stream::from_nvme))};
+inline constexpr Execution sequential_execution{
+    .in_line = ((1u << stream_count) - 1) & ~(1u << index_of(Stream::to_nvme)) & ~(1u << index_of(Stream::from_nvme))};
 Execution execution_of(const DeviceKind& device, const Engine& engine);
 // What the host of an accelerator takes to submit an op; a CPU's ranks are their own host.
 inline Seconds host_per_op(const DeviceKind& device, const Engine& engine) {

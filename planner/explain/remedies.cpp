@@ -65,8 +65,7 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
 
 // What the search leaves out unless it is asked for. Cores have no memory but their host's.
 std::optional<Remedy> offloaded(const SuggestRequest& request) {
-  if (request.layout[Choice::offload] || !is_accelerator(request.cluster.backend()))
-    return std::nullopt;
+  if (request.layout[Choice::offload] || !is_accelerator(request.cluster.backend())) return std::nullopt;
   const ChoiceRow& row = row_of(Choice::offload);
   for (const OffloadRow& one : offload_rows()) {
     if (one.kind == Offload::none || lacks_homes(request.cluster, one.kind)) continue;

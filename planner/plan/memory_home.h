@@ -26,7 +26,7 @@ struct PerHome {
 
  private:
   static constexpr std::array<T PerHome::*, count_of<Home>> members = {&PerHome::device, &PerHome::host,
-                                                                   &PerHome::nvme};
+                                                                       &PerHome::nvme};
 };
 
 constexpr const char* name(Home home) {

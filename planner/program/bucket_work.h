@@ -73,7 +73,9 @@ inline OptimizerState optimizer_state(const TrainingSpec& training) {
 
 // Whether the host's processor updates the parameters: where their state is in its memory, or in a
 // file that it reads and writes.
-inline bool updates_on_host(const StateHomes& homes) { return homes.optimizer != Home::device; }
+inline bool updates_on_host(const StateHomes& homes) {
+  return homes.optimizer != Home::device;
+}
 // Then the state has a master copy in fp32, too, unless the parameters are such a copy themselves.
 inline OptimizerState optimizer_state(const TrainingSpec& training, const StateHomes& homes) {
   OptimizerState state = optimizer_state(training);

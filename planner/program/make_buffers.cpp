@@ -150,7 +150,8 @@ const char* words(BufferRole role) {
     case BufferRole::second_moment: return "second moment of {}";
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
-    case BufferRole::staged_state: return "optimizer state on its way to and from NVMe {}";
+    case BufferRole::staged_state:
+      return "optimizer state on its way to and from NVMe {}";
     case BufferRole::host_gradients: return "gradients of {} for the host";
     case BufferRole::host_parameters: return "parameters of {} from the host";
     case BufferRole::host_norm: return "gradient norm for the host";
@@ -215,7 +216,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::second_moment: bucket().second_moment = number; break;
     case BufferRole::master: bucket().master = number; break;
     case BufferRole::loss_scale: program.loss_scale_buffer = number; break;
-    case BufferRole::staged_state: lowering.staged_state.push_back(number); break;
+    case BufferRole::staged_state:
+      lowering.staged_state.push_back(number);
+      break;
     case BufferRole::host_gradients: bucket().host_gradients = number; break;
     case BufferRole::host_parameters: bucket().host_parameters = number; break;
     case BufferRole::host_norm: program.host_norm_buffer = number; break;

@@ -106,11 +106,11 @@ enum class BufferRole {
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
   staged_gradients,  // sums on the host, while a backward adds to them
-  saved,        // by a block's forward for its backward
-  head,         // the same of the last block, where it has slots of its own
-  for_weights,  // by a block's forward for its backward_weights
-  left,         // by a block's backward_inputs for its backward_weights
-  staged,       // on the device, what a block has saved on the host
+  saved,             // by a block's forward for its backward
+  head,              // the same of the last block, where it has slots of its own
+  for_weights,       // by a block's forward for its backward_weights
+  left,              // by a block's backward_inputs for its backward_weights
+  staged,            // on the device, what a block has saved on the host
   staged_for_weights,
   input,   // an activation from another rank, until its backward
   output,  // an activation on its way to another rank

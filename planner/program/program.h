@@ -251,15 +251,22 @@ struct CopyHomes {
 };
 constexpr std::optional<CopyHomes> homes_of_copies(Stream stream) {
   switch (stream) {
-    case Stream::to_host: return CopyHomes{Home::device, Home::host};
-    case Stream::from_host: return CopyHomes{Home::host, Home::device};
-    case Stream::to_nvme: return CopyHomes{Home::host, Home::nvme};
-    case Stream::from_nvme: return CopyHomes{Home::nvme, Home::host};
-    default: return std::nullopt;
+    case Stream::to_host:
+      return CopyHomes{Home::device, Home::host};
+    case Stream::from_host:
+      return CopyHomes{Home::host, Home::device};
+    case Stream::to_nvme:
+      return CopyHomes{Home::host, Home::nvme};
+    case Stream::from_nvme:
+      return CopyHomes{Home::nvme, Home::host};
+    default:
+      return std::nullopt;
   }
 }
 // Whether its copies read or write a file, which goes on beside all other work, also of CPU ranks.
-constexpr bool is_of_file(Stream stream) { return stream == Stream::to_nvme || stream == Stream::from_nvme; }
+constexpr bool is_of_file(Stream stream) {
+  return stream == Stream::to_nvme || stream == Stream::from_nvme;
+}
 // Bytes by the homes that they are copied from, then to.
 using CopiedBytes = PerHome<PerHome<Bytes>>;
 inline Bytes& copied_on(CopiedBytes& copied, Stream stream) {

@@ -603,10 +603,10 @@ class DataCheck {
         is_from(first, [&](int file) { return file == to; });
         for (const Interval& interval : bytes(call, first))
           if (interval.state.of_file < 0)
-            return fault(Rule::reduction, c, i,
-                         fmt::format("wrong state: {} takes {}, which nothing has read from '{}'",
-                                     describe(instruction), bytes_of(bound(call, first), interval.begin, interval.end),
-                                     buffer(to).name));
+            return fault(
+                Rule::reduction, c, i,
+                fmt::format("wrong state: {} takes {}, which nothing has read from '{}'", describe(instruction),
+                            bytes_of(bound(call, first), interval.begin, interval.end), buffer(to).name));
       } else {
         is_from(first, [&](int file) {
           const Bucket* bucket = bucket_of_state(file);

@@ -31,18 +31,21 @@ OffloadFile::OffloadFile(const std::string& folder, Bytes bytes) : folder_(folde
   fail(fmt::format("cannot take {}", format_bytes(bytes)), error);
 }
 
-OffloadFile::~OffloadFile() { ::close(file_); }
+OffloadFile::~OffloadFile() {
+  ::close(file_);
+}
 
 void OffloadFile::fail(const std::string& what, int error) const {
-  throw RunError(fmt::format("{} in '{}' for what a rank keeps on NVMe: {}; name a folder with room, which this user "
-                             "may write to, with --nvme-dir",
-                             what, folder_, std::generic_category().message(error)));
+  throw RunError(
+      fmt::format("{} in '{}' for what a rank keeps on NVMe: {}; name a folder with room, which this user "
+                  "may write to, with --nvme-dir",
+                  what, folder_, std::generic_category().message(error)));
 }
 
 void OffloadFile::read(std::int64_t offset, void* to, std::int64_t bytes) const {
   for (std::int64_t done = 0; done < bytes;) {
-    const ssize_t count = ::pread(file_, static_cast<char*>(to) + done, static_cast<std::size_t>(bytes - done),
-                                  offset + done);
+    const ssize_t count =
+        ::pread(file_, static_cast<char*>(to) + done, static_cast<std::size_t>(bytes - done), offset + done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(fmt::format("cannot read {} of a file", format_bytes(Bytes(bytes))), errno);
     if (count == 0) fail(fmt::format("the file ends before byte {}", offset + bytes), EIO);
@@ -54,8 +57,8 @@ void OffloadFile::read(std::int64_t offset, void* to, std::int64_t bytes) const 
 void OffloadFile::write(std::int64_t offset, const void* from, std::int64_t bytes) const {
   const auto what = [&] { return fmt::format("cannot write {} to a file", format_bytes(Bytes(bytes))); };
   for (std::int64_t done = 0; done < bytes;) {
-    const ssize_t count = ::pwrite(file_, static_cast<const char*>(from) + done,
-                                   static_cast<std::size_t>(bytes - done), offset + done);
+    const ssize_t count =
+        ::pwrite(file_, static_cast<const char*>(from) + done, static_cast<std::size_t>(bytes - done), offset + done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail(what(), errno);
     done += count;

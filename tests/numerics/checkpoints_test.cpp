@@ -37,9 +37,8 @@ void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, 
     if (spec.dp() > 1) own.zero_stage = least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
     BlockLayout drawn = block_layout(own, place(graph, own), spec.recompute);
     const auto in_memory = [&] { return random() % 2 == 0 ? Home::device : Home::host; };
-    drawn.placements.state.homes = {.parameters = in_memory(),
-                                    .gradients = in_memory(),
-                                    .optimizer = all_homes[random() % all_homes.size()]};
+    drawn.placements.state.homes = {
+        .parameters = in_memory(), .gradients = in_memory(), .optimizer = all_homes[random() % all_homes.size()]};
     return drawn;
   };
   const BlockLayout of_tied = draw();

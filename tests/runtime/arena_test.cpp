@@ -94,8 +94,7 @@ TEST_CASE("the promised peak of each home is checked, and a write past the end o
   CHECK(broken_promise(program, arena) == "");
   const char past_the_end = 1;
   arena.file().write(364, &past_the_end, 1);
-  CHECK(broken_promise(program, arena) ==
-        "rank 3 was promised an arena of 359 bytes on NVMe and touched 368");
+  CHECK(broken_promise(program, arena) == "rank 3 was promised an arena of 359 bytes on NVMe and touched 368");
   arena.begin(Home::host)[360] = std::byte{1};  // past the last word, in the guard
   CHECK(broken_promise(program, arena) ==
         "rank 3 was promised an arena of 359 bytes on the host and touched 364");

@@ -110,7 +110,9 @@ class CpuBackend final : public Backend {
     return words;
   }
 
-  void transfer_file(StreamId stream, const FileTransfer& transfer) override { file_threads_[stream].post(transfer); }
+  void transfer_file(StreamId stream, const FileTransfer& transfer) override {
+    file_threads_[stream].post(transfer);
+  }
 
   // An event of a stream of file transfers stands for all that was posted there; that of another
   // stream has passed.

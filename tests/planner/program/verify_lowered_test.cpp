@@ -401,13 +401,16 @@ TEST_CASE("state that is read or written in the wrong place, or for another buck
             own_segment(program, static_cast<int>(writes[2])).instructions.pop_back();
           }).starts_with("dropped write: frees "));
     // A buffer is reused too soon: the read of the bucket after does not wait for the write.
-    CHECK(faults_with([&](Program& program) { program.calls[reads.back()].waits.clear(); })
-              .starts_with("missing event: copy"));
+    CHECK(faults_with([&](Program& program) {
+            program.calls[reads.back()].waits.clear();
+          }).starts_with("missing event: copy"));
     // A write does not wait for the update, nor the update for the read.
-    CHECK(faults_with([&](Program& program) { program.calls[writes[0]].waits.clear(); })
-              .starts_with("missing event: copy"));
-    CHECK(faults_with([&](Program& program) { program.calls[writes[0] - 2].waits.clear(); })
-              .starts_with("missing event: "));
+    CHECK(faults_with([&](Program& program) {
+            program.calls[writes[0]].waits.clear();
+          }).starts_with("missing event: copy"));
+    CHECK(faults_with([&](Program& program) {
+            program.calls[writes[0] - 2].waits.clear();
+          }).starts_with("missing event: "));
   }
   CHECK(planted_faults == 12);
 }

@@ -144,7 +144,8 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       const auto any = [&] { return all_homes[random() % all_homes.size()]; };
       const bool all_state = trial % 4 == 0;
       if (all_state) placements.state.homes.optimizer = Home::host;
-      else placements.state.homes = {.parameters = in_memory(), .gradients = in_memory(), .optimizer = any()};
+      else
+        placements.state.homes = {.parameters = in_memory(), .gradients = in_memory(), .optimizer = any()};
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       // An estimator of its own: what one knows of the recipe does not hold for homes for which it
       // does not ask.
