@@ -23,9 +23,13 @@
 #include "runtime/comm/gpu_plugin.h"
 #include "runtime/device/cpu/cpu_backend.h"
 #include "runtime/measure_kernels.h"
+#include "runtime/measure_nvme.h"
 
 namespace parplan {
 namespace {
+
+// Beside that of the kernels.
+constexpr double nvme_share_of_budget = 0.1;
 
 struct MeasureArguments {
   std::string device;  // empty: a GPU if there is one, else the CPU
@@ -33,6 +37,7 @@ struct MeasureArguments {
   std::optional<Seconds> budget;
   std::string cluster_file;
   std::string device_file;
+  std::string nvme_folder;
   bool quiet = false;
 };
 
@@ -156,6 +161,9 @@ std::string describe_fits(const Measured& measured) {
   for (const CopyMeasurement& copy : found.copies)
     text += fmt::format("copy {:<10}{:>9}  {:>9}  {}\n", name(copy.route), format_bytes(copy.bytes),
                         format_duration(copy.time), format_bandwidth(copy.bytes / copy.time));
+  if (const std::optional<Nvme>& nvme = measured.cluster.groups.front().nvme)
+    text += fmt::format("NVMe read {}, write {}, latency {}\n", format_bandwidth(nvme->read),
+                        format_bandwidth(nvme->write), format_duration(nvme->latency));
   if (found.library_memory > Bytes(0))
     text += fmt::format("memory of context and libraries {}\n", format_bytes(found.library_memory));
   return text;
@@ -194,6 +202,13 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
   const std::vector<KernelMeasurement> kernels = kernels_to_measure(kind, types);
   Measured measured = number ? measure_gpu(*number, arguments.like, options, kernels) : measure_cpu(options, kernels);
   progress.clear();
+  if (!arguments.nvme_folder.empty()) {
+    measured.cluster.groups.front().nvme = measure_nvme(arguments.nvme_folder, options.budget * nvme_share_of_budget);
+    measured.cluster.sources.push_back(fmt::format(
+        "nvme: measured in '{}' on {}, {}, past the page cache (sync_file_range, posix_fadvise); its capacity is what "
+        "was free there",
+        arguments.nvme_folder, host_name(), today()));
+  }
   if (!arguments.quiet && measured.measurements.kernels.size() < kernels.size())
     fmt::print(terminal.err,
                "note: {} of {} kernels were left out: the device has not their type, or they need more memory or time "
@@ -234,6 +249,9 @@ CommandBody declare_measure(CLI::App& app) {
           throw ConfigError("--budget: " + message_of(error));
         }
       });
+  add("--nvme-dir", "DIR",
+      "also measure reads and writes of files in this folder, for plans that keep data on NVMe (default: not measured)",
+      [arguments](const std::string& text) { arguments->nvme_folder = text; });
   const std::string group = "Output";
   add_option(app,
              {.names = "-o,--output",

@@ -58,6 +58,7 @@ struct RunArguments {
   std::int64_t processes = 1;
   OnNotFinite on_nan = OnNotFinite::stop;
   std::string log;
+  std::string nvme_folder;
   CheckpointOptions checkpoint;
   std::chrono::milliseconds timeout = default_timeout;
   std::string failure_records;
@@ -95,6 +96,7 @@ std::vector<std::string> arguments_of_child(const RunArguments& arguments) {
   if (arguments.shuffle) add("--shuffle", fmt::format("{}", *arguments.shuffle));
   add("--on-nan", name(arguments.on_nan));
   add("--log", arguments.log);
+  add("--nvme-dir", arguments.nvme_folder);
   add("--checkpoint", arguments.checkpoint.folder);
   if (arguments.checkpoint.every > 0) add("--every", fmt::format("{}", arguments.checkpoint.every));
   if (arguments.checkpoint.keep > 0) add("--keep", fmt::format("{}", arguments.checkpoint.keep));
@@ -311,6 +313,7 @@ int run_in(const RunArguments& arguments, Rendezvous& rendezvous, JobWatch& watc
   options.world = {.share_gpu = arguments.share_gpu,
                    .gpu = {.deterministic = arguments.deterministic, .synchronous = waits_after_kernels()}};
   options.on_not_finite = arguments.on_nan;
+  options.nvme_folder = arguments.nvme_folder;
   options.checkpoint = arguments.checkpoint;
   options.signal = NotedSignals::received;
   options.watch = &watch;
@@ -502,6 +505,12 @@ CommandBody declare_run(CLI::App& app) {
               .description = "write loss, gradient norm, learning rate and time of each step as a line of JSON when it "
                              "is done, to a file, or to standard output with -"},
              arguments->log);
+  add_option(app,
+             {.names = "--nvme-dir",
+              .type = "DIR",
+              .description = "a folder on NVMe drives for what a plan keeps there (offload): a file for each rank, "
+                             "gone when the run ends (default: $TMPDIR, or the working directory)"},
+             arguments->nvme_folder);
   add_option(app,
              {.names = "--checkpoint",
               .type = "DIR",

@@ -87,10 +87,11 @@ std::string tight_memory(const Plan& plan) {
       format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
 }
 
-// A layout that uses the host's memory, on a cluster that does not state what that takes.
+// A layout that uses the host's memory or its drives, on a cluster that does not state what that
+// takes.
 void check_host(const Cluster& cluster, const LayoutRequest& layout) {
-  if (given<Offload>(layout, Choice::offload).value_or(Offload::none) == Offload::none) return;
-  if (const std::optional<std::string> reason = lacks_host(cluster)) throw ConfigError(*reason);
+  const Offload offload = given<Offload>(layout, Choice::offload).value_or(Offload::none);
+  if (const std::optional<std::string> reason = lacks_homes(cluster, offload)) throw ConfigError(*reason);
 }
 
 // The given layout as a spec; degrees that were not given follow from the others or are 1.

@@ -45,7 +45,7 @@ CommunicationVolume most_sent(const Plan& plan, std::span<const Program> program
 }  // namespace
 
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent,
-                    const PerHome<Bytes>& copied) {
+                    const CopiedBytes& copied) {
   const PerHome<std::int64_t> touched = arena.highest_touched();
   // That of the device is filled to its last byte; on the host, a slot that no step fills may come
   // last.
@@ -60,10 +60,12 @@ void check_promises(const Program& program, const Arena& arena, const Communicat
     throw InternalError(fmt::format("rank {} was to send {} bytes a step ({}) and sent {}", program.rank,
                                     counts(promised, axes), names_of(axes), counts(sent, axes)));
   }
-  for (const Home home : all_homes)
-    if (copied[home] != program.copied[home])
-      throw InternalError(fmt::format("rank {} was to copy {} bytes a step to its {} and copied {}", program.rank,
-                                      program.copied[home].count, name(home), copied[home].count));
+  for (const Home from : all_homes)
+    for (const Home to : all_homes)
+      if (copied[from][to] != program.copied[from][to])
+        throw InternalError(fmt::format("rank {} was to copy {} bytes a step from its {} to its {} and copied {}",
+                                        program.rank, program.copied[from][to].count, name(from), name(to),
+                                        copied[from][to].count));
 }
 
 void check_prediction(const Plan& plan, std::span<const Program> programs) {

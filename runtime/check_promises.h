@@ -13,7 +13,7 @@ namespace parplan {
 // One rank's step: the arena of each home was touched to its last byte, and the promised bytes were
 // sent.
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent,
-                    const PerHome<Bytes>& copied);
+                    const CopiedBytes& copied);
 
 // What the Programs of all ranks promise against the plan's prediction, to the byte: before the
 // first step.

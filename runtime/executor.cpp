@@ -213,8 +213,17 @@ void Executor::submit(const Instruction& instruction, const Call& call, std::siz
 
 void Executor::copy(const Instruction& instruction, const Call& call) {
   const Operand &from = instruction.operands.front(), &to = instruction.operands.back();
-  backend_.copy(static_cast<int>(instruction.stream), address(to, call), address(from, call), Bytes(to.bytes));
-  copied_[home_of_copy(instruction)] += Bytes(to.bytes);
+  const int stream = static_cast<int>(instruction.stream);
+  const auto in_file = [&](const Operand& operand) {
+    return arena_.in_file(call.buffers[operand.binding]) + operand.offset;
+  };
+  if (instruction.stream == Stream::from_nvme)
+    backend_.transfer_file(stream, arena_.file().reading(in_file(from), address(to, call), to.bytes));
+  else if (instruction.stream == Stream::to_nvme)
+    backend_.transfer_file(stream, arena_.file().writing(in_file(to), address(from, call), to.bytes));
+  else
+    backend_.copy(stream, address(to, call), address(from, call), Bytes(to.bytes));
+  copied_on(copied_, instruction.stream) += Bytes(to.bytes);
 }
 
 Transfer Executor::communicate(const Instruction& instruction, const Call& call) {

@@ -24,7 +24,7 @@ struct StepMeasurement {
   bool is_profiled = false;
   StepTime time;  // its parts, if it was profiled
   CommunicationVolume communication;
-  PerHome<Bytes> copied;  // into each home from the other
+  CopiedBytes copied;
 };
 
 // Whether each instruction of a step is timed. On a GPU the marks between instructions cost time,
@@ -114,7 +114,7 @@ class Executor {
   bool timing_ = false;  // this step
   StepProfile profile_;
   CommunicationVolume sent_;
-  PerHome<Bytes> copied_;
+  CopiedBytes copied_;
 };
 
 }  // namespace parplan

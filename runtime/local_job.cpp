@@ -145,10 +145,12 @@ struct LocalJob::Rank {
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<Executor> executor;
 
-  Rank(std::unique_ptr<Backend> made, const Program& program) : backend(std::move(made)), arena(*backend, program) {}
+  Rank(std::unique_ptr<Backend> made, const Program& program, const std::string& nvme_folder)
+      : backend(std::move(made)), arena(*backend, program, nvme_folder) {}
 };
 
-LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous)
+LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous,
+                   const std::string& nvme_folder)
     : job_(job),
       rendezvous_(rendezvous),
       programs_(lower_all(job)),
@@ -157,16 +159,16 @@ LocalJob::LocalJob(const Job& job, const InitialValues& initial, const MakeWorld
   ranks_.resize(hosted().size());
   batch_.sequence = job.training.sequence_length;
   step_.ranks.resize(programs_.size());
-  allocate();
+  allocate(nvme_folder);
   connect();
   prepare(initial);
 }
 
 // Each rank's thread makes and fills its own arena, so that a CPU's pages lie near its core.
-void LocalJob::allocate() {
+void LocalJob::allocate(const std::string& nvme_folder) {
   for_each_rank([&](std::size_t r) {
     const Program& program = programs_[hosted()[r]];
-    ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program);
+    ranks_[r] = std::make_unique<Rank>(world_->make_backend(hosted()[r]), program, nvme_folder);
     warm_up(program, *ranks_[r]->backend, ranks_[r]->arena);
   });
 }

@@ -21,7 +21,9 @@ namespace parplan {
 // communicator. With several processes, each of them makes one, and all of them make all calls.
 class LocalJob {
  public:
-  LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous);
+  // `nvme_folder`: where ranks that keep data on NVMe have their files; empty: the default.
+  LocalJob(const Job& job, const InitialValues& initial, const MakeWorld& make_world, Rendezvous& rendezvous,
+           const std::string& nvme_folder = {});
   ~LocalJob();
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;
@@ -73,7 +75,7 @@ class LocalJob {
   void for_each_rank(const std::function<void(std::size_t)>& work);
   // The passes of making a job: memory, connections, what executes. All ranks make one before any
   // makes the next.
-  void allocate();
+  void allocate(const std::string& nvme_folder);
   void connect();
   void prepare(const InitialValues& initial);
   // The passes of a step, by one thread while the ranks wait.

@@ -358,7 +358,7 @@ RunReport run_plan(const OpGraph& graph, const Plan& plan, const RunOptions& opt
   const Job description = job_of(graph, plan.cluster, plan.training, plan.spec, plan.placements, plan.schedule);
   const InitialValues drawn = initializer(plan.training.seed);
   const InitialValues initial = start.weights ? stored_values(start.weights, options.weights.stored, drawn) : drawn;
-  LocalJob job(description, initial, setting.make_world, rendezvous);
+  LocalJob job(description, initial, setting.make_world, rendezvous, options.nvme_folder);
   if (options.watch != nullptr) job.be_watched(*options.watch, options.records_folder);
   try {
     if (start.weights) start.weights->check_are_whole();

@@ -42,6 +42,7 @@ struct RunOptions {
   std::optional<std::uint64_t> shuffle = {};  // the seed of the order of sequences; as they stand without
   bool notes_epochs = false;  // says how long an epoch is, where the data starts over
   WorldOptions world = {};
+  std::string nvme_folder = {};  // for what ranks keep on NVMe; empty: default_nvme_folder
   CheckpointOptions checkpoint = {};
   WeightOptions weights = {};         // initial parameters; those of a checkpoint come first
   ExportOptions exported_weights = {};  // written after the last step

@@ -21,6 +21,7 @@ StepProfile::StepProfile(const Program& program, Backend& backend, int events) :
 void StepProfile::clear() {
   pieces_.clear();
   piece_of_.clear();
+  last_in_turn_ = -1;
   for (Heads& heads : stream_heads_) heads.clear();
   for (Heads& heads : event_heads_) heads.clear();
 }
@@ -35,8 +36,9 @@ void StepProfile::wait(Stream stream, int event) {
 
 void StepProfile::record(Stream stream, int event) { event_heads_[event] = stream_heads_[index_of(stream)]; }
 
-// Concurrent work has one order, the launch order: each piece waits for the one before. Otherwise a
-// piece waits for the piece that its stream came from.
+// Work that takes turns has one order, the launch order: each piece waits for the one before.
+// Others wait for the piece that their stream came from, and so does each for file transfers, which
+// go on beside it.
 void StepProfile::begin_piece(const Segment& segment, std::size_t instruction) {
   const Instruction& what = segment.instructions[instruction];
   const int piece = static_cast<int>(pieces_.size());
@@ -45,11 +47,10 @@ void StepProfile::begin_piece(const Segment& segment, std::size_t instruction) {
       {.segment = static_cast<int>(&segment - program_.segments.data()), .instruction = static_cast<int>(instruction)});
   Heads& dependencies = dependencies_[piece];
   Heads& heads = stream_heads_[index_of(what.stream)];
+  dependencies = heads;
   if (backend_.works_at_once()) {
-    dependencies.clear();
-    if (piece > 0) dependencies.push_back(piece - 1);
-  } else {
-    dependencies = heads;
+    if (last_in_turn_ >= 0) dependencies.push_back(last_in_turn_);
+    if (!is_of_file(what.stream)) last_in_turn_ = piece;
   }
   heads.assign(1, piece);
   backend_.mark(static_cast<int>(what.stream), 2 * piece + 1);

@@ -53,6 +53,7 @@ class StepProfile {
   Backend& backend_;
   std::vector<Played> pieces_;
   std::vector<PieceOf> piece_of_;
+  int last_in_turn_ = -1;            // the last piece of those that take turns; -1: none
   std::vector<Heads> dependencies_;  // by piece; kept between steps to reuse their memory
   std::vector<Heads> stream_heads_;
   std::vector<Heads> event_heads_;

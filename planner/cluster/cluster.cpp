@@ -258,7 +258,19 @@ Host read_host(const YamlNode& value) {
   return host;
 }
 
-// `device`, `node`, `nodes`, `price` and `host` of a cluster of one kind of node, or of a group.
+Nvme read_nvme(const YamlNode& value) {
+  value.allow_keys({"read", "write", "latency", "capacity"});
+  Nvme nvme{.read = read_positive_bandwidth(value.at("read")),
+            .write = read_positive_bandwidth(value.at("write")),
+            .latency = {},
+            .capacity = {}};
+  if (const auto latency = value.find("latency")) nvme.latency = latency->as_duration();
+  if (const auto capacity = value.find("capacity")) nvme.capacity = capacity->as_bytes();
+  return nvme;
+}
+
+// `device`, `node`, `nodes`, `price`, `host` and `nvme` of a cluster of one kind of node, or of a
+// group.
 NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, const ClusterCatalog& catalog) {
   NodeGroup group;
   group.device = read_device_or_name(value.at("device"), catalog);
@@ -276,6 +288,7 @@ NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, con
     }
   }
   if (const auto host = value.find("host")) group.host = read_host(*host);
+  if (const auto nvme = value.find("nvme")) group.nvme = read_nvme(*nvme);
   return group;
 }
 
@@ -424,7 +437,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     document.allow_keys({"name", "groups", "network", "device_ids", "memory_headroom", "measured_on", "calibrated",
                          "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "host", "groups", "network", "device_ids",
+    document.allow_keys({"name", "device", "node", "nodes", "price", "host", "nvme", "groups", "network", "device_ids",
                          "memory_headroom", "measured_on", "calibrated", "notes", "sources"});
   }
   cluster.name = document.at("name").as_name();
@@ -437,7 +450,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     if (!groups->is_list() || groups->size() == 0)
       groups->fail("expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
     for (const YamlNode& item : groups->items()) {
-      item.allow_keys({"device", "node", "nodes", "price", "host"});
+      item.allow_keys({"device", "node", "nodes", "price", "host", "nvme"});
       cluster.groups.push_back(read_group(item, cluster.name, catalog));
     }
   } else {
@@ -546,6 +559,15 @@ std::string write_group(const NodeGroup& group) {
     if (group.host->memory) out << YAML::Key << "memory" << YAML::Value << write_bytes(*group.host->memory);
     out << YAML::Key << "memory_bandwidth" << YAML::Value << write_bandwidth(group.host->memory_bandwidth);
     if (group.host->link) out << YAML::Key << "link" << YAML::Value << write_bandwidth(*group.host->link);
+    out << YAML::EndMap;
+  }
+  if (group.nvme) {
+    out << YAML::Key << "nvme" << YAML::Value << YAML::Flow << YAML::BeginMap;
+    out << YAML::Key << "read" << YAML::Value << write_bandwidth(group.nvme->read);
+    out << YAML::Key << "write" << YAML::Value << write_bandwidth(group.nvme->write);
+    if (group.nvme->latency > Seconds(0.0))
+      out << YAML::Key << "latency" << YAML::Value << write_duration(group.nvme->latency);
+    if (group.nvme->capacity) out << YAML::Key << "capacity" << YAML::Value << write_bytes(*group.nvme->capacity);
     out << YAML::EndMap;
   }
   out << YAML::EndMap;

@@ -95,6 +95,14 @@ struct Host {
   bool operator==(const Host&) const = default;
 };
 
+// The NVMe drives of a machine on which plans may keep what its devices and its host do not.
+struct Nvme {
+  BytesPerSecond read, write;     // of a machine, by all of its drives together
+  Seconds latency;                // of one read or write; absent in the file: not counted
+  std::optional<Bytes> capacity;  // of a machine, that plans may take; absent: not checked
+  bool operator==(const Nvme&) const = default;
+};
+
 // Nodes of one kind, with one kind of device.
 struct NodeGroup {
   NodeKind node;
@@ -102,6 +110,7 @@ struct NodeGroup {
   int nodes = 1;
   std::optional<Price> price;
   std::optional<Host> host;
+  std::optional<Nvme> nvme;
 
   int devices_per_node() const { return static_cast<int>(node.devices.size()); }
   int devices() const { return nodes * devices_per_node(); }

@@ -97,19 +97,56 @@ std::optional<std::string> lacks_host(const Cluster& cluster) {
   return std::nullopt;
 }
 
+std::optional<NvmeShare> nvme_share(const NodeGroup& group, int active) {
+  if (!group.nvme) return std::nullopt;
+  const double share = 1.0 / std::clamp(active, 1, group.devices_per_machine());
+  return NvmeShare{
+      .read = group.nvme->read * share, .write = group.nvme->write * share, .latency = group.nvme->latency};
+}
+
+std::optional<std::string> lacks_nvme(const Cluster& cluster) {
+  for (const NodeGroup& group : cluster.groups)
+    if (!group.nvme)
+      return fmt::format(
+          "offload to NVMe needs the rates of the drives, and cluster '{}' states none for {}; add to its file, with "
+          "what all drives of a machine do together, nvme: {{read: 25 GB/s, write: 12 GB/s, capacity: 15 TB}} "
+          "(parplan measure --nvme-dir measures them)",
+          cluster.name, group.device.name);
+  return std::nullopt;
+}
+
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, int pipeline_rank) {
   return host_memory(cluster, mesh, groups_of_stage(cluster, mesh, pipeline_rank));
 }
 
-std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups) {
+namespace {
+
+// A rank's share of what a machine of these kinds has, where its file states it: the least.
+template <class OfMachine>
+std::optional<Bytes> least_of_machines(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups,
+                                       OfMachine of_machine) {
   std::optional<Bytes> least;
   for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
     const NodeGroup& group = cluster.groups[g];
-    if ((groups >> g & 1u) == 0 || !group.host || !group.host->memory) continue;
-    const Bytes share(group.host->memory->count / std::min(mesh.size(), group.devices_per_machine()));
+    if ((groups >> g & 1u) == 0) continue;
+    const std::optional<Bytes> all = of_machine(group);
+    if (!all) continue;
+    const Bytes share(all->count / std::min(mesh.size(), group.devices_per_machine()));
     least = least ? std::min(*least, share) : share;
   }
   return least;
+}
+
+}  // namespace
+
+std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups) {
+  return least_of_machines(cluster, mesh, groups,
+                           [](const NodeGroup& group) { return group.host ? group.host->memory : std::nullopt; });
+}
+
+std::optional<Bytes> nvme_capacity(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups) {
+  return least_of_machines(cluster, mesh, groups,
+                           [](const NodeGroup& group) { return group.nvme ? group.nvme->capacity : std::nullopt; });
 }
 
 }  // namespace parplan

@@ -17,6 +17,17 @@ struct HostShare {
   bool operator==(const HostShare&) const = default;
 };
 
+// What one device has of its machine's NVMe drives while all devices at work use them alike.
+struct NvmeShare {
+  BytesPerSecond read, write;
+  Seconds latency;
+  bool operator==(const NvmeShare&) const = default;
+};
+std::optional<NvmeShare> nvme_share(const NodeGroup& group, int active);
+
+// Why plans that keep data on NVMe cannot be timed on the cluster; nothing where they can.
+std::optional<std::string> lacks_nvme(const Cluster& cluster);
+
 // With the first `active` devices of a node at work. The link is that of the way over PCIe switches
 // to the nearest host bridge, shared with the devices whose way it is, too, unless the file states
 // it. Nothing where the cluster does not tell, or where cores are the devices: the host's memory is
@@ -31,5 +42,7 @@ std::optional<std::string> lacks_host(const Cluster& cluster);
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, int pipeline_rank);
 // The same on these kinds of device, as bits by their groups in the cluster.
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups);
+// Likewise of its NVMe drives.
+std::optional<Bytes> nvme_capacity(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups);
 
 }  // namespace parplan

@@ -175,6 +175,13 @@ std::optional<HostShare> slower(const std::optional<HostShare>& a, const std::op
                    .memory_bandwidth = std::min(a->memory_bandwidth, b->memory_bandwidth)};
 }
 
+std::optional<NvmeShare> slower(const std::optional<NvmeShare>& a, const std::optional<NvmeShare>& b) {
+  if (!a || !b) return std::nullopt;
+  return NvmeShare{.read = std::min(a->read, b->read),
+                   .write = std::min(a->write, b->write),
+                   .latency = std::max(a->latency, b->latency)};
+}
+
 DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
   DeviceKind both = a;
   both.name = a.name + "+" + b.name;
@@ -219,6 +226,8 @@ const NetworkCache::StageDevice& NetworkCache::device_of(const DeviceMesh& mesh,
     result.rates = result.device ? slower(result.rates, rates) : rates;
     const std::optional<HostShare> host = host_share(group, std::min(mesh.size(), group.devices_per_node()));
     result.host = result.device ? slower(result.host, host) : host;
+    const std::optional<NvmeShare> nvme = nvme_share(group, std::min(mesh.size(), group.devices_per_node()));
+    result.nvme = result.device ? slower(result.nvme, nvme) : nvme;
     result.device =
         std::make_shared<const DeviceKind>(result.device ? slower(*result.device, group.device) : group.device);
   }
@@ -237,7 +246,8 @@ CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, con
                   .blocks_launches = networks.engine().blocks_launches,
                   .fills_outputs = networks.engine().fills_outputs,
                   .networks = {},
-                  .host = device.host};
+                  .host = device.host,
+                  .nvme = device.nvme};
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));
@@ -330,6 +340,8 @@ Seconds filling_time(const Instruction& kernel, const CostModel& model) {
 }
 
 Seconds time_of(const Instruction& instruction, const CostModel& model) {
+  if (instruction.kind == InstructionKind::copy && is_of_file(instruction.stream))
+    return file_time(instruction.stream, communicated_bytes(instruction), model.nvme);
   if (instruction.kind == InstructionKind::copy)
     return host_copy_time(communicated_bytes(instruction), *model.device, model.rates, model.host);
   if (communicates(instruction.kind))

@@ -32,8 +32,9 @@ struct Execution {
   bool operator==(const Execution&) const = default;
 };
 static_assert(index_of(Stream::compute) == 0);
-// CPU ranks: one core does everything.
-inline constexpr Execution sequential_execution{.in_line = (1u << stream_count) - 1};
+// CPU ranks: one core does everything, but for reads and writes of files, which threads wait for.
+inline constexpr Execution sequential_execution{
+    .in_line = ((1u << stream_count) - 1) & ~(1u << index_of(Stream::to_nvme)) & ~(1u << index_of(Stream::from_nvme))};
 Execution execution_of(const DeviceKind& device, const Engine& engine);
 // What the host of an accelerator takes to submit an op; a CPU's ranks are their own host.
 inline Seconds host_per_op(const DeviceKind& device, const Engine& engine) {
@@ -52,6 +53,7 @@ struct CostModel {
   bool fills_outputs = false;                 // Engine::fills_outputs
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
   std::optional<HostShare> host = {};         // absent where cores are the devices, or nothing is known
+  std::optional<NvmeShare> nvme = {};         // absent where nothing is known
 
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
 };
@@ -81,6 +83,7 @@ class NetworkCache {
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
     std::optional<HostShare> host;
+    std::optional<NvmeShare> nvme;
   };
   const StageDevice& device(const DeviceMesh& mesh, int stage);
   // That of one replica's ranks alone, by its coordinate on the data axis.

@@ -16,6 +16,11 @@ Seconds host_copy_time(Bytes bytes, const DeviceKind& device, const DeviceRates&
   return host->latency + bytes / host->link;
 }
 
+Seconds file_time(Stream stream, Bytes bytes, const std::optional<NvmeShare>& nvme) {
+  PARPLAN_ASSERT(nvme.has_value() && is_of_file(stream), name(stream));
+  return nvme->latency + bytes / (stream == Stream::to_nvme ? nvme->write : nvme->read);
+}
+
 Seconds host_kernel_time(const Instruction& kernel, const DeviceKind& device, const DeviceRates& rates,
                          const std::optional<HostShare>& host) {
   if (!is_accelerator(device.backend)) return kernel_time(kernel.op, kernel.shape, kernel.type, device, rates);

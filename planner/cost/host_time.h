@@ -17,6 +17,10 @@ namespace parplan {
 Seconds host_copy_time(Bytes bytes, const DeviceKind& device, const DeviceRates& rates,
                        const std::optional<HostShare>& host);
 
+// A read or a write of a file on NVMe, by its stream: the drives' latency, and this rank's share of
+// their rate, which is known (lacks_nvme). Reads do not slow writes down.
+Seconds file_time(Stream stream, Bytes bytes, const std::optional<NvmeShare>& nvme);
+
 // A kernel by the host's processor: its traffic at the rate of memory that such kernels reach.
 Seconds host_kernel_time(const Instruction& kernel, const DeviceKind& device, const DeviceRates& rates,
                          const std::optional<HostShare>& host);

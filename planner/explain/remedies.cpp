@@ -55,6 +55,8 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
       others.assign(frugaler.begin(), frugaler.end());
     }
     for (const std::optional<ChoiceValue>& other : others) {
+      const Offload* const offload = other ? std::get_if<Offload>(&*other) : nullptr;
+      if (offload != nullptr && lacks_homes(request.cluster, *offload)) continue;
       SuggestRequest changed = request;
       changed.layout[choice->choice] = other;
       if (!fits(changed)) continue;
@@ -71,11 +73,10 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
 
 // What the search leaves out unless it is asked for. Cores have no memory but their host's.
 std::optional<Remedy> offloaded(const SuggestRequest& request) {
-  if (request.layout[Choice::offload] || lacks_host(request.cluster) || !is_accelerator(request.cluster.backend()))
-    return std::nullopt;
+  if (request.layout[Choice::offload] || !is_accelerator(request.cluster.backend())) return std::nullopt;
   const ChoiceRow& row = row_of(Choice::offload);
   for (const OffloadRow& one : offload_rows()) {
-    if (one.kind == Offload::none) continue;
+    if (one.kind == Offload::none || lacks_homes(request.cluster, one.kind)) continue;
     SuggestRequest changed = request;
     changed.layout[Choice::offload] = one.kind;
     if (!fits(changed)) continue;

@@ -15,6 +15,11 @@ bool repeats_parameters(const ParallelSpec& spec, Offload offload) {
   return includes(offload, Offload::parameters) && spec.replicas() > 1 && spec.zero_stage < 3;
 }
 
+// Moments in 8 bits, which have scales beside them, are not read from NVMe.
+bool drives_quantized_state(const TrainingSpec& training, Offload offload) {
+  return includes(offload, Offload::nvme) && training.optimizer == Optimizer::adamw_8bit;
+}
+
 }  // namespace
 
 std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& spec,
@@ -22,7 +27,8 @@ std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& tr
   std::vector<int> values;
   for (const OffloadRow& row : offload_rows())
     if (const int value = static_cast<int>(row.kind);
-        value <= most && (row.kind == Offload::none || is_own(training.engine)) && !repeats_parameters(spec, row.kind))
+        value <= most && (row.kind == Offload::none || is_own(training.engine)) &&
+        !repeats_parameters(spec, row.kind) && !drives_quantized_state(training, row.kind))
       values.push_back(value);
   std::ranges::sort(values);
   return values;
@@ -41,6 +47,10 @@ std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const Train
         "offload {} keeps parameters in host memory, of which each data-parallel rank has a shard with ZeRO stage 3, "
         "and zero_stage is {} on {} of them; legal: zero_stage 3, or offload {}",
         name(spec.offload), spec.zero_stage, spec.replicas(), name(without(spec.offload, Offload::parameters)));
+  if (is_own(training.engine) && drives_quantized_state(training, spec.offload))
+    return fmt::format("offload {} keeps the optimizer's state in fp32 on NVMe, and optimizer {} has it in 8 bits; "
+                       "legal: offload {}, or another optimizer",
+                       name(spec.offload), name(training.optimizer), name(without(spec.offload, Offload::nvme)));
   if (is_own(training.engine)) return std::nullopt;
   return fmt::format("offload {} is known of {} alone, and the engine is {}; leave offload or the engine out",
                      name(spec.offload), Engine{}.title, training.engine.name);

@@ -666,7 +666,7 @@ constexpr std::array rows = {
               .description = "what is kept in host memory: nothing, the optimizer's state, which the host's processor "
                              "then updates (ZeRO-Offload), what layers keep for their backward (activations); or "
                              "parts, joined by + in this order: optimizer, with it gradients, parameters (ZeRO-3); "
-                             "activations",
+                             "activations; optimizer:nvme has that state in files on NVMe (ZeRO-Infinity)",
               .get = get<&ParallelSpec::offload>,
               .set = set<&ParallelSpec::offload>,
               .named = offloads,

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/cluster/host_share.h"
 
 namespace parplan {
 namespace {
@@ -14,6 +15,11 @@ constexpr StateHomes update_on_host_memory{.optimizer = Home::host};
 constexpr StateHomes gradients_too{.gradients = Home::host, .optimizer = Home::host};
 constexpr StateHomes parameters_too{.parameters = Home::host, .optimizer = Home::host};
 constexpr StateHomes all_state{.parameters = Home::host, .gradients = Home::host, .optimizer = Home::host};
+
+constexpr StateHomes update_from_nvme{.optimizer = Home::nvme};
+constexpr StateHomes nvme_and_gradients{.gradients = Home::host, .optimizer = Home::nvme};
+constexpr StateHomes nvme_and_parameters{.parameters = Home::host, .optimizer = Home::nvme};
+constexpr StateHomes nvme_and_all{.parameters = Home::host, .gradients = Home::host, .optimizer = Home::nvme};
 
 constexpr OffloadRow rows[] = {
     {.kind = Offload::none, .name = "none", .phrase = "without anything in host memory"},
@@ -58,6 +64,45 @@ constexpr OffloadRow rows[] = {
                "memory",
      .state = all_state,
      .saved = Home::host},
+    {.kind = Offload::nvme | Offload::optimizer,
+     .name = "optimizer:nvme",
+     .phrase = "with the optimizer's state on NVMe",
+     .state = update_from_nvme},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::activations,
+     .name = "optimizer:nvme+activations",
+     .phrase = "with the optimizer's state on NVMe, and what layers keep for their backward in host memory",
+     .state = update_from_nvme,
+     .saved = Home::host},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::gradients,
+     .name = "optimizer:nvme+gradients",
+     .phrase = "with the optimizer's state on NVMe, and gradients in host memory",
+     .state = nvme_and_gradients},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::activations | Offload::gradients,
+     .name = "optimizer:nvme+gradients+activations",
+     .phrase = "with the optimizer's state on NVMe, and gradients and what layers keep for their backward in host "
+               "memory",
+     .state = nvme_and_gradients,
+     .saved = Home::host},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::parameters,
+     .name = "optimizer:nvme+parameters",
+     .phrase = "with the optimizer's state on NVMe, and parameters in host memory",
+     .state = nvme_and_parameters},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::activations | Offload::parameters,
+     .name = "optimizer:nvme+parameters+activations",
+     .phrase = "with the optimizer's state on NVMe, and parameters and what layers keep for their backward in host "
+               "memory",
+     .state = nvme_and_parameters,
+     .saved = Home::host},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::gradients | Offload::parameters,
+     .name = "optimizer:nvme+gradients+parameters",
+     .phrase = "with the optimizer's state on NVMe, and gradients and parameters in host memory",
+     .state = nvme_and_all},
+    {.kind = Offload::nvme | Offload::optimizer | Offload::activations | Offload::gradients | Offload::parameters,
+     .name = "optimizer:nvme+gradients+parameters+activations",
+     .phrase = "with the optimizer's state on NVMe, and gradients, parameters and what layers keep for their "
+               "backward in host memory",
+     .state = nvme_and_all,
+     .saved = Home::host},
 };
 
 }  // namespace
@@ -70,6 +115,12 @@ const OffloadRow& row_of(Offload offload) {
   const auto* const found = std::ranges::find(rows, offload, &OffloadRow::kind);
   PARPLAN_ASSERT(found != std::end(rows), fmt::format("offload {}", static_cast<int>(offload)));
   return *found;
+}
+
+std::optional<std::string> lacks_homes(const Cluster& cluster, Offload offload) {
+  if (offload == Offload::none) return std::nullopt;
+  if (std::optional<std::string> reason = lacks_host(cluster)) return reason;
+  return includes(offload, Offload::nvme) ? lacks_nvme(cluster) : std::nullopt;
 }
 
 const char* name(Offload offload) {

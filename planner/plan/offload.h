@@ -2,23 +2,35 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 
+#include "planner/cluster/cluster.h"
 #include "planner/plan/placement.h"
 
 namespace parplan {
 
-// What a rank keeps in its host's memory: nothing; the optimizer's state, with the parameters in
-// fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840);
-// what layers keep for their backward, copied out after the forward and back before the backward
-// (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
+// What a rank keeps in its host's memory, or on its drives: nothing; the optimizer's state, with
+// the parameters in fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021,
+// arXiv:2101.06840); what layers keep for their backward, copied out after the forward and back
+// before the backward (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
 // --cpu-offloading). Beside the optimizer's state: sums of gradients, which are on the device only
 // while a backward adds to them (DeepSpeed's offload_optimizer), and parameters, which are there
-// only while their block computes (offload_param; FSDP's CPUOffload is all three). Bits: rows hold
+// only while their block computes (offload_param; FSDP's CPUOffload is all three). With `nvme`, the
+// optimizer's state is in a file on the machine's NVMe drives, and on the host only while the host
+// updates a bucket (ZeRO-Infinity; DeepSpeed's offload_optimizer with device nvme). Bits: rows hold
 // the combinations that there are.
-enum class Offload : std::uint8_t { none = 0, optimizer = 1, activations = 2, gradients = 4, parameters = 8 };
+enum class Offload : std::uint8_t {
+  none = 0,
+  optimizer = 1,
+  activations = 2,
+  gradients = 4,
+  parameters = 8,
+  nvme = 16
+};
 inline constexpr std::array offload_parts = {Offload::optimizer, Offload::activations, Offload::gradients,
-                                             Offload::parameters};
+                                             Offload::parameters, Offload::nvme};
 constexpr Offload operator|(Offload a, Offload b) {
   return static_cast<Offload>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
@@ -42,5 +54,9 @@ struct OffloadRow {
 std::span<const OffloadRow> offload_rows();
 // InternalError where no row has it.
 const OffloadRow& row_of(Offload offload);
+
+// Why what it uses of the host, or of its NVMe drives, cannot be timed on the cluster; nothing
+// where it can.
+std::optional<std::string> lacks_homes(const Cluster& cluster, Offload offload);
 
 }  // namespace parplan

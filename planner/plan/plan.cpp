@@ -44,6 +44,7 @@ constexpr std::array<TimeKey, 2> time_keys_behind = {{
 }};
 constexpr const char* replica_key = "memory_replica";  // only where it is not the first
 constexpr const char* host_key = "memory_host_bytes";  // the same
+constexpr const char* nvme_key = "memory_nvme_bytes";  // the same
 constexpr const char* offload_key = "time_offload_s";  // only where there is some
 std::string exposed_key(Axis axis) {
   return fmt::format("time_{}_exposed_s", name(axis));
@@ -236,6 +237,7 @@ std::string write_result(const StepResult& result) {
   for (const MemoryKey& row : memory_keys) out += fmt::format("{}: {}\n", row.key, (result.memory.*row.part).count);
   if (result.memory.reserve.count > 0) out += fmt::format("{}: {}\n", reserve_key, result.memory.reserve.count);
   if (result.memory.host.count > 0) out += fmt::format("{}: {}\n", host_key, result.memory.host.count);
+  if (result.memory.nvme.count > 0) out += fmt::format("{}: {}\n", nvme_key, result.memory.nvme.count);
   out += fmt::format("memory_stage: {}\n", result.memory_stage);
   if (result.memory_replica > 0) out += fmt::format("{}: {}\n", replica_key, result.memory_replica);
   for (const Axis axis : inner_axes_first)
@@ -509,7 +511,7 @@ StepResult read_result(const YamlNode& node) {
   for_each_time([&](const TimeKey& row) { keys.push_back(row.key); });
   for_each_axis([&](Axis axis) { keys.insert(keys.end(), {exposed_key(axis), communication_key(axis)}); });
   for (const MemoryKey& row : memory_keys) keys.push_back(row.key);
-  keys.insert(keys.end(), {reserve_key, host_key, "memory_stage", replica_key, offload_key});
+  keys.insert(keys.end(), {reserve_key, host_key, nvme_key, "memory_stage", replica_key, offload_key});
   node.allow_keys(keys);
   StepResult result;
   for_each_time([&](const TimeKey& row) { result.time.*row.part = read_time(node.at(row.key)); });
@@ -521,6 +523,7 @@ StepResult read_result(const YamlNode& node) {
   for (const MemoryKey& row : memory_keys) result.memory.*row.part = read_part(node.at(row.key));
   if (const auto reserve = node.find(reserve_key)) result.memory.reserve = read_part(*reserve);
   if (const auto host = node.find(host_key)) result.memory.host = read_part(*host);
+  if (const auto nvme = node.find(nvme_key)) result.memory.nvme = read_part(*nvme);
   if (const auto stage = node.find("memory_stage")) result.memory_stage = read_int(*stage, 0);
   if (const auto replica = node.find(replica_key)) result.memory_replica = read_int(*replica, 0);
   for_each_axis([&](Axis axis) {
@@ -618,8 +621,7 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
                                         device_name(plan.cluster), name(plan.cluster.backend())));
   plan.training = read_training(root.at("training"));
   plan.spec = read_layout(root.at("layout"), plan.training, plan.cluster.devices());
-  if (const auto reason = lacks_host(plan.cluster); reason && plan.spec.offload != Offload::none)
-    root.at("cluster").fail(*reason);
+  if (const auto reason = lacks_homes(plan.cluster, plan.spec.offload)) root.at("cluster").fail(*reason);
   plan.placements = read_placements(root.at("placements"), plan.spec);
   plan.schedule = read_schedule(root.at("schedule"), plan.spec, micro_batches(plan.spec, plan.training));
   plan.prediction = read_result(root.at("prediction"));

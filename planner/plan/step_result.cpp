@@ -84,7 +84,7 @@ CommunicationVolume& operator+=(CommunicationVolume& volume, const Communication
 
 const char* name(MemoryCategory category) { return row(category).name; }
 Bytes& MemoryUse::part(MemoryCategory category, Home home) {
-  return home == Home::device ? this->*row(category).part : host;
+  return home == Home::device ? this->*row(category).part : home == Home::host ? host : nvme;
 }
 
 }  // namespace parplan

@@ -63,9 +63,10 @@ struct MemoryUse {
   Bytes overhead;
   Bytes reserve = {};
   Bytes host = {};  // the arena in the host's memory, of all categories
+  Bytes nvme = {};  // likewise of the file on its NVMe drives
 
   Bytes arena() const { return parameters + gradients + optimizer + activations + buffers; }
-  Bytes arena(Home home) const { return home == Home::device ? arena() : host; }
+  Bytes arena(Home home) const { return home == Home::device ? arena() : home == Home::host ? host : nvme; }
   Bytes peak() const { return arena() + reserve + overhead; }
   // What a buffer counts as: its category on the device, else its home.
   Bytes& part(MemoryCategory category, Home home = Home::device);

@@ -102,14 +102,21 @@ Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpe
   return instruction;
 }
 
-Instruction copy_to(Home home, DataType type) {
+Instruction copy_on(Stream stream, DataType type) {
   Instruction instruction;
   instruction.kind = InstructionKind::copy;
-  instruction.stream = home == Home::host ? Stream::to_host : Stream::from_host;
+  instruction.stream = stream;
   instruction.label = Label::offload;
   instruction.type = type;
-  instruction.name = home == Home::host ? "to host" : "from host";
+  instruction.name = stream == Stream::to_host     ? "to host"
+                     : stream == Stream::from_host ? "from host"
+                     : stream == Stream::to_nvme   ? "to NVMe"
+                                                   : "from NVMe";
   return instruction;
+}
+
+Instruction copy_to(Home home, DataType type) {
+  return copy_on(home == Home::host ? Stream::to_host : Stream::from_host, type);
 }
 
 DataType reduced_type(const TrainingSpec& training) {

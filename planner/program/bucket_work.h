@@ -26,7 +26,9 @@ Instruction sum_of_squares_on_host(std::int64_t elements);  // by its processor
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training);
 // The same by the host's processor; in fp32 it updates the master copy, the only one there.
 Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpec& training);
-// A copy of `type`, without operands, on the stream to the home.
+// A copy of `type`, without operands, on its stream.
+Instruction copy_on(Stream stream, DataType type);
+// Between the device and the host, on the stream to the home.
 Instruction copy_to(Home home, DataType type);
 
 // Copies what one micro-batch's backward left in half precision into one tensor, and widens it
@@ -85,13 +87,20 @@ inline std::int64_t bucket_alignment(const TrainingSpec& training) {
   return optimizer_state(training).quantized ? quantization_block : 16;
 }
 
-// Whether the host's processor updates the parameters, where their state is.
-inline bool updates_on_host(const StateHomes& homes) { return homes.optimizer == Home::host; }
+// Whether the host's processor updates the parameters: where their state is in its memory, or in a
+// file that it reads and writes.
+inline bool updates_on_host(const StateHomes& homes) {
+  return homes.optimizer != Home::device;
+}
 // Then the state has a master copy in fp32, too, unless the parameters are such a copy themselves.
 inline OptimizerState optimizer_state(const TrainingSpec& training, const StateHomes& homes) {
   OptimizerState state = optimizer_state(training);
   state.master |= updates_on_host(homes) && homes.parameters == Home::device;
   return state;
+}
+inline std::int64_t bytes_of_state(const TrainingSpec& training, const StateHomes& homes) {
+  const OptimizerState state = optimizer_state(training, homes);
+  return state_bytes * (int{state.first_moment} + int{state.second_moment} + int{state.master});
 }
 
 }  // namespace parplan

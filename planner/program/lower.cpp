@@ -130,7 +130,7 @@ void count_communication(Program& program) {
     program.communication += of_segment[call.segment];
     for (const Instruction& instruction : program.segments[call.segment].instructions)
       if (instruction.kind == InstructionKind::copy)
-        program.copied[home_of_copy(instruction)] += Bytes(instruction.operands.back().bytes);
+        copied_on(program.copied, instruction.stream) += Bytes(instruction.operands.back().bytes);
   }
 }
 

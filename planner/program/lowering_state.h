@@ -111,6 +111,7 @@ struct Lowering {
     bool holds_gradients = false;  // of uses since the last reduction
   };
   std::map<int, UnreducedTied> unreduced_tied;
+  std::vector<int> staged_state;      // on the host, for optimizer state on NVMe
   std::vector<int> staged_gradients;  // sums that are on the host while a backward adds to them
   // By bucket: whether an earlier backward of the step has left such a sum on the host.
   std::vector<char> has_sum;
@@ -133,7 +134,9 @@ struct Lowering {
   int gathers = 0;
   int frozen_gathers = 0;
   int reductions = 0;
-  int stagings = 0, stagings_for_weights = 0, gradient_stagings = 0;
+  int stagings = 0, stagings_for_weights = 0, gradient_stagings = 0, state_stagings = 0;
+  // By bucket with its optimizer state on NVMe: the buffer on the host that has been read for it.
+  std::map<std::size_t, int> state_in;
   // Calls are many, and few differ in more than their buffers. Where the bindings of a Segment
   // stand in what `add_call` is given, by Segment; the Segments of `call_again`, by what they move.
   std::vector<std::vector<std::size_t>> bound_at;
@@ -184,6 +187,10 @@ bool sums_squares_on_host(const Lowering& lowering);             // offload.cpp
 void begin_norm_on_host(Lowering& lowering);                     // offload.cpp
 void return_norm(Lowering& lowering);                            // offload.cpp
 void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
+// Where the optimizer's state is on NVMe (offload_state.cpp): reads for the first buckets, ahead of
+// the forward; and once a bucket is updated, the write of its state, and the read for a later one.
+void begin_reads_of_state(Lowering& lowering);
+void write_state(Lowering& lowering, std::size_t bucket);
 // Where sums of a bucket's gradients are on the host (offload_gradients.cpp): a buffer on the
 // device with what earlier backwards of the step have left, or zeros, for a backward to add to; and
 // its copy out, after the last one of this rank's shard alone.
@@ -257,6 +264,13 @@ BucketRange shard_of(const Bucket& bucket);
 Piece gradient_piece(const Lowering& lowering, std::size_t bucket, int buffer, BucketRange range, Access access);
 Piece parameter_piece(const Lowering& lowering, std::size_t bucket, BucketRange range, Access access);
 Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access);
+// Where an update finds a bucket's state for these elements: in the state's own buffers, or in the
+// buffer on the host that was read for it from NVMe. In offload_state.cpp.
+struct StatePieces {
+  std::optional<Piece> first_moment, second_moment, master;
+  std::optional<Piece> first_scales, second_scales;  // of moments in 8 bits
+};
+StatePieces state_pieces(const Lowering& lowering, std::size_t bucket, BucketRange range);
 // The same collective on every piece, on the stream of its axis.
 void collective(Lowering& lowering, std::string name, InstructionKind kind, GroupKey group,
                 const std::vector<Piece>& pieces, DataType type = DataType::fp32);

@@ -153,6 +153,8 @@ const char* words(BufferRole role) {
     case BufferRole::second_scales: return "scales of the second moment of {}";
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
+    case BufferRole::staged_state:
+      return "optimizer state on its way to and from NVMe {}";
     case BufferRole::host_gradients: return "gradients of {} for the host";
     case BufferRole::host_parameters: return "parameters of {} from the host";
     case BufferRole::host_norm: return "gradient norm for the host";
@@ -219,6 +221,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::second_scales: bucket().second_scales = number; break;
     case BufferRole::master: bucket().master = number; break;
     case BufferRole::loss_scale: program.loss_scale_buffer = number; break;
+    case BufferRole::staged_state:
+      lowering.staged_state.push_back(number);
+      break;
     case BufferRole::host_gradients: bucket().host_gradients = number; break;
     case BufferRole::host_parameters: bucket().host_parameters = number; break;
     case BufferRole::host_norm: program.host_norm_buffer = number; break;
@@ -314,7 +319,7 @@ void make_buffers(Lowering& lowering) {
     // Backwards, so that what most stages fill comes last: the largest block in the first slot.
     for (int slot = buffers[i].slots; slot-- > 0;)
       for (std::size_t b = end; b-- > i;)
-        if (buffers[b].home == Home::host) add(buffers[b], slot);
+        if (buffers[b].home != Home::device) add(buffers[b], slot);
     i = end;
   }
 }

@@ -70,7 +70,8 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
           .buffers = on_device(MemoryCategory::buffers),
           .overhead = {},
           .reserve = reserve,
-          .host = bytes[part_of({}, Home::host)]};
+          .host = bytes[part_of({}, Home::host)],
+          .nvme = bytes[part_of({}, Home::nvme)]};
 }
 
 // Places the buffers of each home one after another, each aligned.

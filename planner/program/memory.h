@@ -71,6 +71,11 @@ inline constexpr std::int64_t buffer_alignment = 256;
 // copied out.
 inline constexpr int staging_buffers = 3;
 
+// As many on the host for the optimizer's state on NVMe: one bucket's is updated in one, the next
+// one's is read into another, and a third is written back (ZeRO-Infinity, Rajbhandari et al. 2021,
+// arXiv:2104.07857; DeepSpeed's pipeline_read and pipeline_write).
+inline constexpr int state_buffers = 3;
+
 // Whether sums of gradients are on the host, and on the device only while a backward adds to them.
 // Those of a tied parameter add up over several blocks, and stay on the device.
 inline bool stages_gradients(const BucketSizes& bucket) {
@@ -105,6 +110,7 @@ enum class BufferRole {
   master,
   host_parameters,  // updated on the host in half precision, to be copied to the device
   loss_scale,
+  staged_state,     // on the host, of a bucket whose optimizer state is on NVMe, while it is updated
   host_gradients,   // of this rank's shard, for an update on the host
   host_norm,        // a copy for such updates; where gradients are on the host, summed there
   host_loss_scale,  // the same
@@ -114,11 +120,11 @@ enum class BufferRole {
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
   staged_gradients,  // sums on the host, while a backward adds to them
-  saved,        // by a block's forward for its backward
-  head,         // the same of the last block, where it has slots of its own
-  for_weights,  // by a block's forward for its backward_weights
-  left,         // by a block's backward_inputs for its backward_weights
-  staged,       // on the device, what a block has saved on the host
+  saved,             // by a block's forward for its backward
+  head,              // the same of the last block, where it has slots of its own
+  for_weights,       // by a block's forward for its backward_weights
+  left,              // by a block's backward_inputs for its backward_weights
+  staged,            // on the device, what a block has saved on the host
   staged_for_weights,
   input,   // an activation from another rank, until its backward
   output,  // an activation on its way to another rank
@@ -217,6 +223,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     visit_as(state.master, BufferRole::master, elements * state_bytes);
   });
   bool any_on_host = false;
+  std::int64_t staged_buckets = 0, staged_state = 0;
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.frozen || !updates_on_host(bucket.homes)) return;
     any_on_host = true;
@@ -230,7 +237,16 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
              shard * gradient_bytes(training));
     visit_as(bucket.homes.parameters == Home::device && is_half(training.precision), BufferRole::host_parameters,
              MemoryCategory::parameters, shard * element);
+    if (bucket.homes.optimizer != Home::nvme || shard * bytes_of_state(training, bucket.homes) == 0) return;
+    staged_buckets += bucket.times;
+    staged_state = std::max(staged_state, shard * bytes_of_state(training, bucket.homes));
   });
+  if (staged_buckets > 0)
+    visit(RankBuffer{.role = BufferRole::staged_state,
+                     .category = MemoryCategory::buffers,
+                     .home = Home::host,
+                     .bytes = staged_state,
+                     .slots = static_cast<int>(std::min<std::int64_t>(staged_buckets, state_buffers))});
   const auto on_host = [&](BufferRole role, std::int64_t bytes) {
     visit(RankBuffer{.role = role, .category = MemoryCategory::buffers, .home = Home::host, .bytes = bytes});
   };

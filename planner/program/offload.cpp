@@ -110,9 +110,11 @@ void copy_updated_parameters(Lowering& lowering, int index) {
     return;
   const DataType type = in_memory(lowering.job.training.precision);
   const BucketRange shard = shard_of(bucket);
+  Piece updated = bucket.host_parameters ? in_shard(bucket, *bucket.host_parameters, shard, size_of(type), Access::read)
+                                         : *state_pieces(lowering, static_cast<std::size_t>(index), shard).master;
+  updated.access = Access::read;
   copy(lowering, "offload.parameters", Home::device, type,
-       {{in_shard(bucket, bucket.host_parameters.value_or(*bucket.master), shard, size_of(type), Access::read),
-         parameter_piece(lowering, index, shard, Access::write)}});
+       {{updated, parameter_piece(lowering, index, shard, Access::write)}});
 }
 
 }  // namespace parplan

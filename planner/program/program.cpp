@@ -17,7 +17,8 @@ constexpr const char* stream_names[] = {"compute",       "tensor",       "data",
                                         "send_previous", "receive_next", "context", "expert",    "to_host",
                                         "from_host",     "host",         "ring_send", "ring_receive",
                                         "send_next_on_return",     "receive_previous_on_return",
-                                        "send_previous_on_return", "receive_next_on_return"};
+                                        "send_previous_on_return", "receive_next_on_return",
+                                        "to_nvme",       "from_nvme"};
 static_assert(std::size(stream_names) == stream_count);
 
 constexpr const char* instruction_names[] = {"kernel",         "all_reduce_sum", "all_reduce_max", "all_gather",

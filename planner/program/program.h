@@ -19,9 +19,10 @@ namespace parplan {
 
 // In-order queues of a device: one for computation, one for the collectives of each axis but the
 // pipeline's, one for each direction of transfers between stages (and as many for those on the way
-// back of a V), one for each direction of copies between the homes, one for what the host's
-// processor computes, and one for each direction of transfers around the rings of the context and
-// the tensor axis. Only events order work on different streams.
+// back of a V), one for each direction of copies between the device and the host, and between the
+// host and its NVMe drives, one for what the host's processor computes, and one for each direction
+// of transfers around the rings of the context and the tensor axis. Only events order work on
+// different streams.
 enum class Stream {
   compute,
   tp,
@@ -41,6 +42,8 @@ enum class Stream {
   receive_previous_on_return,
   send_previous_on_return,
   receive_next_on_return,
+  to_nvme,
+  from_nvme,
   count_
 };
 inline constexpr std::size_t stream_count = count_of<Stream>;
@@ -223,8 +226,8 @@ using BufferIds = boost::container::small_vector<int, 8>;
 //   gather           {own (read), whole (write)}, or {own} but on the first rank, which puts one
 //                    rank's after another's
 //   scatter          {own (write), whole (read)}, or {own} but on the first rank: the reverse
-//   copy             {from (read), to (write)}, of equal size, in different homes: on the stream
-//                    to_host to the host, on from_host to the device
+//   copy             {from (read), to (write)}, of equal size, in the homes that its stream names
+//                    (homes_of_copies): between device and host, or between host and file
 // Chunk i of n elements over r ranks is [n*i/r, n*(i+1)/r).
 struct Instruction {
   InstructionKind kind{};
@@ -242,9 +245,33 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-// The home that a copy goes to.
-inline Home home_of_copy(const Instruction& instruction) {
-  return instruction.stream == Stream::to_host ? Home::host : Home::device;
+// The homes that the copies on a stream go between; nothing for streams that have none.
+struct CopyHomes {
+  Home from{}, to{};
+};
+constexpr std::optional<CopyHomes> homes_of_copies(Stream stream) {
+  switch (stream) {
+    case Stream::to_host:
+      return CopyHomes{Home::device, Home::host};
+    case Stream::from_host:
+      return CopyHomes{Home::host, Home::device};
+    case Stream::to_nvme:
+      return CopyHomes{Home::host, Home::nvme};
+    case Stream::from_nvme:
+      return CopyHomes{Home::nvme, Home::host};
+    default:
+      return std::nullopt;
+  }
+}
+// Whether its copies read or write a file, which goes on beside all other work, also of CPU ranks.
+constexpr bool is_of_file(Stream stream) {
+  return stream == Stream::to_nvme || stream == Stream::from_nvme;
+}
+// Bytes by the homes that they are copied from, then to.
+using CopiedBytes = PerHome<PerHome<Bytes>>;
+inline Bytes& copied_on(CopiedBytes& copied, Stream stream) {
+  const CopyHomes homes = homes_of_copies(stream).value();
+  return copied[homes.from][homes.to];
 }
 
 // A straight-line piece of work, repeated for every layer and micro-batch of its kind. Its side
@@ -360,7 +387,7 @@ struct Program {
   PerHome<std::int64_t> arena_bytes;     // sizes to allocate: the ends of the last buffers
   MemoryUse memory;
   CommunicationVolume communication;
-  PerHome<Bytes> copied;  // into each home from the other, in a step
+  CopiedBytes copied;  // in a step
 
   // Empty where this rank has no such group.
   const std::vector<int>& group(GroupKey key) const;

@@ -16,18 +16,6 @@ namespace {
 // The place of elements [begin, end) of a bucket in its gradient, parameter and optimizer buffers.
 using Range = BucketRange;
 
-Piece state_piece(const Bucket& bucket, int buffer, Range range) {
-  return in_shard(bucket, buffer, range, state_bytes, Access::update);
-}
-
-// The scales of its blocks, of which a range of parameters has whole ones (bucket_alignment).
-Piece scale_piece(const Bucket& bucket, int buffer, Range range) {
-  const Range blocks{quantization_blocks(range.begin - bucket.shard_begin),
-                     quantization_blocks(range.end - bucket.shard_begin)};
-  PARPLAN_ASSERT((range.begin - bucket.shard_begin) % quantization_block == 0, bucket.name);
-  return {buffer, blocks.begin * state_bytes, (blocks.end - blocks.begin) * state_bytes, Access::update};
-}
-
 Piece loss_scale_piece(const Program& program, Access access) {
   return {*program.loss_scale_buffer, 0, sizeof(LossScale), access};
 }
@@ -171,7 +159,8 @@ void compute_norm(Lowering& lowering) {
 // What an update finds in one home.
 struct UpdateOperands {
   Piece gradient, parameter;
-  std::optional<Piece> norm, master, loss_scale;
+  std::optional<Piece> norm, loss_scale;
+  StatePieces state;
 };
 
 UpdateOperands operands_on_device(const Lowering& lowering, std::size_t index, Range range) {
@@ -180,10 +169,9 @@ UpdateOperands operands_on_device(const Lowering& lowering, std::size_t index, R
   UpdateOperands operands{.gradient = gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
                           .parameter = parameter_piece(lowering, index, range, Access::update),
                           .norm = {},
-                          .master = {},
-                          .loss_scale = {}};
+                          .loss_scale = {},
+                          .state = state_pieces(lowering, index, range)};
   if (program.norm_buffer) operands.norm = {*program.norm_buffer, 0, 4, Access::read};
-  if (bucket.master) operands.master = state_piece(bucket, *bucket.master, range);
   if (program.loss_scale_buffer) operands.loss_scale = loss_scale_piece(program, Access::read);
   return operands;
 }
@@ -198,8 +186,8 @@ UpdateOperands operands_on_host(const Lowering& lowering, std::size_t index, Ran
   if (bucket.host_parameters)
     operands.parameter =
         in_shard(bucket, *bucket.host_parameters, range, size_of(training.precision), Access::update);
-  else if (bucket.master && !is_half(training.precision))
-    operands.parameter = *std::exchange(operands.master, std::nullopt);
+  else if (operands.state.master && !is_half(training.precision))
+    operands.parameter = *std::exchange(operands.state.master, std::nullopt);
   if (operands.norm) operands.norm->buffer = *program.host_norm_buffer;
   if (operands.loss_scale) operands.loss_scale->buffer = *program.host_loss_scale_buffer;
   return operands;
@@ -216,12 +204,9 @@ void update(Lowering& lowering, std::size_t index) {
         (on_host ? update_on_host : update_parameters)(range.end - range.begin, decays, lowering.job.training));
     const UpdateOperands operands = (on_host ? operands_on_host : operands_on_device)(lowering, index, range);
     std::vector<Piece>& all = pieces.emplace_back(std::vector{operands.gradient, operands.parameter});
-    const OptimizerState state = optimizer_state(lowering.job.training);
-    for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment})
-      if (buffer) all.push_back(in_shard(bucket, *buffer, range, state.moment_bytes(1), Access::update));
-    for (const std::optional<int> buffer : {bucket.first_scales, bucket.second_scales})
-      if (buffer) all.push_back(scale_piece(bucket, *buffer, range));
-    for (const std::optional<Piece>& piece : {operands.norm, operands.master, operands.loss_scale})
+    const StatePieces& state = operands.state;
+    for (const std::optional<Piece>& piece : {state.first_moment, state.second_moment, state.first_scales,
+                                              state.second_scales, operands.norm, state.master, operands.loss_scale})
       if (piece) all.push_back(*piece);
   };
   for (const bool decays : {true, false})
@@ -303,6 +288,7 @@ void begin_step(Lowering& lowering) {
   if (program.norm_buffer) clear(lowering, *program.norm_buffer);
   if (sums_squares_on_host(lowering)) begin_norm_on_host(lowering);
   if (program.loss_buffer) clear(lowering, *program.loss_buffer);
+  begin_reads_of_state(lowering);
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});
 }
 
@@ -320,8 +306,16 @@ void end_step(Lowering& lowering) {
   for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_other_gradients(lowering, static_cast<int>(i));
   if (program.norm_buffer) compute_norm(lowering);
   copy_norm(lowering);
-  for (std::size_t i = 0; i < program.buckets.size(); ++i) update(lowering, i);
-  for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_updated_parameters(lowering, static_cast<int>(i));
+  // Of those that share buffers for their state, one is done with before a later one is read.
+  const auto shares = [&](std::size_t bucket) { return lowering.state_in.contains(bucket); };
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) {
+    update(lowering, i);
+    if (!shares(i)) continue;
+    copy_updated_parameters(lowering, static_cast<int>(i));
+    write_state(lowering, i);
+  }
+  for (std::size_t i = 0; i < program.buckets.size(); ++i)
+    if (!shares(i)) copy_updated_parameters(lowering, static_cast<int>(i));
   if (program.loss_scale_buffer && !lowering.is_replica()) update_loss_scale(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_in_place(lowering, i);
   if (program.loss_buffer) reduce_loss(lowering);

@@ -182,19 +182,20 @@ class StructureCheck {
   static std::string wrong_with_copy(const Instruction& instruction) {
     const std::int64_t from = instruction.operands.front().bytes, to = instruction.operands.back().bytes;
     if (from != to) return fmt::format("{} takes {} B to {} B", describe(instruction), from, to);
-    if (instruction.stream != Stream::to_host && instruction.stream != Stream::from_host)
+    if (!homes_of_copies(instruction.stream))
       return fmt::format("{} is on stream {}", describe(instruction), name(instruction.stream));
     return "";
   }
 
   // The homes that follow from an instruction: those of a copy's operands, and the host for what
-  // its processor touches. A device reaches any memory.
+  // its processor touches. A device reaches any memory, and nothing but a copy a file.
   static std::optional<Home> wanted_home(const Instruction& instruction, std::size_t operand) {
     if (instruction.kind == InstructionKind::kernel)
       return instruction.home == Home::host ? std::optional(Home::host) : std::nullopt;
     if (instruction.kind != InstructionKind::copy) return std::nullopt;
-    const bool is_target = operand == 1;
-    return is_target == (home_of_copy(instruction) == Home::host) ? Home::host : Home::device;
+    const std::optional<CopyHomes> homes = homes_of_copies(instruction.stream);
+    if (!homes) return std::nullopt;
+    return operand == 1 ? homes->to : homes->from;
   }
 
   static bool overlap(const Operand& a, const Operand& b) {
@@ -251,6 +252,9 @@ class StructureCheck {
         if (const std::optional<Home> home = wanted_home(instruction, o); home && *home != buffer.home)
           fault(c, static_cast<int>(i), "wrong home: {} on stream {} uses '{}', which is on the {}",
                 describe(instruction), name(instruction.stream), buffer.name, name(buffer.home));
+        else if (!home && buffer.home == Home::nvme)
+          fault(c, static_cast<int>(i), "wrong home: {} on stream {} uses '{}', which is in a file",
+                describe(instruction), name(instruction.stream), buffer.name);
         if (operand.offset < 0 || operand.bytes < 0 || end > buffer.bytes)
           fault(c, static_cast<int>(i), "operand out of range: {} uses bytes [{}, {}) of '{}', which has {} B",
                 describe(instruction), operand.offset, end, buffer.name, buffer.bytes);

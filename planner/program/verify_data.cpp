@@ -43,6 +43,8 @@ struct State {
   bool unread = false;   // written, and not read since
   bool uncopied = false;  // a sum of gradients that is on its way to the host, and not there yet
   int freed_by = 0;      // call, where it is freed
+  int of_file = -1;      // the buffer on NVMe that it was read from; -1: none
+  bool unwritten = false;  // updated since, and not written back
   Stream writer_stream{};
   Touch writer;
   std::array<Touch, stream_count> readers;  // last since the last write, per stream
@@ -247,6 +249,12 @@ class DataCheck {
                 fmt::format("dropped copy: frees sums of gradients in {}, which nothing has copied to the host",
                             bytes_of(id, interval.begin, interval.end)));
         interval.state.uncopied = false;
+        if (interval.state.unwritten)
+          fault(Rule::reduction, c, {},
+                fmt::format("dropped write: frees {}, which the host has updated and not written to '{}'",
+                            bytes_of(id, interval.begin, interval.end), buffer(interval.state.of_file).name));
+        interval.state.of_file = -1;
+        interval.state.unwritten = false;
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
         State& freed = interval.state;
@@ -274,6 +282,7 @@ class DataCheck {
     }
     check_reductions(call, c, i, instruction);
     if (optimizer && instruction.op == OpKind::adamw_8bit) check_blocks(call, c, i, instruction);
+    check_state(call, c, i, instruction);
 
     const std::vector<std::vector<Mark>> before = marks(call, instruction);
     const Touch touch{++clock[index_of(instruction.stream)], c, i};
@@ -295,6 +304,8 @@ class DataCheck {
         state.readers.fill({});
         state.unread = operand.access == Access::write || bound(call, operand) == program_.host_norm_buffer;
         state.uncopied = is_staged_[bound(call, operand)] != 0 && instruction.kind != InstructionKind::copy;
+        if (operand.access == Access::write) state.of_file = -1;
+        state.unwritten = operand.access != Access::write && state.of_file >= 0;
         if (operand.access == Access::write)
           state.partial = state.across = state.reduced = state.stale = state.outdated = false;
         if (gradient) state.partial = true;
@@ -306,6 +317,7 @@ class DataCheck {
     pass_marks(call, instruction, before);
     if (optimizer) update_parameters(call, instruction);
     if (instruction.kind == InstructionKind::copy) {
+      move_state(call, instruction);
       return_parameters(call, instruction);
       take_sums(call, instruction);
     }
@@ -392,6 +404,10 @@ class DataCheck {
             fmt::format("dropped copy: {} writes over sums of gradients in {}, to which no backward has added since "
                         "call {} wrote them",
                         describe(instruction), bytes_of(id, interval.begin, interval.end), state.writer.call));
+    if (state.unwritten)
+      fault(Rule::reduction, c, i,
+            fmt::format("dropped write: {} writes over {}, which the host has updated and not written to '{}'",
+                        describe(instruction), bytes_of(id, interval.begin, interval.end), buffer(state.of_file).name));
     if (id == program_.host_norm_buffer && state.unread && state.writer_stream == Stream::host)
       fault(Rule::reduction, c, i,
             fmt::format("dropped copy: {} writes over the host's sum of squares, which is not on the device",
@@ -408,6 +424,11 @@ class DataCheck {
           fault(Rule::reduction, interval.state.writer.call, interval.state.writer.instruction,
                 fmt::format("dropped copy: nothing has copied sums of gradients in {} to the host",
                             bytes_of(static_cast<int>(b), interval.begin, interval.end)));
+        else if (interval.state.unwritten)
+          fault(Rule::reduction, interval.state.writer.call, interval.state.writer.instruction,
+                fmt::format("dropped write: nothing has written {}, which the host has updated, to '{}'",
+                            bytes_of(static_cast<int>(b), interval.begin, interval.end),
+                            buffer(interval.state.of_file).name));
         else if (is_lost(static_cast<int>(b), interval.state))
           fault(Rule::definition, interval.state.writer.call, interval.state.writer.instruction,
                 fmt::format("lost value: nothing reads {}, which call {} wrote",
@@ -551,6 +572,72 @@ class DataCheck {
             fmt::format("wrong reduction: {} sums {}, of which the ranks of the {} group ({}) hold no copies",
                         describe(instruction), bytes_of(bound(call, gradient), end, gradient.offset + gradient.bytes),
                         name(instruction.group), list_ranks(program_.group(instruction.group))));
+  }
+
+  // State that goes through the host -------------------------------------------------------------
+
+  // Which bucket has a buffer in the file.
+  const Bucket* bucket_of_state(int id) const {
+    for (const Bucket& bucket : program_.buckets)
+      if (bucket.first_moment == id || bucket.second_moment == id || bucket.master == id) return &bucket;
+    return nullptr;
+  }
+
+  // State returns to where it was read from; an update works on one bucket's gradients and state;
+  // and what goes to the device from there is the bucket's own master copy.
+  void check_state(const Call& call, int c, int i, const Instruction& instruction) {
+    if (instruction.operands.empty()) return;
+    const Operand &first = instruction.operands.front(), &last = instruction.operands.back();
+    const auto is_from = [&](const Operand& operand, const auto& is_right) {
+      for (const Interval& interval : bytes(call, operand)) {
+        const int file = interval.state.of_file;
+        if (file < 0 || is_right(file)) continue;
+        fault(Rule::reduction, c, i,
+              fmt::format("wrong state: {} takes {}, which was read from '{}', for '{}'", describe(instruction),
+                          bytes_of(bound(call, operand), interval.begin, interval.end), buffer(file).name,
+                          buffer(bound(call, instruction.kind == InstructionKind::copy ? last : first)).name));
+        return;
+      }
+    };
+    if (instruction.kind == InstructionKind::copy) {
+      const int to = bound(call, last);
+      if (buffer(to).home == Home::nvme) {
+        is_from(first, [&](int file) { return file == to; });
+        for (const Interval& interval : bytes(call, first))
+          if (interval.state.of_file < 0)
+            return fault(
+                Rule::reduction, c, i,
+                fmt::format("wrong state: {} takes {}, which nothing has read from '{}'", describe(instruction),
+                            bytes_of(bound(call, first), interval.begin, interval.end), buffer(to).name));
+      } else {
+        is_from(first, [&](int file) {
+          const Bucket* bucket = bucket_of_state(file);
+          return bucket != nullptr && bucket->parameters == to && bucket->master == file;
+        });
+      }
+    }
+    if (is_optimizer(instruction) && instruction.home == Home::host) {
+      const int gradients = bound(call, first);
+      for (const Operand& operand : instruction.operands)
+        if (bound(call, operand) == program_.host_norm_buffer)
+          for (const Interval& interval : bytes(call, operand))
+            if (interval.state.writer_stream == Stream::host)
+              return fault(Rule::reduction, c, i,
+                           fmt::format("dropped copy: {} reads the host's own sum of squares, not that of all ranks",
+                                       describe(instruction)));
+      for (const Operand& operand : instruction.operands)
+        is_from(operand, [&](int file) {
+          const Bucket* bucket = bucket_of_state(file);
+          return bucket != nullptr && (bucket->gradients == gradients || bucket->host_gradients == gradients);
+        });
+    }
+  }
+  void move_state(const Call& call, const Instruction& instruction) {
+    const Operand &source = instruction.operands.front(), &target = instruction.operands.back();
+    if (instruction.stream == Stream::from_nvme)
+      for (Interval& interval : bytes(call, target)) interval.state.of_file = bound(call, source);
+    if (instruction.stream == Stream::to_nvme)
+      for (Interval& interval : bytes(call, source)) interval.state.unwritten = false;
   }
 
   // The master's sum is whole afterwards; what a replica has sent, it must not send again.
@@ -699,16 +786,30 @@ class DataCheck {
     const std::int64_t element = size_of(instruction.type);
     for (const Bucket& bucket : program_.buckets) {
       const bool on_host = instruction.home == Home::host && buffer(bucket.parameters).home == Home::device &&
-                           (bucket.master == id || bucket.host_parameters == id);
+                           (bucket.master == id || bucket.host_parameters == id || is_read_for(bucket, id));
       if (on_host) {
         const Operand& updated = instruction.operands[1];
-        const std::int64_t shift = begin_of_shard(bucket, element);
+        // State that was read from NVMe lies part after part.
+        const std::int64_t shift =
+            begin_of_shard(bucket, element) - (is_read_for(bucket, id) ? begin_of_master(bucket) : 0);
         for (Interval& interval : contents_[bucket.parameters].within(shift + updated.offset,
                                                                       shift + updated.offset + updated.bytes))
           interval.state.outdated = true;
       }
       if (bucket.parameters == id) others_are_stale(bucket, element);
     }
+  }
+  // Whether a buffer on the host holds the bucket's master copy from NVMe.
+  bool is_read_for(const Bucket& bucket, int id) {
+    return bucket.master && buffer(*bucket.master).home == Home::nvme &&
+           std::ranges::any_of(contents_[id].all(),
+                               [&](const Interval& interval) { return interval.state.of_file == *bucket.master; });
+  }
+  std::int64_t begin_of_master(const Bucket& bucket) const {
+    std::int64_t begin = 0;
+    for (const std::optional<int> before : {bucket.first_moment, bucket.second_moment})
+      if (before) begin += buffer(*before).bytes;
+    return begin;
   }
   // Sums on their way to the host are there. Once they are summed over the data axis, those that
   // this rank updates are all that it needs.

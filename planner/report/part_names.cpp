@@ -24,7 +24,7 @@ std::vector<TimePart> make_time_parts() {
     if (is_planned(axis)) parts.push_back({communication_words(axis), label_of(axis)});
   parts.push_back({"bubble", std::nullopt});
   parts.push_back({"optimizer", Label::optimizer});
-  parts.push_back({"copies to and from host memory", Label::offload});
+  parts.push_back({"copies to and from host memory and NVMe", Label::offload});
   return parts;
 }
 

@@ -84,7 +84,7 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return s.spec.cp() > 1 ? chosen<Choice::cp_method>(s) : Json(nullptr); }},
     Column{"recompute", "", "activations that the backward pass computes again",
            chosen<Choice::recompute>},
-    Column{"offload", "", "what is kept in host memory",
+    Column{"offload", "", "what is kept in host memory or on NVMe",
            [](const Subject& s) { return chosen("offload", s, "none"); }},
     Column{"step_time_s", "s", "one optimizer step",
            [](const Subject& s) { return seconds(s.result.time.total()); }},
@@ -117,7 +117,7 @@ constexpr std::array column_rows = {
            [](const Subject& s) { return seconds(s.result.time.bubble); }},
     Column{"time_optimizer_s", "s", "gradient norm and parameter update",
            [](const Subject& s) { return seconds(s.result.time.optimizer); }},
-    Column{"time_offload_s", "s", "copies to and from host memory that computation waits for",
+    Column{"time_offload_s", "s", "copies to and from host memory and NVMe that computation waits for",
            [](const Subject& s) { return seconds(s.result.time.offload); }},
     Column{"memory_capacity_bytes", "B", "memory of one device that may be used",
            [](const Subject& s) { return bytes(memory_capacity(s.cluster, s.spec, s.result)); }},
@@ -223,6 +223,8 @@ constexpr std::array column_rows = {
            [](const Subject& s) {
              return brings_parameters(s.spec) ? chosen<Choice::prefetch_depth>(s) : Json(nullptr);
            }},
+    Column{"memory_nvme_bytes", "B", "what the worst rank keeps in its file on NVMe",
+           [](const Subject& s) { return bytes(s.result.memory.nvme); }},
 };
 
 }  // namespace
@@ -238,6 +240,8 @@ MemoryVerdict verdict_of(const RowSubject& subject) {
   const std::uint64_t groups = groups_of_fullest(subject.cluster, subject.spec, subject.result);
   const std::optional<Bytes> host = host_memory(subject.cluster, subject.spec.mesh, groups);
   if (host && subject.result.memory.host > *host) return MemoryVerdict::does_not_fit;
+  const std::optional<Bytes> drives = nvme_capacity(subject.cluster, subject.spec.mesh, groups);
+  if (drives && subject.result.memory.nvme > *drives) return MemoryVerdict::does_not_fit;
   const Bytes capacity = memory_capacity(subject.cluster, groups);
   return memory_verdict(subject.result.memory, capacity, subject.cluster.memory_headroom);
 }

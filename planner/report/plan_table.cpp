@@ -22,6 +22,9 @@ std::string memory_line(const Plan& plan) {
   if (memory.reserve.count > 0)
     text += fmt::format(", and {} that the engine's allocator keeps", format_bytes(memory.reserve));
   if (memory.host.count > 0) text += fmt::format(", beside {} in its host's memory", format_bytes(memory.host));
+  if (memory.nvme.count > 0)
+    text += fmt::format("{} {} in its file on NVMe", memory.host.count > 0 ? " and" : ", beside",
+                        format_bytes(memory.nvme));
   text += "; fragmentation is not modelled";
   if (const double headroom = plan.cluster.memory_headroom; headroom > 0.0)
     text += fmt::format("; plans leave {} of a device free", format_share(headroom, 1.0));

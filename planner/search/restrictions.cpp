@@ -247,7 +247,7 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
   Restriction offload{.what = "offload", .wider = {}};
   if (space.objective == Objective::memory) {
     for (const OffloadRow& row : offload_rows())
-      if (row.kind != Offload::none)
+      if (row.kind != Offload::none && !lacks_homes(space.cluster, row.kind))
         offload.wider.push_back({.request = with(space.request, Choice::offload, row.kind),
                                  .width = space.width,
                                  .beyond = {.of_degrees = has_anything, .layout = {}}});

@@ -187,6 +187,7 @@ Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
       view.environments.push_back(view.environments.back());
       view.capacities.push_back(view.capacities.back());
       view.hosts.push_back(view.hosts.back());
+      view.drives.push_back(view.drives.back());
       continue;
     }
     const auto found = std::find_if(environments_.begin(), environments_.end(), [&](const Environment& known) {
@@ -195,11 +196,12 @@ Estimator::MeshView Estimator::make_view(const DeviceMesh& mesh) {
     });
     view.environments.push_back(static_cast<int>(found - environments_.begin()));
     if (found == environments_.end())
-      environments_.push_back({along_blocks, exchange, keys, device.device, device.rates, device.host});
+      environments_.push_back({along_blocks, exchange, keys, device.device, device.rates, device.host, device.nvme});
     const std::uint64_t groups =
         replica_ ? groups_of_stage(cluster_, mesh, s, *replica_) : groups_of_stage(cluster_, mesh, s);
     view.capacities.push_back(usable_memory(memory_capacity(cluster_, groups), cluster_.memory_headroom));
     view.hosts.push_back(host_memory(cluster_, mesh, groups));
+    view.drives.push_back(nvme_capacity(cluster_, mesh, groups));
     view.is_uniform = view.is_uniform && view.environments.back() == view.environments.front();
   }
   return view;
@@ -305,6 +307,12 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     if (updates_on_host(homes)) {
       costs.update = host_kernel(update_on_host(local(shards.optimizer), false, training_));
       if (homes.parameters == Home::device) costs.from_host = copy(local(shards.optimizer) * element);
+      const std::int64_t parts = bytes_of_state(training_, homes) / state_bytes;  // each by a copy of its own
+      if (homes.optimizer == Home::nvme && parts > 0) {
+        const Bytes part(local(shards.optimizer) * state_bytes);
+        costs.read = static_cast<double>(parts) * file_time(Stream::from_nvme, part, where.nvme);
+        costs.write = static_cast<double>(parts) * file_time(Stream::to_nvme, part, where.nvme);
+      }
     } else {
       costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
     }
@@ -454,6 +462,10 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 // own, so that a phase takes at least c_1 + sum_{k>=a+2} of these copies + c_n, too. Sums of
 // gradients on the host go out behind each backward, and come back before the next: the link takes
 // at least the sum of all copies each way.
+//
+// The optimizer's state on NVMe is read, updated and written bucket by bucket, through a few
+// buffers; reads and writes go on beside all else, also of ranks that carry out their own
+// communication.
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
@@ -696,17 +708,58 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   bound.backward += collects;
   // Each bucket is updated, copied back where the host has updated it, and gathered.
   const bool regathers = shards.optimizer && !shards.parameters;
-  Seconds updated = sequential ? updates + from_host : Seconds(0.0), copied = updated, gathered = updated;
+  // State on NVMe: a bucket's is read once that of the bucket state_buffers before it is written,
+  // for the first of them at any time, and written once it is updated.
+  const bool on_nvme = homes.optimizer == Home::nvme;
+  std::vector<Seconds> written;  // by bucket
+  Seconds read, write;           // the ends of the last ones
+  bool reads_first = false;      // whether reading the first ones takes time
+  const auto begin_update = [&](const BucketCosts& bucket, Seconds from) {
+    if (!on_nvme || bucket.read == Seconds(0.0)) return from;
+    const bool is_first = written.size() < state_buffers;
+    if (!is_first) read = std::max(read, written[written.size() - state_buffers]);
+    if (!is_first || reads_first) read += bucket.read;
+    return std::max(from, read);
+  };
+  const auto end_update = [&](const BucketCosts& bucket, Seconds at) {
+    if (!on_nvme || bucket.read == Seconds(0.0)) return;
+    write = std::max(write, at) + bucket.write;
+    written.push_back(write);
+  };
+  const auto for_each_updated = [&](auto visit) {
+    for (int i = range.first; i < range.last; ++i) visit(data.own[graph_.blocks[i].kind]);
+    if (tied_uses > 0) visit(data.tied);
+  };
+  Seconds updated;
+  const auto update_all = [&] {
+    for_each_updated([&](const BucketCosts& bucket) {
+      updated = begin_update(bucket, updated) + bucket.update;
+      end_update(bucket, updated);
+    });
+  };
+  if (on_nvme) {
+    reads_first = true;
+    update_all();
+    bound.drives = write;
+    reads_first = false;
+    written.clear();
+    read = write = updated = {};
+  }
+  if (sequential) {
+    update_all();
+    updated = std::max(updated, updates) + from_host;
+  }
+  Seconds copied = updated, gathered = updated;
   const auto finish = [&](const BucketCosts& bucket) {
-    if (!sequential) updated += bucket.update;
+    if (!sequential) {
+      updated = begin_update(bucket, updated) + bucket.update;
+      end_update(bucket, updated);
+    }
     copied = std::max(copied, updated) + (sequential ? Seconds(0.0) : bucket.from_host);
     gathered = std::max(gathered, copied) + (regathers ? bucket.regather : Seconds(0.0));
   };
-  if (regathers || from_host > Seconds(0.0)) {
-    for (int i = range.first; i < range.last; ++i) finish(data.own[graph_.blocks[i].kind]);
-    if (tied_uses > 0) finish(data.tied);
-  }
-  bound.finish = std::max({updates, copied, gathered});
+  if (regathers || from_host > Seconds(0.0) || on_nvme) for_each_updated(finish);
+  bound.finish = std::max({updates, copied, gathered, write});
   // The host updates the first bucket once its gradients are there: the first blocks may have none.
   Seconds ahead;
   if (updates_on_host(placements.state.homes) && !sequential)
@@ -752,6 +805,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     rank.out += static_cast<double>(shape.micro_batches) * bound.out + bound.other_out;
     rank.back += static_cast<double>(shape.micro_batches) * bound.back + bound.other_back;
     rank.finish = std::max(rank.finish, bound.finish);
+    rank.drives = std::max(rank.drives, bound.drives);
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
   for (const RankBound& rank : ranks_) {
@@ -761,6 +815,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     step.finish = std::max(step.finish, finish);
     step.updated = std::max(step.updated, *rank.before + rank.busy + rank.copied + finish);
     step.data = std::max(step.data, rank.data);
+    step.drives = std::max(step.drives, rank.drives);
     step.copies = std::max(step.copies, *rank.before + std::max(rank.out, rank.back));
   }
   return step;
@@ -866,6 +921,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     const Bytes capacity = view.capacities[rank];
     estimate.spare = std::min(estimate.spare, capacity - memory.peak());
     if (view.hosts[rank]) estimate.spare = std::min(estimate.spare, *view.hosts[rank] - memory.host);
+    if (view.drives[rank]) estimate.spare = std::min(estimate.spare, *view.drives[rank] - memory.nvme);
     // The last buffer of a rank is not padded.
     estimate.room_in_all += capacity + Bytes(buffer_alignment) - memory.overhead -
                             (has_fixed_state_ ? persistent(memory) : Bytes(0));
@@ -963,6 +1019,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const bool moves_state = homes.gradients == Home::host || homes.parameters == Home::host;
   estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
+  estimate.lower_bound = std::max(estimate.lower_bound, step.drives);
 
   if (wanted == Wanted::bound) return estimate;
 

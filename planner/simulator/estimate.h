@@ -93,6 +93,7 @@ class Estimator {
     Seconds returns;                        // likewise copies of parameters that the host has updated
     Seconds copied;                         // after the last backward until all gradients are on the host
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
+    Seconds drives;                         // from the step's start until its state on NVMe is written
     Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
     Seconds data;                           // of a step on the data stream
     Seconds out, back;                      // of a micro-batch: copies of what its blocks save to and from the host
@@ -216,6 +217,7 @@ class Estimator {
     std::shared_ptr<const DeviceKind> device;
     DeviceRates rates;
     std::optional<HostShare> host;
+    std::optional<NvmeShare> nvme;
   };
   // The part of the cluster that a mesh uses.
   struct MeshView {
@@ -227,6 +229,7 @@ class Estimator {
     std::vector<const GroupNetwork*> next;       // by rank but the last; empty until asked for
     std::vector<Bytes> capacities;               // by rank
     std::vector<std::optional<Bytes>> hosts;     // by rank: what it may take of the host's memory, where that is known
+    std::vector<std::optional<Bytes>> drives;    // likewise of its NVMe drives
   };
   // The costs of the work around one bucket.
   struct BucketCosts {
@@ -236,6 +239,7 @@ class Estimator {
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
+    Seconds read, write;         // of the optimizer's state, where that is on NVMe
     // Copies of a block's parameters to the device, before each of its gathers, where they are on
     // the host; and for its backward.
     Seconds up, up_again;
@@ -302,6 +306,7 @@ class Estimator {
     Seconds reduces, backwards;
     Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
     Seconds norms, updates, regathers, returns, finish;
+    Seconds drives;
     Seconds copied;
     Seconds data;
     Seconds out, back;  // copies to and from the host, in a step
@@ -314,6 +319,7 @@ class Estimator {
     Seconds finish;
     Seconds data;
     Seconds copies;  // when all copies to and from the host are done
+    Seconds drives;  // when all state on NVMe is written, if a rank had nothing else to do
     StepTime parts;  // of a micro-batch on the first rank
   };
 

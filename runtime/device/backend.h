@@ -5,6 +5,7 @@
 #include <string>
 
 #include "planner/base/units.h"
+#include "runtime/device/file_transfer.h"
 #include "runtime/device/kernel_call.h"
 
 namespace parplan {
@@ -25,8 +26,8 @@ struct DeviceMemory {
 
 // One rank's device. Work is submitted to streams in order; streams run concurrently and meet at
 // events, as in CUDA. A call may return before its work is done (a GPU) or do it immediately (the
-// CPU): callers wait by `synchronize`. One thread at a time uses it. Failures of the device throw
-// RunError, at the latest from `synchronize`.
+// CPU, but for file transfers): callers wait by `synchronize`. One thread at a time uses it.
+// Failures of the device throw RunError, at the latest from `synchronize`.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -52,6 +53,9 @@ class Backend {
   virtual void run_on_host(StreamId stream, const KernelCall& call) = 0;
   // Copies between host and device memory in any direction; the ranges do not overlap.
   virtual void copy(StreamId stream, void* to, const void* from, Bytes bytes) = 0;
+  // Carries out a transfer between host memory and a file in the stream's order, beside the work of
+  // other streams, also where these take turns. What it throws is thrown by `synchronize`.
+  virtual void transfer_file(StreamId stream, const FileTransfer& transfer) = 0;
   // `words` words of 4 bytes.
   virtual void fill(StreamId stream, void* memory, std::uint32_t pattern, std::int64_t words) = 0;
   // One past the index of the last of `words` words that differs from `pattern`; 0 when none does.
@@ -75,8 +79,8 @@ class Backend {
   virtual void mark(StreamId stream, int mark) = 0;
   // Seconds from mark 0 to `mark`; after `synchronize`.
   virtual Seconds time_at(int mark) = 0;
-  // Whether work is done when the call that submits it returns: streams then take turns, and marks
-  // are almost free.
+  // Whether work other than file transfers is done when the call that submits it returns: streams
+  // then take turns, and marks are almost free.
   virtual bool works_at_once() const = 0;
 };
 

@@ -205,7 +205,7 @@ TEST_CASE("plans that keep state and activations on the host train on a GPU as t
   for (const DataType type : all_types)
     for (const auto& [zero, pp, offload] :
          {std::tuple(0, 1, Offload::optimizer), std::tuple(2, 1, Offload::optimizer | Offload::activations),
-          std::tuple(0, 2, Offload::activations),
+          std::tuple(0, 2, Offload::activations), std::tuple(1, 1, Offload::optimizer | Offload::nvme),
           std::tuple(3, 1, Offload::optimizer | Offload::gradients | Offload::parameters),
           std::tuple(0, 2, Offload::optimizer | Offload::gradients | Offload::parameters)}) {
       if (is_emulated(*gpu) && includes(offload, Offload::gradients) && type != DataType::bf16) continue;

@@ -36,8 +36,9 @@ void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, 
     const int most = runs_backward_in_parts(spec.schedule) ? 1 : 3, least = spec.mesh.dp_shard > 0 ? 1 : 0;
     if (spec.dp() > 1) own.zero_stage = least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
     BlockLayout drawn = block_layout(own, place(graph, own), spec.recompute);
-    const auto home = [&] { return all_homes[random() % all_homes.size()]; };
-    drawn.placements.state.homes = {.parameters = home(), .gradients = home(), .optimizer = home()};
+    const auto in_memory = [&] { return random() % 2 == 0 ? Home::device : Home::host; };
+    drawn.placements.state.homes = {
+        .parameters = in_memory(), .gradients = in_memory(), .optimizer = all_homes[random() % all_homes.size()]};
     return drawn;
   };
   const BlockLayout of_tied = draw();

@@ -77,8 +77,8 @@ TEST_CASE("a step copies each rank's gradients to its host once, and its paramet
           elements += bucket.elements;
         }
         CHECK(shards == (zero == 0 ? elements : elements / 2));
-        CHECK(program.copied.host == Bytes(4 * shards + (clip_norm > 0.0 ? 4 : 0)));
-        CHECK(program.copied.device == Bytes(4 * shards));
+        CHECK(program.copied.device.host == Bytes(4 * shards + (clip_norm > 0.0 ? 4 : 0)));
+        CHECK(program.copied.host.device == Bytes(4 * shards));
         // Two moments, the master copy and a copy of the gradients.
         CHECK(program.memory.host >= Bytes(4 * 4 * shards));
         CHECK(program.memory.host <= Bytes(4 * 4 * shards) + static_cast<std::int64_t>(4 * program.buckets.size() + 1) *
@@ -232,8 +232,8 @@ TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameter
               on_host += 2 * shard + (brings ? (zero == 3 ? shard : 4 * bucket.elements) : 0);
               CHECK(program.buffers[*bucket.gradients].home == (is_tied ? Home::device : Home::host));
             }
-            CHECK(program.copied.host == Bytes(out));
-            CHECK(program.copied.device == Bytes(back));
+            CHECK(program.copied.device.host == Bytes(out));
+            CHECK(program.copied.host.device == Bytes(back));
             CHECK(program.memory.host >= Bytes(on_host));
             CHECK(program.memory.host <= Bytes(on_host) + static_cast<std::int64_t>(5 * program.buckets.size() + 1) *
                                                               Bytes(buffer_alignment));
@@ -269,8 +269,8 @@ TEST_CASE("with full recompute, a step copies each layer's input to the host and
       const std::int64_t saved = sequence * micro_batch * hidden * 4 / (sequence_parallel ? 2 : 1);
       const std::int64_t micro_batches = global_batch / 2 / micro_batch;
       for (std::size_t rank = 0; rank < on_host.size(); ++rank) {
-        CHECK(on_host[rank].copied.host == Bytes(layers * micro_batches * saved));
-        CHECK(on_host[rank].copied.device == on_host[rank].copied.host);
+        CHECK(on_host[rank].copied.device.host == Bytes(layers * micro_batches * saved));
+        CHECK(on_host[rank].copied.host.device == on_host[rank].copied.device.host);
         // With one stage, one micro-batch is in flight.
         CHECK(on_host[rank].memory.host == Bytes(layers * saved));
         CHECK(on_device[rank].memory.activations - on_host[rank].memory.activations ==

@@ -118,6 +118,7 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
     const PerHome<std::int64_t> touched_end = job.arena(program.rank).highest_touched();
     CHECK(touched_end.device == program.arena_bytes.device);
     CHECK(touched_end.host == end_of_use(program, Home::host));
+    CHECK(touched_end.nvme == program.arena_bytes.nvme);
     for (const Home home : all_homes) CHECK(program.memory.arena(home).count == program.arena_bytes[home]);
     for (std::size_t b = 0; b < program.buffers.size(); ++b) {
       const Buffer& buffer = program.buffers[b];
@@ -130,6 +131,7 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) ||
           buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
           buffer.name.starts_with("unreduced") || buffer.name.starts_with("gradients on their way") ||
+          buffer.name.starts_with("optimizer state on its way") ||
           (buffer.name.starts_with("gradients of") && buffer.home == Home::host))
         continue;
       const std::int64_t touched = job.arena(program.rank).highest_touched(static_cast<int>(b));

@@ -14,8 +14,8 @@
 namespace parplan {
 namespace {
 
-// Two buffers on the device and two on the host, the last ones not of whole words.
-Program program_of_two_homes() {
+// Two buffers in each home, the last ones not of whole words.
+Program program_of_all_homes() {
   Program program;
   program.rank = 3;
   for (const Home home : all_homes) {
@@ -25,7 +25,7 @@ Program program_of_two_homes() {
   }
   return program;
 }
-constexpr int host_first = 2, host_last = 3;
+constexpr int host_first = 2, host_last = 3, nvme_first = 4, nvme_last = 5;
 
 // Fills all buffers.
 void touch(const Program& program, const Arena& arena) {
@@ -48,7 +48,7 @@ std::string broken_promise(const Program& program, const Arena& arena) {
 
 TEST_CASE("an arena has a block in each home that a Program uses, and finds what was touched in it") {
   const auto backend = make_cpu_backend();
-  const Program program = program_of_two_homes();
+  const Program program = program_of_all_homes();
   const Arena arena(*backend, program);
   CHECK(arena.begin(Home::device) != arena.begin(Home::host));
   CHECK(std::set{arena.at(0), arena.at(1), arena.at(host_first), arena.at(host_last)}.size() == 4);
@@ -60,9 +60,16 @@ TEST_CASE("an arena has a block in each home that a Program uses, and finds what
   CHECK(arena.highest_touched() == PerHome<std::int64_t>{.device = 0, .host = 4});  // a word
   CHECK(arena.highest_touched(host_first) == 4);
   CHECK(arena.highest_touched(host_last) == 0);
+  arena.write(nvme_last, &value, Bytes(1));
+  CHECK(arena.highest_touched() == PerHome<std::int64_t>{.device = 0, .host = 4, .nvme = 260});
+  CHECK(arena.highest_touched(nvme_first) == 0);
+  CHECK(arena.highest_touched(nvme_last) == 4);
   touch(program, arena);
   CHECK(arena.highest_touched() == program.arena_bytes);
   CHECK(arena.highest_touched(host_last) == 103);
+  char found = 0;
+  arena.read(nvme_last, &found, Bytes(1), Bytes(102));
+  CHECK(found == 7);
   arena.refill();
   CHECK(arena.highest_touched() == PerHome<std::int64_t>{});
 }
@@ -81,10 +88,13 @@ TEST_CASE("a Program without buffers on the host has no arena there") {
 
 TEST_CASE("the promised peak of each home is checked, and a write past the end of either arena is found") {
   const auto backend = make_cpu_backend();
-  const Program program = program_of_two_homes();
+  const Program program = program_of_all_homes();
   const Arena arena(*backend, program);
   touch(program, arena);
   CHECK(broken_promise(program, arena) == "");
+  const char past_the_end = 1;
+  arena.file().write(364, &past_the_end, 1);
+  CHECK(broken_promise(program, arena) == "rank 3 was promised an arena of 359 bytes on NVMe and touched 368");
   arena.begin(Home::host)[360] = std::byte{1};  // past the last word, in the guard
   CHECK(broken_promise(program, arena) ==
         "rank 3 was promised an arena of 359 bytes on the host and touched 364");

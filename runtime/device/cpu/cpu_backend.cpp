@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <new>
 #include <optional>
 #include <string_view>
@@ -16,6 +17,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "runtime/device/cpu/file_thread.h"
 #include "runtime/device/cpu/instruction_sets.h"
 
 namespace parplan {
@@ -108,15 +110,40 @@ class CpuBackend final : public Backend {
     return words;
   }
 
-  void record(StreamId, EventId) override {}
-  void wait(StreamId, EventId) override {}
-  void synchronize() override {}
+  void transfer_file(StreamId stream, const FileTransfer& transfer) override {
+    file_threads_[stream].post(transfer);
+  }
+
+  // An event of a stream of file transfers stands for all that was posted there; that of another
+  // stream has passed.
+  void record(StreamId stream, EventId event) override {
+    if (file_threads_.empty()) return;
+    const auto number = static_cast<std::size_t>(event);
+    if (number >= events_.size()) events_.resize(number + 1);
+    FileThread* const thread = thread_of(stream);
+    events_[number] = {thread, thread != nullptr ? thread->posted() : 0};
+  }
+  void wait(StreamId stream, EventId event) override {
+    const auto number = static_cast<std::size_t>(event);
+    if (number >= events_.size() || events_[number].thread == nullptr) return;
+    FileThread& awaited = *events_[number].thread;
+    if (FileThread* const thread = thread_of(stream); thread != nullptr)
+      thread->post_wait(awaited, events_[number].posted);
+    else
+      awaited.wait_for(events_[number].posted);
+  }
+  void synchronize() override {
+    for (auto& [stream, thread] : file_threads_) thread.wait_for(thread.posted());
+    for (auto& [stream, thread] : file_threads_) thread.wait_for_all();
+  }
   void repeat(StreamId, std::int64_t, const std::function<void()>& work) override { work(); }
 
   void prepare_marks(int count) override { marks_.resize(std::max(marks_.size(), static_cast<std::size_t>(count))); }
-  void mark(StreamId, int mark) override {
+  // Marks were prepared where there are file transfers: their threads keep the place of one.
+  void mark(StreamId stream, int mark) override {
     const std::size_t number = static_cast<std::size_t>(mark);
     if (number >= marks_.size()) marks_.resize(number + 1);
+    if (FileThread* const thread = thread_of(stream); thread != nullptr) return thread->post_mark(marks_[number]);
     marks_[number] = std::chrono::steady_clock::now();
   }
   Seconds time_at(int mark) override {
@@ -125,9 +152,21 @@ class CpuBackend final : public Backend {
   bool works_at_once() const override { return true; }
 
  private:
+  FileThread* thread_of(StreamId stream) {
+    const auto found = file_threads_.find(stream);
+    return found == file_threads_.end() ? nullptr : &found->second;
+  }
+
+  struct FileEvent {
+    FileThread* thread = nullptr;
+    std::int64_t posted = 0;
+  };
+
   const CpuKernelTable& table_;
   StepScalars scalars_;
+  std::vector<FileEvent> events_;
   std::vector<std::chrono::steady_clock::time_point> marks_;
+  std::map<StreamId, FileThread> file_threads_;  // last: they end before what they write to
 };
 
 }  // namespace

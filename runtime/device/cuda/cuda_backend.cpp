@@ -1,7 +1,10 @@
 #include "runtime/device/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -198,6 +201,29 @@ void CudaBackend::run_on_host(StreamId number, const KernelCall& call) {
   finish(number, parplan::name(call.kind));
 }
 
+void CudaBackend::carry_out_transfer(void* data) {
+  const std::unique_ptr<PostedTransfer> posted(static_cast<PostedTransfer*>(data));
+  FileFailure& failure = *posted->failure;
+  {
+    const std::lock_guard lock(failure.mutex);
+    if (failure.first) return;
+  }
+  try {
+    posted->transfer.carry_out(posted->transfer);
+  } catch (...) {
+    const std::lock_guard lock(failure.mutex);
+    if (!failure.first) failure.first = std::current_exception();
+  }
+}
+
+void CudaBackend::transfer_file(StreamId number, const FileTransfer& transfer) {
+  PARPLAN_ASSERT(!recording_, fmt::format("{} bytes of a file within recorded work", transfer.bytes));
+  auto posted = std::make_unique<PostedTransfer>(PostedTransfer{transfer, &file_failure_});
+  check(cudaLaunchHostFunc(stream(number), carry_out_transfer, posted.get()), "hand a file transfer to the host");
+  static_cast<void>(posted.release());  // carry_out_transfer's
+  finish(number, "file transfer");
+}
+
 void CudaBackend::copy(StreamId number, void* to, const void* from, Bytes bytes) {
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes.count), cudaMemcpyDefault, stream(number)), "copy");
   finish(number, "copy");
@@ -249,6 +275,8 @@ void CudaBackend::synchronize() {
     if (const cudaError_t error = cudaStreamSynchronize(stream); error != cudaSuccess)
       throw_cuda_error(error, fmt::format("the work of GPU {}", device_));
   }
+  const std::lock_guard lock(file_failure_.mutex);
+  if (file_failure_.first) std::rethrow_exception(std::exchange(file_failure_.first, nullptr));
 }
 
 void CudaBackend::repeat(StreamId number, std::int64_t key, const std::function<void()>& work) {

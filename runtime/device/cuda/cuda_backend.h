@@ -3,8 +3,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,8 @@ class CudaBackend final : public Backend {
   // On a thread of the driver's, by GpuBackendOptions::host_kernel.
   void run_on_host(StreamId stream, const KernelCall& call) override;
   void copy(StreamId stream, void* to, const void* from, Bytes bytes) override;
+  // On a thread of the driver's.
+  void transfer_file(StreamId stream, const FileTransfer& transfer) override;
   void fill(StreamId stream, void* memory, std::uint32_t pattern, std::int64_t words) override;
   std::int64_t end_of_unlike(const void* memory, std::uint32_t pattern, std::int64_t words) override;
 
@@ -88,6 +92,18 @@ class CudaBackend final : public Backend {
   std::map<std::int64_t, Repeated> repeated_;
   std::string not_recorded_;
   bool recording_ = false;
+
+  // What file transfers have thrown on the driver's threads: the first, until `synchronize`.
+  struct FileFailure {
+    std::mutex mutex;
+    std::exception_ptr first;
+  };
+  FileFailure file_failure_;
+  static void carry_out_transfer(void* data);
+  struct PostedTransfer {
+    FileTransfer transfer;
+    FileFailure* failure = nullptr;
+  };
 
   StepScalars* scalars_ = nullptr;           // on the device
   StepScalars* scalars_from_ = nullptr;      // page-locked

@@ -216,7 +216,7 @@ TEST_CASE("what is wrong in a device file is named with its place") {
 
 TEST_CASE("what is wrong in a cluster file is named with its place") {
   CHECK(cluster_error("nod: {}\n") ==
-        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, host, groups, network, "
+        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, host, nvme, groups, network, "
         "device_ids, memory_headroom, measured_on, calibrated, notes, sources; did you mean 'node' or 'nodes'?");
   CHECK(cluster_error("node: {devices: 4}\n") ==
         "c.yaml:4:7: error: expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
@@ -477,7 +477,7 @@ TEST_CASE("what is wrong in groups is named with its place") {
         "measured_on, calibrated, notes, "
         "sources; did you mean 'device_ids'?");
   CHECK(error_in("name: c\ngroups:\n" + group + "    count: 2\nnetwork: {latency: 1 us}\n") ==
-        "c.yaml:5:5: error: unknown key 'count'; allowed: device, node, nodes, price, host");
+        "c.yaml:5:5: error: unknown key 'count'; allowed: device, node, nodes, price, host, nvme");
   CHECK(error_in("name: c\ngroups:\n" + group) ==
         "c.yaml:1:1: error: a node with NICs needs 'network' with its 'latency'");
   CHECK(error_in("name: c\ngroups:\n" + group + "  - device: " +

@@ -93,6 +93,24 @@ TEST_CASE("ranks of a machine share out what its host's memory has") {
   CHECK(!host_memory(four_gpus(""), ranks(4), 0));
 }
 
+TEST_CASE("devices share out what their machine's drives do, and a cluster without them says what to add") {
+  const Cluster cluster = four_gpus("nvme: {read: 24 GB/s, write: 12 GB/s, latency: 100 us, capacity: 8 TB}\n");
+  CHECK(nvme_share(cluster.groups.front(), 4) ==
+        NvmeShare{.read = BytesPerSecond(6e9), .write = BytesPerSecond(3e9), .latency = Seconds(100e-6)});
+  CHECK(nvme_share(cluster.groups.front(), 1)->read == BytesPerSecond(24e9));
+  CHECK(nvme_capacity(cluster, ranks(4), 1) == Bytes(2'000'000'000'000));
+  CHECK(!lacks_nvme(cluster));
+  const Cluster without = four_gpus("");
+  CHECK(!nvme_share(without.groups.front(), 4));
+  CHECK(!nvme_capacity(without, ranks(4), 1));
+  CHECK(lacks_nvme(without) ==
+        "offload to NVMe needs the rates of the drives, and cluster 'four' states none for card; add to its file, with "
+        "what all drives of a machine do together, nvme: {read: 25 GB/s, write: 12 GB/s, capacity: 15 TB} (parplan "
+        "measure --nvme-dir measures them)");
+  const Cluster again = read_cluster(YamlNode::parse(write_cluster(cluster), "again.yaml"));
+  CHECK(again.groups.front().nvme == cluster.groups.front().nvme);
+}
+
 TEST_CASE("facts of the host are read back from a cluster's file") {
   const Cluster cluster = four_gpus("host: {memory_bandwidth: 200 GB/s, link: 7 GB/s}\n");
   const Cluster again = read_cluster(YamlNode::parse(write_cluster(cluster), "again.yaml"));

@@ -107,6 +107,30 @@ TEST_CASE("a plan must fit its share of the host's memory, too") {
   CHECK(!suggest(crowded.request).plan);
 }
 
+TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is what makes a plan fit") {
+  Crowded crowded("dgx-a100", 2);
+  SearchOptions options;
+  options.objective = Objective::memory;
+  const SearchResult smallest = search(*crowded.request.graph, crowded.request.cluster, crowded.request.training,
+                                       {{Choice::offload, Offload::optimizer}}, options);
+  const MemoryUse& on_host = smallest.plans.front().result.memory;
+  crowded.leave(on_host.peak());
+  NodeGroup& nodes = crowded.request.cluster.groups.front();
+  nodes.host->memory = on_host.host;  // of two ranks: what one of them needs
+  const Remedy* remedy = nullptr;
+  const std::vector<Remedy> remedies = crowded.remedies();
+  remedy = find(remedies, "offload");
+  REQUIRE(remedy != nullptr);
+  CHECK(remedy->instead == "with the optimizer's state on NVMe");
+  CHECK(std::get<std::string>(remedy->value) == "optimizer:nvme");
+  SuggestRequest changed = crowded.request;
+  changed.layout[Choice::offload] = Offload::optimizer | Offload::nvme;
+  check_plan(changed, *remedy);
+  nodes.nvme.reset();
+  for (const Remedy& other : crowded.remedies())
+    if (other.of == "offload") CHECK(std::get<std::string>(other.value).find("nvme") == std::string::npos);
+}
+
 TEST_CASE("more memory: the bytes that the changes name are enough, and one less is not") {
   for (const auto& [name, devices] :
        {std::pair{source + "/tests/data/clusters/cpu-8.yaml", 2}, std::pair{std::string("dgx-a100"), 16}}) {

@@ -62,22 +62,25 @@ TEST_CASE("Memory on the host is counted apart from the device's parts and peak"
   memory.part(MemoryCategory::parameters) += Bytes(3);
   memory.part(MemoryCategory::optimizer, Home::host) += Bytes(5);
   memory.part(MemoryCategory::gradients, Home::host) += Bytes(7);
+  memory.part(MemoryCategory::optimizer, Home::nvme) += Bytes(11);
   CHECK(memory == MemoryUse{.parameters = Bytes(3),
                             .gradients = {},
                             .optimizer = {},
                             .activations = {},
                             .buffers = {},
                             .overhead = {},
-                            .host = Bytes(12)});
+                            .host = Bytes(12),
+                            .nvme = Bytes(11)});
   CHECK(memory.arena(Home::device) == Bytes(3));
   CHECK(memory.arena(Home::host) == Bytes(12));
+  CHECK(memory.arena(Home::nvme) == Bytes(11));
   CHECK(memory.peak() == Bytes(3));
 }
 
 TEST_CASE("A value of each home is found by name and by home") {
-  PerHome<int> values{.device = 1, .host = 2};
+  PerHome<int> values{.device = 1, .host = 2, .nvme = 3};
   for (const Home home : all_homes) values[home] *= 10;
-  CHECK(values == PerHome<int>{.device = 10, .host = 20});
+  CHECK(values == PerHome<int>{.device = 10, .host = 20, .nvme = 30});
   CHECK(name(Home::device) == std::string("device"));
   CHECK(name(Home::host) == std::string("host"));
 }

@@ -339,8 +339,7 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       std::size_t waiting = 0;
       for (std::size_t c = 0; c < programs[0].calls.size(); ++c) {
         const Segment& segment = programs[0].segments[programs[0].calls[c].segment];
-        if (segment.stream != Stream::to_host && segment.stream != Stream::from_host && segment.stream != Stream::host)
-          continue;
+        if (!homes_of_copies(segment.stream) && segment.stream != Stream::host) continue;
         if (programs[0].calls[c].waits.empty() || ++waiting % (1 + copies.size() / 8) != 0) continue;
         std::vector<Program> planted = programs;
         planted[0].calls[c].waits.clear();
@@ -353,6 +352,67 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
   }
   CHECK(dropped > 100);
   CHECK(moved > 100);
+}
+
+TEST_CASE("state that is read or written in the wrong place, or for another bucket, is missed") {
+  int planted_faults = 0;
+  for (const DataType type : {DataType::fp32, DataType::bf16}) {
+    const OpGraph graph = graph_of("tiny-gpt2");
+    TrainingSpec training = plain_training();
+    training.precision = type;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.zero_stage = 2;
+    spec.micro_batch = 4;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    spec.offload = Offload::optimizer | Offload::nvme;
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    REQUIRE(find_faults(programs).empty());
+    const auto calls_of = [&](std::string_view name) {
+      std::vector<std::size_t> calls;
+      for (std::size_t c = 0; c < programs[0].calls.size(); ++c)
+        if (programs[0].segments[programs[0].calls[c].segment].name == name) calls.push_back(c);
+      return calls;
+    };
+    const std::vector<std::size_t> reads = calls_of("read.state"), writes = calls_of("write.state");
+    REQUIRE(reads.size() > 4);
+    REQUIRE(writes.size() == reads.size());
+    const auto faults_with = [&](const auto& plant) {
+      std::vector<Program> planted = programs;
+      plant(planted[0]);
+      const std::vector<Fault> faults = find_faults(planted);
+      ++planted_faults;
+      REQUIRE(!faults.empty());
+      return faults.front().what;
+    };
+    const auto operands = [](Program& program, std::size_t call, int instruction) -> Operands& {
+      return own_segment(program, static_cast<int>(call)).instructions[instruction].operands;
+    };
+    // The second moment goes where the first belongs.
+    CHECK(faults_with([&](Program& program) {
+            std::swap(operands(program, writes[1], 0)[0], operands(program, writes[1], 1)[0]);
+          }).starts_with("wrong state: copy"));
+    // Two equal layers' first moments, exchanged.
+    CHECK(faults_with([&](Program& program) {
+            std::swap(program.calls[reads[1]].buffers[0], program.calls[reads[2]].buffers[0]);
+          }).starts_with("wrong state: "));
+    // The write of one part is left out.
+    CHECK(faults_with([&](Program& program) {
+            own_segment(program, static_cast<int>(writes[2])).instructions.pop_back();
+          }).starts_with("dropped write: frees "));
+    // A buffer is reused too soon: the read of the bucket after does not wait for the write.
+    CHECK(faults_with([&](Program& program) {
+            program.calls[reads.back()].waits.clear();
+          }).starts_with("missing event: copy"));
+    // A write does not wait for the update, nor the update for the read.
+    CHECK(faults_with([&](Program& program) {
+            program.calls[writes[0]].waits.clear();
+          }).starts_with("missing event: copy"));
+    CHECK(faults_with([&](Program& program) {
+            program.calls[writes[0] - 2].waits.clear();
+          }).starts_with("missing event: "));
+  }
+  CHECK(planted_faults == 12);
 }
 
 TEST_CASE("a backward that does not wait for what it fetches, and a buffer that is free too early, are missed") {

@@ -126,8 +126,10 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
     const bool gpu = setting % 4 != 0;
     OpGraph graph = random_graph(random, 16);
     Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
-    for (NodeGroup& group : cluster.groups)
+    for (NodeGroup& group : cluster.groups) {
       group.host = {.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
+      group.nvme = {.read = BytesPerSecond(6e9), .write = BytesPerSecond(3e9), .latency = {}, .capacity = {}};
+    }
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
@@ -140,10 +142,12 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       const ScheduleRow& row = row_of(spec.schedule);
       const Estimate on_device = estimator.estimate(spec, placements, forms_of(row));
       CHECK(on_device.memory.host == Bytes(0));
+      const auto in_memory = [&] { return random() % 2 == 0 ? Home::device : Home::host; };
       const auto any = [&] { return all_homes[random() % all_homes.size()]; };
       const bool all_state = trial % 4 == 0;
       if (all_state) placements.state.homes.optimizer = Home::host;
-      else placements.state.homes = {.parameters = any(), .gradients = any(), .optimizer = any()};
+      else
+        placements.state.homes = {.parameters = in_memory(), .gradients = in_memory(), .optimizer = any()};
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       // An estimator of its own: what one knows of the recipe does not hold for homes for which it
       // does not ask.
@@ -185,10 +189,15 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
     const OpGraph graph = random_graph(random, 16);
     Cluster cluster = random_cluster(random, gpu, gpu && setting % 8 == 1);
     const auto factor = [&] { return std::exp2(std::uniform_real_distribution<double>(-6.0, 6.0)(random)); };
-    for (NodeGroup& group : cluster.groups)
+    for (NodeGroup& group : cluster.groups) {
       group.host = {.memory = Bytes(std::int64_t{1} << 40),
                     .memory_bandwidth = BytesPerSecond(4e11 * factor()),
                     .link = BytesPerSecond(1e10 * factor())};
+      group.nvme = {.read = BytesPerSecond(6e9 * factor()),
+                    .write = BytesPerSecond(3e9 * factor()),
+                    .latency = Seconds(setting % 7 == 0 ? 1e-4 : 0.0),
+                    .capacity = Bytes(std::int64_t{1} << 42)};
+    }
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
     training.optimizer = setting % 5 == 0   ? Optimizer::sgd

@@ -103,6 +103,7 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     Cluster cluster = random_cluster(random, gpu, false);
     NodeGroup& nodes = cluster.groups.front();
     nodes.host = Host{.memory = {}, .memory_bandwidth = BytesPerSecond(1e12), .link = BytesPerSecond(1e11)};
+    nodes.nvme = Nvme{.read = BytesPerSecond(1e11), .write = BytesPerSecond(1e11), .latency = {}, .capacity = {}};
     // Every second time links are fast, and computation decides.
     if (setting % 2 == 0)
       for (Link& link : nodes.node.links) link.bandwidth *= 1000.0, link.latency *= 0.001;

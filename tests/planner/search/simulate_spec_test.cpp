@@ -68,8 +68,10 @@ TEST_CASE("a step extended from its steady state equals the step in full") {
     const bool may_offload = setting % 4 == 3;
     if (may_offload) {
       training.engine = {};
-      for (NodeGroup& group : cluster.groups)
+      for (NodeGroup& group : cluster.groups) {
         group.host = {.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
+        group.nvme = {.read = BytesPerSecond(6e9), .write = BytesPerSecond(3e9), .latency = {}, .capacity = {}};
+      }
     }
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     NetworkCache networks(cluster, training.engine);

@@ -160,6 +160,36 @@ TEST_CASE("copies to the host overlap the backward, and the host's update is awa
   CHECK(simulate_one(built, model).time == expected);
 }
 
+TEST_CASE("state on NVMe is read and written beside updates, also where all else takes turns") {
+  const auto built_with = [](CostModel model) {
+    HandBuilt built;
+    const auto of_file = [](std::int64_t seconds, Stream stream) {
+      Instruction instruction = copy_on(stream, DataType::fp32);
+      instruction.operands = {{.bytes = seconds, .access = Access::read}, {.bytes = seconds, .access = Access::write}};
+      return instruction;
+    };
+    const int read = built.segment("read", Stream::from_nvme, {of_file(4, Stream::from_nvme)});
+    const int forward = built.segment("forward", Stream::compute, {kernel(3)});
+    const int update = built.segment("update", Stream::compute, {kernel(2, Label::optimizer)});
+    const int write = built.segment("write", Stream::to_nvme, {of_file(4, Stream::to_nvme)});
+    const int first = built.call(read), second = built.call(read);
+    built.call(forward);
+    const int updated = built.call(update, {first});
+    const int written = built.call(write, {updated});
+    built.call(write, {built.call(update, {second})});
+    const int third = built.call(read, {written});
+    built.call(write, {built.call(update, {third})});
+    model.nvme = NvmeShare{.read = BytesPerSecond(1.0), .write = BytesPerSecond(2.0), .latency = Seconds(1.0)};
+    return simulate_one(built, model).time;
+  };
+  // Reads take 4 + 1, writes 4 / 2 + 1. Reads 0-5, 5-10; forward 0-3; updates 5-7, 10-12; writes
+  // 7-10, 12-15; the third read 10-15, its update 15-17 and its write 17-20.
+  StepTime expected = parts(3, 0, 0, 0, 0, 6);
+  expected.offload = Seconds(11);
+  CHECK(built_with(concurrent()) == expected);
+  CHECK(built_with(sequential()) == expected);
+}
+
 TEST_CASE("calls played in one piece give the same parts as their instructions one by one") {
   HandBuilt built;
   const int layer = built.segment("layer", Stream::compute,

@@ -1,0 +1,104 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "planner/base/error.h"
+#include "planner/program/bucket_work.h"
+#include "planner/program/lowering_state.h"
+#include "planner/program/memory.h"
+
+// The optimizer's state where it is on NVMe: bucket by bucket it is read into one of a few buffers
+// on the host, updated there by the host's processor, and written back, while the next bucket's is
+// read (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; in DeepSpeed
+// runtime/swap_tensor/pipelined_optimizer_swapper.py). The first buckets are read while the step
+// computes gradients: the buffers are free then.
+namespace parplan {
+namespace {
+
+// A bucket's buffers in the file, in the order in which they lie in a buffer on the host.
+std::vector<int> state_on_nvme(const Lowering& lowering, std::size_t index) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  std::vector<int> buffers;
+  if (lowering.rank_buckets[index].homes.optimizer != Home::nvme || bucket.shard_elements == 0) return buffers;
+  for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment, bucket.master})
+    if (buffer) buffers.push_back(*buffer);
+  return buffers;
+}
+
+// Which are updated so, in the order of their updates.
+std::vector<std::size_t> staged_buckets(const Lowering& lowering) {
+  std::vector<std::size_t> buckets;
+  for (std::size_t i = 0; i < lowering.program.buckets.size(); ++i)
+    if (!state_on_nvme(lowering, i).empty()) buckets.push_back(i);
+  return buckets;
+}
+
+void copy_state(Lowering& lowering, const char* name, std::size_t index, Stream stream, BufferIds frees) {
+  const std::int64_t bytes = lowering.program.buckets[index].shard_elements * state_bytes;
+  const int staged = lowering.state_in.at(index);
+  std::vector<std::vector<Piece>> pieces;
+  for (const int buffer : state_on_nvme(lowering, index)) {
+    Piece in_file{buffer, 0, bytes, Access::read};
+    Piece on_host{staged, static_cast<std::int64_t>(pieces.size()) * bytes, bytes, Access::write};
+    if (stream == Stream::to_nvme) {
+      std::swap(in_file.access, on_host.access);
+      std::swap(in_file, on_host);
+    }
+    pieces.push_back({in_file, on_host});
+  }
+  call_on_pieces(lowering, name, stream, std::vector(pieces.size(), copy_on(stream, DataType::fp32)), pieces,
+                 std::move(frees));
+}
+
+void read_state(Lowering& lowering, std::size_t index) {
+  lowering.state_in[index] = lowering.staged_state[lowering.state_stagings++ % lowering.staged_state.size()];
+  copy_state(lowering, "read.state", index, Stream::from_nvme, {});
+}
+
+}  // namespace
+
+void begin_reads_of_state(Lowering& lowering) {
+  const std::vector<std::size_t> buckets = staged_buckets(lowering);
+  for (std::size_t k = 0; k < std::min(buckets.size(), lowering.staged_state.size()); ++k)
+    read_state(lowering, buckets[k]);
+}
+
+void write_state(Lowering& lowering, std::size_t index) {
+  if (state_on_nvme(lowering, index).empty()) return;
+  copy_state(lowering, "write.state", index, Stream::to_nvme, {lowering.state_in.at(index)});
+  const std::vector<std::size_t> buckets = staged_buckets(lowering);
+  const auto next = std::ranges::find(buckets, index) - buckets.begin() + std::ssize(lowering.staged_state);
+  if (next < std::ssize(buckets)) read_state(lowering, buckets[static_cast<std::size_t>(next)]);
+}
+
+StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRange range) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const OptimizerState state = optimizer_state(lowering.job.training);
+  std::int64_t begin = 0;  // of the next part in a buffer on the host
+  const auto staged = lowering.state_in.find(index);
+  const auto place = [&](std::optional<int> own, std::int64_t element) -> std::optional<Piece> {
+    if (!own) return std::nullopt;
+    if (staged == lowering.state_in.end()) return in_shard(bucket, *own, range, element, Access::update);
+    Piece piece = in_shard(bucket, staged->second, range, element, Access::update);
+    piece.offset += begin;
+    begin += bucket.shard_elements * element;
+    return piece;
+  };
+  // The scales of its blocks, of which a range of parameters has whole ones (bucket_alignment).
+  const auto scales = [&](std::optional<int> own) -> std::optional<Piece> {
+    if (!own) return std::nullopt;
+    PARPLAN_ASSERT((range.begin - bucket.shard_begin) % quantization_block == 0, bucket.name);
+    const std::int64_t first = quantization_blocks(range.begin - bucket.shard_begin),
+                       end = quantization_blocks(range.end - bucket.shard_begin);
+    return Piece{*own, first * state_bytes, (end - first) * state_bytes, Access::update};
+  };
+  StatePieces pieces;
+  pieces.first_moment = place(bucket.first_moment, state.moment_bytes(1));
+  pieces.second_moment = place(bucket.second_moment, state.moment_bytes(1));
+  pieces.master = place(bucket.master, state_bytes);
+  pieces.first_scales = scales(bucket.first_scales);
+  pieces.second_scales = scales(bucket.second_scales);
+  return pieces;
+}
+
+}  // namespace parplan
