@@ -322,7 +322,7 @@ TEST_CASE("A ViT reads images, and its classes are those that id2label names") {
   CHECK(read_huggingface(with(R"(, "id2label": {"0": "cat", "1": "dog", "2": "cow"})"), "c.json").spec.vocabulary == 3);
   CHECK(error(with("")).starts_with("c.json:1:1: error: missing key 'num_labels'"));
   CHECK(error(with(R"(, "num_labels": 10, "image_size": 30)")) ==
-        "c.json:1:142: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
+        "c.json:1:1: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
 }
 
 TEST_CASE("A RoBERTa is a BERT whose positions begin behind that of padding") {

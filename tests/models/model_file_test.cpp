@@ -347,7 +347,7 @@ TEST_CASE("Parts that contradict each other are errors at the key to blame, and 
         "m.yaml:12:15: error: expected a number above 0 and below 1, found '1'");
   const std::string images = replaced("rotary", "learned") + "bidirectional: true\n";
   CHECK(error(images + "image_size: 30\n") ==
-        "m.yaml:11:1: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
+        "m.yaml:5:8: error: patches of 16 x 16 pixels do not divide an image of 30 x 30");
   CHECK(error(images + "patch_size: 8\n") ==
         "m.yaml:13:13: error: patch_size is of images; give their image_size, too");
   CHECK(error(images + "image_size: 32\npatch_size: 8\n")
