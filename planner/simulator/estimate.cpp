@@ -746,8 +746,14 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     read = write = updated = {};
   }
   if (sequential) {
-    update_all();
-    updated = std::max(updated, updates) + from_host;
+    // Copies back take turns with updates, and hide reads and writes as these do.
+    if (on_nvme)
+      for_each_updated([&](const BucketCosts& bucket) {
+        updated = begin_update(bucket, updated) + bucket.update;
+        end_update(bucket, updated);
+        updated += bucket.from_host;
+      });
+    updated = std::max(updated, updates + from_host);
   }
   Seconds copied = updated, gathered = updated;
   const auto finish = [&](const BucketCosts& bucket) {

@@ -111,15 +111,20 @@ TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is wh
   Crowded crowded("dgx-a100", 2);
   SearchOptions options;
   options.objective = Objective::memory;
-  const SearchResult smallest = search(*crowded.request.graph, crowded.request.cluster, crowded.request.training,
-                                       {{Choice::offload, Offload::optimizer}}, options);
-  const MemoryUse& on_host = smallest.plans.front().result.memory;
+  const auto smallest = [&](Offload offload) {
+    return search(*crowded.request.graph, crowded.request.cluster, crowded.request.training,
+                  {{Choice::offload, offload}}, options)
+        .plans.front()
+        .result.memory;
+  };
+  const MemoryUse on_host = smallest(Offload::optimizer), on_nvme = smallest(Offload::optimizer | Offload::nvme);
+  REQUIRE(on_nvme.host < on_host.host);
+  REQUIRE(on_nvme.peak() == on_host.peak());
   crowded.leave(on_host.peak());
   NodeGroup& nodes = crowded.request.cluster.groups.front();
-  nodes.host->memory = on_host.host;  // of two ranks: what one of them needs
-  const Remedy* remedy = nullptr;
+  nodes.host->memory = 2 * on_nvme.host;  // of two ranks
   const std::vector<Remedy> remedies = crowded.remedies();
-  remedy = find(remedies, "offload");
+  const Remedy* remedy = find(remedies, "offload");
   REQUIRE(remedy != nullptr);
   CHECK(remedy->instead == "with the optimizer's state on NVMe");
   CHECK(std::get<std::string>(remedy->value) == "optimizer:nvme");
