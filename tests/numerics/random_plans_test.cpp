@@ -2,6 +2,7 @@
 // and the promises of a Program (bytes of memory and of communication) compared with its execution.
 #include <doctest/doctest.h>
 
+#include <array>
 #include <random>
 #include <utility>
 #include <vector>
@@ -116,11 +117,8 @@ TEST_CASE("parameters gathered any number of blocks ahead train to the same bits
       if (trial == 2) spec.mesh.dp_shard = 2;
       INFO(model << ": " << describe(spec));
       const Outcome one = run_plan(graph, training, spec, 2);
-      for (const int depth : {0, 2 + trial % 2}) {
-        spec.prefetch_depth = depth;
-        CAPTURE(depth);
-        check_equal(run_plan(graph, training, spec, 2), one);
-      }
+      spec.prefetch_depth = std::array{2, 0, 3, 0}[static_cast<std::size_t>(trial)];
+      check_equal(run_plan(graph, training, spec, 2), one);
       ++schedules[static_cast<int>(spec.schedule)];
       cut += spec.tp() > 1;
       in_groups += spec.mesh.dp_shard > 0;
