@@ -126,8 +126,8 @@ ParallelSpec bucket_key(const ParallelSpec& spec);                      // the w
 // What all layers recompute at least: none where stages or their layers differ. Cuts balance that:
 // so many layers of each stage add the same to each.
 Recompute recompute_of_every_layer(const ParallelSpec& spec);
-// Whether the parameters of blocks are whole on a device only while they compute: with ZeRO-3, or on
-// the host.
+// Whether the parameters of blocks are whole on a device only while they compute: with ZeRO-3, or
+// on the host.
 bool brings_parameters(const ParallelSpec& spec);
 // How blocks are cut without regard to memory; used together with the stages' paces.
 ParallelSpec cut_key(const ParallelSpec& spec);

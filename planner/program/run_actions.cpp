@@ -52,8 +52,8 @@ struct WholeParameters {
 };
 
 // ZeRO-3, or parameters on the host: the whole buckets of a block, each gathered or copied into one
-// of the buffers that take turns, the first `turning`. Nothing where the block has no such parameters
-// of its own.
+// of the buffers that take turns, the first `turning`. Nothing where the block has no such
+// parameters of its own.
 WholeParameters gather(Lowering& lowering, int block, std::size_t turning) {
   WholeParameters whole;
   const auto gather_bucket = [&](int index, const std::vector<int>& buffers, int& turns) {

@@ -118,8 +118,8 @@ std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
                  .has_same_floors = true}}};
 }
 
-// Floors of time hold however far ahead parameters are gathered. The layouts are those that fit where
-// that is not at all, since each block ahead takes a buffer.
+// Floors of time hold however far ahead parameters are gathered. The layouts are those that fit
+// where that is not at all, since each block ahead takes a buffer.
 std::optional<Restriction> other_prefetch(const SearchedSpace& space) {
   const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3;
   if (!space.training.engine.has_other_prefetch || space.training.engine.most_zero < 3 ||

@@ -300,6 +300,7 @@ TEST_CASE("A plan names the buffers for arriving activations only where there is
 TEST_CASE("A plan says how far ahead parameters are gathered where that is not one block") {
   Plan plan = some_plan();
   plan.spec.zero_stage = 3;
+  plan.placements.state.parameters.dp = flat_shard();
   CHECK(write_plan(plan).find("prefetch_depth") == std::string::npos);
   for (const int depth : {0, 2}) {
     plan.spec.prefetch_depth = depth;

@@ -45,7 +45,7 @@ std::vector<int> gathered(const Program& program) {
   return buffers;
 }
 
-// Of a task's blocks, in their order: the gathers before each, less the blocks before it. A block's
+// The gathers before each of a task's blocks, in their order, less the blocks before it. A block's
 // call frees the buffer of its parameters, whether or not it reads them.
 std::vector<int> gathers_ahead(const Program& program, const Task& task) {
   const std::vector<int> buffers = gathered(program);
