@@ -68,7 +68,7 @@ struct Batch {
   std::vector<std::int32_t> ids;  // [global batch, sequence + 1]
   // [global batch, sequence], negative where a token has none. Empty: each token's is the next id.
   std::vector<std::int32_t> targets = {};
-  // Of a model that reads images, instead of ids: [global batch, patches, colours of a patch],
+  // Where a model reads images, instead of ids: [global batch, patches, colours of a patch],
   // colour by colour and row by row as in transformers' ViTPatchEmbeddings.
   std::vector<std::uint8_t> colours = {};
   std::int64_t colours_of_sample = 0, colours_of_patch = 0;

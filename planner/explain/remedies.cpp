@@ -21,7 +21,7 @@
 namespace parplan {
 namespace {
 
-// Of a block of parameters.
+// Those of a block of parameters.
 std::int64_t bytes_of_moments(const TrainingSpec& training) {
   const OptimizerState state = optimizer_state(training);
   return (int{state.first_moment} + int{state.second_moment}) *

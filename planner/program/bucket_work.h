@@ -67,7 +67,7 @@ struct OptimizerState {
   bool quantized = false;  // moments in 8 bits, with a scale for each block
 
   std::int64_t moment_bytes(std::int64_t elements) const { return elements * (quantized ? 1 : state_bytes); }
-  // Of one moment.
+  // The scales of one moment.
   std::int64_t scale_bytes(std::int64_t elements) const {
     return quantized ? quantization_blocks(elements) * state_bytes : 0;
   }

@@ -66,7 +66,7 @@ class Reference {
   std::unique_ptr<Backend> backend_;
   std::vector<TrainingBlock> blocks_;
   ByParameter parameters_, first_moments_, second_moments_;
-  // Of 8 bits, with the scales of each parameter's blocks.
+  // Those of 8 bits, with the scales of each parameter's blocks.
   struct Codes {
     std::vector<std::uint8_t> first, second;
     std::vector<float> first_scales, second_scales;
