@@ -38,7 +38,7 @@ void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, 
     BlockLayout drawn = block_layout(own, place(graph, own), spec.recompute);
     const auto in_memory = [&] { return random() % 2 == 0 ? Home::device : Home::host; };
     drawn.placements.state.homes = {
-        .parameters = in_memory(), .gradients = in_memory(), .optimizer = all_homes[random() % all_homes.size()]};
+        .parameters = in_memory(), .gradients = in_memory(), .optimizer = random() % 8 == 0 ? Home::nvme : in_memory()};
     return drawn;
   };
   const BlockLayout of_tied = draw();
