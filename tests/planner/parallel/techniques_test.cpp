@@ -170,6 +170,20 @@ TEST_CASE("parameters in host memory are shards, or one rank's alone") {
   CHECK(reason(tiny_gpt2(), spec).starts_with("there is no offload 4; legal: none, optimizer, activations, "));
 }
 
+TEST_CASE("moments in 8 bits are in memory") {
+  TrainingSpec training = batch_of(16);
+  training.optimizer = Optimizer::adamw_8bit;
+  ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.offload = Offload::optimizer;
+  CHECK(!illegal(tiny_gpt2(), training, spec));
+  spec.offload = spec.offload | Offload::nvme;
+  CHECK(illegal(tiny_gpt2(), training, spec) ==
+        "offload optimizer:nvme keeps the optimizer's state in fp32 on NVMe, and optimizer adamw_8bit has it in 8 "
+        "bits; legal: offload optimizer, or another optimizer");
+  training.optimizer = Optimizer::adamw;
+  CHECK(!illegal(tiny_gpt2(), training, spec));
+}
+
 TEST_CASE("a master has replicas that are whole, and all state") {
   ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
   spec.dp_method = DataMethod::master;

@@ -38,6 +38,8 @@ struct Space {
     training.global_batch = 8;
     training.sequence_length = long_sequence;
     training.precision = DataType::fp32;
+    for (NodeGroup& group : cluster.groups)  // a plan on NVMe is read back where there is some
+      group.nvme = {.read = BytesPerSecond(6e9), .write = BytesPerSecond(3e9), .latency = {}, .capacity = {}};
     specs = enumerate_specs(graph, training, devices, {});
   }
   // Those of the space, and values with names that are there on request only.
