@@ -25,7 +25,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Of a buffer in memory.
+  // The bytes of a buffer in memory.
   std::byte* at(int buffer) const {
     const Buffer& placed = program_.buffers[buffer];
     PARPLAN_ASSERT(placed.home != Home::nvme, placed.name);

@@ -25,7 +25,7 @@ std::string default_nvme_folder();
 // the system said and what to do.
 class OffloadFile {
  public:
-  // Of `bytes` bytes, whose place on the drive is taken.
+  // A file of `bytes` bytes, whose place on the drive is taken.
   OffloadFile(const std::string& folder, Bytes bytes);
   ~OffloadFile();
   OffloadFile(const OffloadFile&) = delete;

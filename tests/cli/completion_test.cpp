@@ -81,7 +81,7 @@ TEST_CASE("bash completes commands, options, choices, names and files" * doctest
   CHECK(bash.complete({"suggest", "gpt2", "--precision", ""}) == Words{"bf16", "fp16", "tf32", "fp32"});
   CHECK(bash.complete({"suggest", "gpt2", "--zero", ""}) == Words{"0", "1", "2", "3"});
   CHECK(bash.complete({"suggest", "gpt2", "--devices", ""}) == Words{});
-  CHECK(bash.complete({"suggest", "gpt2", "--pre"}) == Words{"--precision"});
+  CHECK(bash.complete({"suggest", "gpt2", "--preci"}) == Words{"--precision"});
   CHECK(bash.complete({"completion", ""}) == Words{"bash", "zsh", "fish"});
   CHECK(bash.complete({"frobnicate", ""}) == Words{});
   CHECK(bash.complete({"measure", "--device", ""}) == Words{"cpu", "cuda"});

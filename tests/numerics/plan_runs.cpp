@@ -119,7 +119,7 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
     const PerHome<std::int64_t> touched_end = job.arena(program.rank).highest_touched();
     CHECK(touched_end.device == program.arena_bytes.device);
     CHECK(touched_end.host == end_of_use(program, Home::host));
-    CHECK(touched_end.nvme == program.arena_bytes.nvme);
+    CHECK(touched_end.nvme == end_of_use(program, Home::nvme));
     for (const Home home : all_homes) CHECK(program.memory.arena(home).count == program.arena_bytes[home]);
     for (std::size_t b = 0; b < program.buffers.size(); ++b) {
       const Buffer& buffer = program.buffers[b];

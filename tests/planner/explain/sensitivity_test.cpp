@@ -131,7 +131,8 @@ TEST_CASE("a batch of few micro-batches changes by sequences, in micro-batches t
                           Case{1, 10, 5, {{8, 4}}, {{12, 6}}},    // two
                           Case{2, 20, 2, {{16, 2}}, {{24, 2}}},   // five, of which four and six are a fifth away
                           Case{2, 2, 1, {}, {{4, 1}}},            // a sequence a rank
-                          // Groups of two micro-batches: neither 11 nor 17; 5 and 7 have no neighbour close enough.
+                          // Groups of two micro-batches: neither 11 nor 17; nor 5 or 7, and none
+                          // close enough.
                           Case{1, 14, 1, {{12, 1}}, {{16, 1}}, true}, Case{1, 6, 1, {}, {}, true}}) {
     INFO("dp " << one.dp << " batch " << one.batch << " micro-batch " << one.micro_batch);
     const int devices = one.is_interleaved ? 2 : one.dp;

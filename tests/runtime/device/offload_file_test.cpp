@@ -16,10 +16,6 @@
 namespace parplan {
 namespace {
 
-std::string folder() {
-  return std::filesystem::temp_directory_path().string();
-}
-
 std::vector<std::byte> bytes(std::size_t count, int first) {
   std::vector<std::byte> values(count);
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<std::byte>(first + static_cast<int>(i));
@@ -47,6 +43,7 @@ TEST_CASE("a file for offload holds what is written, at any offset, and has no n
 }
 
 TEST_CASE("a folder without room, or without leave to write, is named with what to do") {
+  const testing::TemporaryFolder own;
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
@@ -55,20 +52,21 @@ TEST_CASE("a folder without room, or without leave to write, is named with what 
   REQUIRE(setrlimit(RLIMIT_FSIZE, &little) == 0);
   std::string reason;
   try {
-    const OffloadFile file(folder(), Bytes(1 << 20));
+    const OffloadFile file(own.root().string(), Bytes(1 << 20));
   } catch (const RunError& error) {
     reason = error.what();
   }
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  CHECK(reason == "cannot take 1.00 MiB in '" + folder() +
+  CHECK(reason == "cannot take 1.00 MiB in '" + own.root().string() +
                       "' for what a rank keeps on NVMe: File too large; name a folder with room, which this user may "
                       "write to, with --nvme-dir");
 }
 
 TEST_CASE("the CPU's file transfers go in the order that events ask for, and its own work waits for them by events") {
   const auto backend = make_cpu_backend();
-  const OffloadFile file(folder(), Bytes(1 << 20));
+  const testing::TemporaryFolder own;
+  const OffloadFile file(own.root().string(), Bytes(1 << 20));
   for (int round = 0; round < 20; ++round) {
     std::vector<std::byte> first = bytes(1 << 16, round), second(1 << 16);
     backend->transfer_file(writer, file.writing(0, first.data(), 1 << 16));
