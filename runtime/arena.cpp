@@ -68,6 +68,7 @@ void Arena::fill_file(std::uint32_t pattern, std::int64_t begin, std::int64_t en
 }
 
 void Arena::read(int buffer, void* to, Bytes bytes, Bytes from) const {
+  if (bytes.count == 0) return;  // where no buffer has any, there is no arena
   if (program_.buffers[buffer].home == Home::nvme) return file_->read(in_file(buffer) + from.count, to, bytes.count);
   backend_.attach_thread();
   backend_.copy(compute_stream, to, at(buffer) + from.count, bytes);
@@ -75,6 +76,7 @@ void Arena::read(int buffer, void* to, Bytes bytes, Bytes from) const {
 }
 
 void Arena::write(int buffer, const void* from, Bytes bytes) const {
+  if (bytes.count == 0) return;
   if (program_.buffers[buffer].home == Home::nvme) return file_->write(in_file(buffer), from, bytes.count);
   backend_.attach_thread();
   backend_.copy(compute_stream, at(buffer), from, bytes);

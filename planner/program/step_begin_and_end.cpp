@@ -306,7 +306,8 @@ void end_step(Lowering& lowering) {
   for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_other_gradients(lowering, static_cast<int>(i));
   if (program.norm_buffer) compute_norm(lowering);
   copy_norm(lowering);
-  // Buckets that share buffers for their state are done with one by one, before a later one is read.
+  // Buckets that share buffers for their state are done with one by one, before a later one is
+  // read.
   const auto shares = [&](std::size_t bucket) { return lowering.state_in.contains(bucket); };
   for (std::size_t i = 0; i < program.buckets.size(); ++i) {
     update(lowering, i);
