@@ -194,6 +194,10 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
     options.footprint = Bytes(std::int64_t{64} << 20);
     options.copies = {Bytes(1 << 20), Bytes(16 << 20), Bytes(64 << 20)};
   }
+  // First, since a folder that does not do is known at once.
+  std::optional<Nvme> nvme;
+  if (!arguments.nvme_folder.empty())
+    nvme = measure_nvme(arguments.nvme_folder, options.budget * nvme_share_of_budget);
   ProgressLine progress(terminal, arguments.quiet ? Talk::quiet : Talk::wanted);
   options.progress = [&](int done, int of) { progress.show(fmt::format("timed {} of {} kernels", done, of)); };
   if (!arguments.quiet)
@@ -202,8 +206,8 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
   const std::vector<KernelMeasurement> kernels = kernels_to_measure(kind, types);
   Measured measured = number ? measure_gpu(*number, arguments.like, options, kernels) : measure_cpu(options, kernels);
   progress.clear();
-  if (!arguments.nvme_folder.empty()) {
-    measured.cluster.groups.front().nvme = measure_nvme(arguments.nvme_folder, options.budget * nvme_share_of_budget);
+  if (nvme) {
+    measured.cluster.groups.front().nvme = nvme;
     measured.cluster.sources.push_back(fmt::format(
         "nvme: measured in '{}' on {}, {}, past the page cache (sync_file_range, posix_fadvise); its capacity is what "
         "was free there",

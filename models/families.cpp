@@ -83,18 +83,18 @@ OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
     throw ConfigError(
         fmt::format("expected a sequence length from 1 to {}, found {}", largest_vocabulary, sequence_length));
   }
-  const bool learned = spec.family == Family::decoder && spec.position == PositionKind::learned;
-  if (learned && sequence_length > spec.context) {
-    throw ConfigError(
-        fmt::format("sequence length {} is longer than the {} learned positions of model '{}'; allowed: 1 to {}",
-                    sequence_length, spec.context, spec.name, spec.context));
-  }
   if (reads_images(spec) && sequence_length != tokens_of_image(spec)) {
     throw ConfigError(fmt::format(
         "sequence length {} is not that of the images of model '{}', which are {} tokens: {} x {} pixels in patches of "
         "{} x {}, and one for the class",
         sequence_length, spec.name, tokens_of_image(spec), spec.image_size, spec.image_size, spec.patch_size,
         spec.patch_size));
+  }
+  const bool learned = spec.family == Family::decoder && spec.position == PositionKind::learned;
+  if (learned && sequence_length > spec.context) {
+    throw ConfigError(
+        fmt::format("sequence length {} is longer than the {} learned positions of model '{}'; allowed: 1 to {}",
+                    sequence_length, spec.context, spec.name, spec.context));
   }
   if (spec.family == Family::encoder_decoder && sequence_length < shortest_encoder_decoder_sample(spec)) {
     throw ConfigError(fmt::format(

@@ -53,12 +53,16 @@ Arena::~Arena() {
 }
 
 void Arena::refill() const {
+  refill_memory();
+  if (file_ != nullptr) fill_file(poison, 0, guard_begin(Home::nvme) + guard_bytes);
+}
+
+void Arena::refill_memory() const {
   backend_.attach_thread();
   for (const Home home : homes_in_memory)
     if (begin(home) != nullptr)
       backend_.fill(compute_stream, begin(home), poison, (guard_begin(home) + guard_bytes) / word);
   backend_.synchronize();
-  if (file_ != nullptr) fill_file(poison, 0, guard_begin(Home::nvme) + guard_bytes);
 }
 
 void Arena::fill_file(std::uint32_t pattern, std::int64_t begin, std::int64_t end) const {

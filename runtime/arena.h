@@ -46,6 +46,8 @@ class Arena {
 
   // Fills everything with the pattern again, as if nothing had been touched.
   void refill() const;
+  // The same of what kernels reach: not of the file.
+  void refill_memory() const;
 
   // One past the highest byte that no longer holds the pattern; beyond `size` if the guard was hit.
   PerHome<std::int64_t> highest_touched() const;

@@ -52,7 +52,7 @@ void warm_up(const Program& program, Backend& backend, const Arena& arena) {
                   {.kind = instruction.op, .shape = instruction.shape, .type = instruction.type, .operands = operands});
     }
   backend.synchronize();
-  arena.refill();
+  arena.refill_memory();
 }
 
 }  // namespace parplan

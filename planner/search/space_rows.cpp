@@ -402,7 +402,7 @@ Values without_master(const TrainingSpec& /*training*/, const ChoiceValue& given
 
 Values fewer_blocks_ahead(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   Values fewer;
-  for (std::int64_t depth = std::get<std::int64_t>(given); depth-- > 0;) fewer.emplace_back(depth);
+  for (std::int64_t depth = std::get<std::int64_t>(given); depth > 0;) fewer.emplace_back(depth /= 2);
   return fewer;
 }
 

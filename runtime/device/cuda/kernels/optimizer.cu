@@ -308,7 +308,8 @@ void adamw(const CudaKernelArguments& a) {
   });
 }
 
-// gradient, parameter, (momentum), (norm), (master), (loss scale)
+// gradient, parameter, codes of m, codes of v, scales of m, scales of v, (norm), (master), (loss
+// scale)
 void adamw_8bit(const CudaKernelArguments& a) {
   const StepRest rest = read_rest(a, 6);
   const std::int64_t n = elements(a.shape);
