@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -261,6 +262,30 @@ TEST_CASE("a layout is told in one line") {
   CHECK(layout_text(spec).find(" recompute=full,none,full,none,full*2 ") != std::string::npos);
   spec.micro_batch_group = 4;
   CHECK(layout_text(spec).find(" v3 group4 ") != std::string::npos);
+}
+
+TEST_CASE("what lacks room is the host or its drives where the device has enough") {
+  Plan plan = small_plan();
+  CHECK(!shortage_of(subject_of(plan)));
+  plan.prediction.memory.host = Bytes(700);
+  plan.prediction.memory.nvme = Bytes(900);
+  NodeGroup& group = plan.cluster.groups.front();
+  const int ranks = std::min(plan.spec.mesh.size(), group.devices_per_machine());
+  group.nvme = {.read = BytesPerSecond(1), .write = BytesPerSecond(1), .latency = {}, .capacity = Bytes(900 * ranks)};
+  CHECK(!shortage_of(subject_of(plan)));
+  group.nvme->capacity = Bytes(899 * ranks);
+  const std::optional<Shortage> drives = shortage_of(subject_of(plan));
+  REQUIRE(drives);
+  CHECK(drives->home == Home::nvme);
+  CHECK(drives->needed == Bytes(900));
+  CHECK(drives->available == Bytes(899));
+  CHECK(verdict_of(subject_of(plan)) == MemoryVerdict::does_not_fit);
+  plan.prediction.memory.nvme = {};
+  CHECK(!shortage_of(subject_of(plan)));
+  group.device.memory_capacity = Bytes(1);
+  const std::optional<Shortage> device = shortage_of(subject_of(plan));
+  REQUIRE(device);
+  CHECK(device->home == Home::device);
 }
 
 TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
