@@ -292,7 +292,7 @@ void add_number_formats(CLI::App& app, WhatArguments& what) {
       app, group, "--precision",
       "number format of computation (default: bf16 where all devices that are used have units for it, else fp16; fp32 "
       "on CPUs)",
-      what.precision, std::array{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32});
+      what.precision, std::array{DataType::bf16, DataType::fp16, DataType::fp8, DataType::tf32, DataType::fp32});
   add_choice(app, group, "--optimizer", "optimizer (default: adamw)", what.optimizer, all_optimizers);
   add(app, group, "--trainable", "all|lora|PART,...",
       "what is trained: all parameters, LoRA adapters alone, or what has such parts in its name, such as 'head' or "

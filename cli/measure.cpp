@@ -103,10 +103,11 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
   const std::unique_ptr<Backend> backend = opened.gpu->make_backend(number, {});
   std::vector<KernelMeasurement> possible = kernels;
   // bf16 and tf32 need compute capability 8.0 (CUDA C++ Programming Guide, table of features), fp16
-  // matrix units 7.0.
+  // matrix units 7.0, and fp8 8.9.
   std::erase_if(possible, [&](const KernelMeasurement& kernel) {
     return ((kernel.type == DataType::bf16 || kernel.type == DataType::tf32) && card.compute_major < 8) ||
-           (kernel.type == DataType::fp16 && card.compute_major < 7);
+           (kernel.type == DataType::fp16 && card.compute_major < 7) ||
+           (kernel.type == DataType::fp8 && 10 * card.compute_major + card.compute_minor < 89);
   });
   measured.measurements = measure_kernels(*backend, possible, options);
   device.kernel_launch = measured.measurements.replayed_launch;
@@ -185,7 +186,8 @@ int carry_out(const MeasureArguments& arguments, Terminal& terminal) {
         "--like names the card that is measured, and that is the CPU; leave --like out, or give --device cuda");
   const BackendKind kind = number ? BackendKind::cuda : BackendKind::cpu;
   const std::vector<DataType> types = number
-                                          ? std::vector{DataType::bf16, DataType::fp16, DataType::tf32, DataType::fp32}
+                                          ? std::vector{DataType::bf16, DataType::fp16, DataType::fp8, DataType::tf32,
+                                                        DataType::fp32}
                                           : std::vector{DataType::fp32};
   MeasureOptions options;
   options.budget = arguments.budget.value_or(number ? Seconds(60.0) : Seconds(30.0));

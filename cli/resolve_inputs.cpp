@@ -158,9 +158,11 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   const TrainingOverrides& file = model.training;
   choose("global_batch", training.global_batch, what.global_batch, file.global_batch.has_value());
   choose("sequence_length", training.sequence_length, what.sequence_length, file.sequence_length.has_value());
-  choose("precision", training.precision, what.precision, file.precision.has_value());
+  if (what.precision) state_precision(training, *what.precision);
+  else if (!file.precision) defaults.emplace_back("precision");
   choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
   training.engine = find_engine(what.engine, engines_folder());
+  if (training.fp8) check_fp8(cluster, training.engine);
   choose_trained(what, training);
   return training;
 }
@@ -310,7 +312,7 @@ std::string describe_inputs(const ReportInputs& inputs) {
   text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"),
-                      marked(name(training.precision), "precision"), marked(name(training.optimizer), "optimizer"));
+                      marked(name(stated_precision(training)), "precision"), marked(name(training.optimizer), "optimizer"));
   if (training.lora || !training.trainable.all) text += fmt::format("trained   {}\n", describe_trained(training));
   if (!is_own(training.engine)) text += fmt::format("engine    {}: {}\n", training.engine.name, training.engine.title);
   return text;

@@ -303,7 +303,7 @@ std::string describe(const Sweep& sweep) {
       "training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
       all([](const SweepPoint& p) { return fmt::format("{}", p.training.global_batch); }, "global_batch"),
       all([](const SweepPoint& p) { return fmt::format("{}", p.training.sequence_length); }, "sequence_length"),
-      all([](const SweepPoint& p) { return std::string(name(p.training.precision)); }, "precision"),
+      all([](const SweepPoint& p) { return std::string(name(stated_precision(p.training))); }, "precision"),
       all([](const SweepPoint& p) { return std::string(name(p.training.optimizer)); }, "optimizer"));
   if (const Engine& engine = sweep.points.front().training.engine; !is_own(engine))
     text += fmt::format("engine    {}: {}\n", engine.name, engine.title);

@@ -26,7 +26,6 @@ constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,       FeedFo
                                         FeedForwardKind::relu,            FeedForwardKind::gated_silu,
                                         FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
 constexpr std::array all_spans = {AttentionSpan::full, AttentionSpan::sliding};
-constexpr std::array all_precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array all_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                       LearningRateSchedule::linear};
 
@@ -304,7 +303,7 @@ TrainingSpec with_overrides(TrainingSpec training, const TrainingOverrides& over
   };
   take(training.global_batch, overrides.global_batch);
   take(training.sequence_length, overrides.sequence_length);
-  take(training.precision, overrides.precision);
+  if (overrides.precision) state_precision(training, *overrides.precision);
   take(training.optimizer, overrides.optimizer);
   take(training.learning_rate, overrides.learning_rate);
   take(training.schedule, overrides.schedule);

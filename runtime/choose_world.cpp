@@ -11,8 +11,9 @@ namespace parplan {
 namespace {
 
 // The CUDA architecture that a precision needs: bf16 and tf32 units came with Ampere, and kernels
-// are built for nothing older.
+// are built for nothing older; fp8 units came with Ada.
 constexpr int least_compute_major = 8;
+constexpr int least_of_fp8 = 89;
 
 void check_processes(const Plan& plan, const Rendezvous& rendezvous) {
   const int ranks = plan.spec.mesh.size();
@@ -34,7 +35,7 @@ MakeWorld choose_cpu_world(const Plan& plan, Rendezvous& rendezvous) {
   if (plan.training.precision != DataType::fp32 && plan.training.precision != DataType::tf32)
     throw ConfigError(
         fmt::format("the plan computes in {}; the CPU backend computes in fp32: plan again with --precision fp32",
-                    name(plan.training.precision)));
+                    name(stated_precision(plan.training))));
   if (rendezvous.processes() == 1) return cpu_threads();
   return cpu_processes(rendezvous);
 }
@@ -58,6 +59,10 @@ std::vector<GpuProperties> gpus_for(const Plan& plan, const OpenedGpu& opened) {
     if (gpu.compute_major < least_compute_major)
       refuse(fmt::format("a GPU of compute capability 8.0 or later ({} has {}.{})", gpu.name, gpu.compute_major,
                          gpu.compute_minor));
+  for (const GpuProperties& gpu : found)
+    if (plan.training.fp8 && 10 * gpu.compute_major + gpu.compute_minor < least_of_fp8)
+      refuse(fmt::format("a GPU of compute capability 8.9 or later, which precision fp8 needs ({} has {}.{})", gpu.name,
+                         gpu.compute_major, gpu.compute_minor));
   return found;
 }
 

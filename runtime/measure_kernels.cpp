@@ -21,6 +21,11 @@ struct Piece {
   Bytes bytes() const { return align_up(Bytes(elements * size_of(type)), 256); }
 };
 
+// The type with which its kernel is called: for products in fp8 that of their factors before the cast.
+DataType called_in(const KernelMeasurement& kernel) {
+  return kernel.type == DataType::fp8 ? in_memory(kernel.type) : kernel.type;
+}
+
 // The operands of a kernel, from its row, without the workspace.
 std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
   std::vector<Piece> pieces;
@@ -28,7 +33,7 @@ std::vector<Piece> operands_of(const KernelMeasurement& kernel) {
     const OperandSize& size = operand.size;
     if (operand.source == OperandSource::workspace || !is_present(operand, kernel.shape, false)) continue;
     pieces.push_back({.elements = size.elements(kernel.shape),
-                      .type = type_of(size.content, kernel.type),
+                      .type = type_of(size.content, called_in(kernel)),
                       .content = size.content == OperandContent::fp32 ? OperandContent::values : size.content});
   }
   return pieces;
@@ -107,7 +112,7 @@ class Bench {
     };
     const auto run = [&](std::int64_t i) {
       const std::vector<void*>& one = operands[static_cast<std::size_t>(i) % operands.size()];
-      backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = kernel.type, .operands = one});
+      backend_.run(0, {.kind = kernel.kind, .shape = kernel.shape, .type = called_in(kernel), .operands = one});
     };
 
     // One run chooses algorithms and touches memory, the next shows how long a run takes.
@@ -351,6 +356,7 @@ std::vector<OpShape> shapes_of(MeasuredOver over, const Sizes& sizes) {
 bool is_measured_in(const OpRow& row, DataType type) {
   const bool matrix = row.cost == CostClass::product || row.cost == CostClass::attention;
   if (type == DataType::tf32) return matrix;  // the rest is the same as in fp32
+  if (type == DataType::fp8) return row.casts != nullptr;
   return row.measured_over != MeasuredOver::flat_fp32 || type == DataType::fp32;
 }
 
@@ -362,8 +368,10 @@ std::vector<KernelMeasurement> kernels_to_measure(BackendKind backend, const std
   for (const DataType type : types)
     for (const OpRow& row : op_rows())
       if (is_measured_in(row, type))
-        for (const OpShape& shape : shapes_of(row.measured_over, sizes))
-          kernels.push_back(measured_kernel(row.kind, type, shape));
+        for (const OpShape& shape : shapes_of(row.measured_over, sizes)) {
+          KernelMeasurement kernel = measured_kernel(row.kind, type, shape);
+          if (type != DataType::fp8 || multiplies_in_fp8(kernel.shape)) kernels.push_back(std::move(kernel));
+        }
   return kernels;
 }
 

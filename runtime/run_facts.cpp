@@ -101,7 +101,7 @@ constexpr FactRow fact_rows[] = {
     {"backend", [](const FactInputs& i) { return text(name(i.plan.cluster.backend())); }},
     {"global batch", [](const FactInputs& i) { return text(i.plan.training.global_batch); }, InCheckpoint::noted},
     {"sequence length", [](const FactInputs& i) { return text(i.plan.training.sequence_length); }, InCheckpoint::held},
-    {"precision", [](const FactInputs& i) { return text(name(i.plan.training.precision)); }, InCheckpoint::noted},
+    {"precision", [](const FactInputs& i) { return text(name(stated_precision(i.plan.training))); }, InCheckpoint::noted},
     {"optimizer", [](const FactInputs& i) { return text(name(i.plan.training.optimizer)); }, InCheckpoint::held},
     {"learning rate", [](const FactInputs& i) { return text(i.plan.training.learning_rate); }, InCheckpoint::noted},
     {"learning rate schedule", [](const FactInputs& i) { return text(name(i.plan.training.schedule)); },

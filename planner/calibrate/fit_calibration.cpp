@@ -140,7 +140,7 @@ FittedStep line_of(const MeasuredPlan& one, const FittedPlan& fitted) {
           .devices = plan.spec.mesh.size(),
           .global_batch = plan.training.global_batch,
           .sequence_length = plan.training.sequence_length,
-          .precision = plan.training.precision,
+          .precision = stated_precision(plan.training),
           .measured = one.measured,
           .before = fitted.before.total(),
           .after = fitted.after.total()};
@@ -156,7 +156,7 @@ CalibrationFit fit_calibration(std::span<const MeasuredPlan> measured) {
   for (const ClusterConstantRow& row : cluster_constants()) {
     all.push_back(index_of(row.constant));
     const Plan& plan = *measured.front().plan;
-    most[all.back()] = std::min(row.most(plan.cluster, plan.training.precision), most_share);
+    most[all.back()] = std::min(row.most(plan.cluster, stated_precision(plan.training)), most_share);
   }
   const Residuals before = residuals_of(measured, shares);
   const Eigen::MatrixXd reach_before = reach_of(measured, shares, before, all);

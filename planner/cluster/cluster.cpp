@@ -15,6 +15,7 @@
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/cluster/routes.h"
+#include "planner/graph/engine.h"
 
 namespace parplan {
 namespace {
@@ -344,6 +345,14 @@ std::string device_title(const Cluster& cluster) {
   for (const NodeGroup& group : cluster.groups)
     titles += (titles.empty() ? "" : " and ") + (group.device.title.empty() ? group.device.name : group.device.title);
   return titles;
+}
+
+void check_fp8(const Cluster& cluster, const Engine& engine) {
+  if (!engine.has_fp8) throw ConfigError(fmt::format("precision fp8: {} has none; bf16 instead", engine.title));
+  for (const NodeGroup& group : cluster.groups)
+    if (!has_units(group.device, DataType::fp8))
+      throw ConfigError(fmt::format("precision fp8: {} has no units for it, or its file states no rate in fp8; bf16 instead",
+                                    group.device.title));
 }
 
 bool has_units(const Cluster& cluster, DataType type) {

@@ -29,8 +29,9 @@ Rate or_reached(Rate sustained, Rate reached) {
 // What training sustains in products of that type.
 FlopsPerSecond sustained_products(const DeviceKind& device, DataType type) {
   const DeviceRates& rates = device.rates.front();
+  if (type == DataType::fp8 && rates.matrix_fp8.value > 0.0) return or_reached(rates.sustained_fp8, rates.matrix_fp8);
   if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return rates.matrix_tf32;
-  if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0)
+  if (is_half(in_memory(type)) && has_units(device, in_memory(type)) && rates.matrix_half.value > 0.0)
     return or_reached(rates.sustained_half, rates.matrix_half);
   return rates.matrix_fp32;
 }
@@ -55,8 +56,9 @@ void take_of_kernels(DeviceKind& device, double share) {
     scale(rates.matrix_fp32, device.peak_fp32);
     scale(rates.matrix_half, device.peak_half);
     scale(rates.matrix_tf32, device.peak_tf32);
+    scale(rates.matrix_fp8, device.peak_fp8);
     scale(rates.vector, device.peak_fp32);
-    for (const OptionalRate& one : optional_rates()) scale(rates.*one.member, rates.matrix_half);
+    for (const OptionalRate& one : optional_rates()) scale(rates.*one.member, rates.*one.reached);
     // Copies reach what they did; no kernel moves its data faster.
     rates.sustained_memory = std::min(or_reached(rates.sustained_memory, rates.memory) * share, rates.memory);
   }
@@ -172,7 +174,8 @@ std::string six_digits_of(Seconds time) {
   return fmt::format("{:.6g} s", time.value);
 }
 
-constexpr std::array step_precisions = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32};
+constexpr std::array step_precisions = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32,
+                                         DataType::fp8};
 constexpr std::int64_t most_of_a_step = std::int64_t{1} << 40;
 constexpr const char* calibration_schema = "parplan.calibration/1";
 

@@ -31,6 +31,8 @@ constexpr std::array optional_rate_rows = {
     OptionalRate{Rate::sustained_weights, &DeviceRates::sustained_weights},
     OptionalRate{Rate::early_half, &DeviceRates::early_half},
     OptionalRate{Rate::early_weights, &DeviceRates::early_weights},
+    OptionalRate{Rate::sustained_fp8, &DeviceRates::sustained_fp8, &DeviceRates::matrix_fp8},
+    OptionalRate{Rate::sustained_fp8_weights, &DeviceRates::sustained_fp8_weights, &DeviceRates::matrix_fp8},
     OptionalRate{Rate::attention, &DeviceRates::attention},
     OptionalRate{Rate::attention_gradient, &DeviceRates::attention_gradient},
     OptionalRate{Rate::ampere_attention, &DeviceRates::ampere_attention},
@@ -110,6 +112,7 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
                     .matrix_fp32 = between(low.matrix_fp32, high.matrix_fp32, t),
                     .matrix_half = between(low.matrix_half, high.matrix_half, t),
                     .matrix_tf32 = between(low.matrix_tf32, high.matrix_tf32, t),
+                    .matrix_fp8 = between(low.matrix_fp8, high.matrix_fp8, t),
                     .vector = between(low.vector, high.vector, t),
                     .memory = between(low.memory, high.memory, t),
                     .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
@@ -121,6 +124,7 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
 bool has_units(const DeviceKind& device, DataType type) {
   PARPLAN_ASSERT(!device.rates.empty(), device.name);
   const DeviceRates& alone = device.rates.front();
+  if (type == DataType::fp8) return device.peak_fp8.value > 0.0 || alone.matrix_fp8.value > 0.0;
   if (type == DataType::tf32) return device.peak_tf32.value > 0.0 || alone.matrix_tf32.value > 0.0;
   if (!is_half(type)) return true;
   return (device.peak_half.value > 0.0 || alone.matrix_half.value > 0.0) &&
@@ -128,7 +132,9 @@ bool has_units(const DeviceKind& device, DataType type) {
 }
 
 FlopsPerSecond peak(const DeviceKind& device, DataType type) {
-  if (is_half(type) && has_units(device, type)) return device.peak_half;
+  if (type == DataType::fp8 && device.peak_fp8.value > 0.0) return device.peak_fp8;
+  const DataType half = in_memory(type);
+  if (is_half(half) && has_units(device, half)) return device.peak_half;
   return type == DataType::tf32 && device.peak_tf32.value > 0.0 ? device.peak_tf32 : device.peak_fp32;
 }
 
@@ -154,10 +160,11 @@ DeviceKind read_device(const YamlNode& document) {
         .fail(fmt::format("the overhead of {} leaves nothing of the capacity of {}",
                           write_bytes(device.memory_overhead), write_bytes(device.memory_capacity)));
   const YamlNode peak_rates = document.at("peak");
-  peak_rates.allow_keys({"fp32", "half", "tf32"});
+  peak_rates.allow_keys({"fp32", "half", "tf32", "fp8"});
   device.peak_fp32 = peak_rates.at("fp32").as_flop_rate();
   if (const auto half = peak_rates.find("half")) device.peak_half = half->as_flop_rate();
   if (const auto tf32 = peak_rates.find("tf32")) device.peak_tf32 = tf32->as_flop_rate();
+  if (const auto fp8 = peak_rates.find("fp8")) device.peak_fp8 = fp8->as_flop_rate();
   if (const auto types = document.find("half_types")) {
     device.half_types.clear();
     for (const YamlNode& item : types->items()) {
@@ -178,8 +185,8 @@ DeviceKind read_device(const YamlNode& document) {
   const YamlNode rates = document.at("rates");
   for (const YamlNode& item : rates.items()) {
     item.allow_keys(
-        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "vector", "memory", "sustained", "attention",
-         "origins"});
+        {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "matrix_fp8", "vector", "memory", "sustained",
+         "attention", "origins"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);
@@ -191,6 +198,7 @@ DeviceKind read_device(const YamlNode& document) {
     row.matrix_fp32 = positive_rate("matrix_fp32");
     if (const auto half = item.find("matrix_half")) row.matrix_half = half->as_flop_rate();
     if (const auto tf32 = item.find("matrix_tf32")) row.matrix_tf32 = tf32->as_flop_rate();
+    if (const auto fp8 = item.find("matrix_fp8")) row.matrix_fp8 = fp8->as_flop_rate();
     row.vector = positive_rate("vector");
     row.memory = item.at("memory").as_bandwidth();
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
@@ -206,7 +214,7 @@ DeviceKind read_device(const YamlNode& document) {
         const auto value = section_of(one.rate) == section ? stated->find(key_of(one.rate)) : std::nullopt;
         if (!value) continue;
         row.*one.member = value->as_flop_rate();
-        if ((row.*one.member).value <= 0.0 || row.*one.member > row.matrix_half)
+        if ((row.*one.member).value <= 0.0 || row.*one.member > row.*one.reached)
           value->fail(fmt::format("expected more than 0 and at most what a {} reaches, found '{}'",
                                   section == "attention" ? "product" : "kernel", value->as_string()));
       }
@@ -231,6 +239,7 @@ DeviceKind read_device(const YamlNode& document) {
     at_most("matrix_fp32", row.matrix_fp32, device.peak_fp32);
     at_most("matrix_half", row.matrix_half, device.peak_half);
     at_most("matrix_tf32", row.matrix_tf32, device.peak_tf32);
+    at_most("matrix_fp8", row.matrix_fp8, device.peak_fp8);
     device.rates.push_back(row);
   }
   if (device.rates.empty()) rates.fail("'rates' needs at least one row");
@@ -290,6 +299,7 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
   out << YAML::Key << "fp32" << YAML::Value << write_flop_rate(device.peak_fp32);
   out << YAML::Key << "half" << YAML::Value << write_flop_rate(device.peak_half);
   if (device.peak_tf32.value > 0.0) out << YAML::Key << "tf32" << YAML::Value << write_flop_rate(device.peak_tf32);
+  if (device.peak_fp8.value > 0.0) out << YAML::Key << "fp8" << YAML::Value << write_flop_rate(device.peak_fp8);
   out << YAML::EndMap;
   if (device.half_types != DeviceKind{}.half_types) {
     out << YAML::Key << "half_types" << YAML::Value << YAML::Flow << YAML::BeginSeq;
@@ -307,6 +317,7 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     out << YAML::Key << "matrix_half" << YAML::Value << write_flop_rate(row.matrix_half);
     if (row.matrix_tf32.value > 0.0)
       out << YAML::Key << "matrix_tf32" << YAML::Value << write_flop_rate(row.matrix_tf32);
+    if (row.matrix_fp8.value > 0.0) out << YAML::Key << "matrix_fp8" << YAML::Value << write_flop_rate(row.matrix_fp8);
     out << YAML::Key << "vector" << YAML::Value << write_flop_rate(row.vector);
     out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.memory);
     const auto write_known = [&](const std::string& key, FlopsPerSecond rate, auto write) {

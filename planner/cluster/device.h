@@ -36,6 +36,7 @@ struct DeviceRates {
   FlopsPerSecond matrix_fp32;    // reachable, large GEMM, per device
   FlopsPerSecond matrix_half;    // bf16/fp16 with fp32 accumulation; 0 where absent
   FlopsPerSecond matrix_tf32{};  // 0 where absent: products in tf32 then run as in fp32
+  FlopsPerSecond matrix_fp8{};   // with fp32 accumulation; 0 where absent
   FlopsPerSecond vector;         // arithmetic outside matrix units, fp32
   BytesPerSecond memory;         // reachable, per device
   // What training steps sustain, where it is known to be less than what one kernel reaches in a
@@ -44,6 +45,8 @@ struct DeviceRates {
   FlopsPerSecond sustained_weights{};  // those that add to fp32 gradients of weights
   FlopsPerSecond early_half{};         // the same two by cuBLAS of CUDA 12.0 to 12.4
   FlopsPerSecond early_weights{};
+  FlopsPerSecond sustained_fp8{};      // the first two in fp8
+  FlopsPerSecond sustained_fp8_weights{};
   BytesPerSecond sustained_memory{};   // kernels that move data, but for copies and the like
   // Fused attention in half precision, forward and backward: by kernels for such GPUs, by those for
   // Ampere, and by Triton's of 2022. 0: a share of products.
@@ -57,10 +60,11 @@ struct DeviceRates {
   bool operator==(const DeviceRates&) const = default;
 };
 // The rates of arithmetic that a file may leave out, in its order. The name of a rate is the
-// section and the key that state it: "attention.forward". None is above `matrix_half`.
+// section and the key that state it: "attention.forward". None is above `reached`.
 struct OptionalRate {
   Rate rate{};
   FlopsPerSecond DeviceRates::*member = nullptr;
+  FlopsPerSecond DeviceRates::*reached = &DeviceRates::matrix_half;
 };
 std::span<const OptionalRate> optional_rates();
 
@@ -75,6 +79,7 @@ struct DeviceKind {
   FlopsPerSecond peak_fp32;    // datasheet, dense (TF32 not counted as fp32)
   FlopsPerSecond peak_half;    // datasheet, dense bf16/fp16
   FlopsPerSecond peak_tf32{};  // datasheet, dense; 0 where absent
+  FlopsPerSecond peak_fp8{};   // likewise
   // those that `peak_half` and `matrix_half` are for
   std::vector<DataType> half_types = {DataType::bf16, DataType::fp16};
   Seconds kernel_launch;    // floor of one kernel

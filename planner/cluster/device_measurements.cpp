@@ -34,7 +34,8 @@ const char* name(ShapeSize size) {
 }
 
 // What kernels compute in.
-constexpr DataType kernel_types[] = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32};
+constexpr DataType kernel_types[] = {DataType::fp32, DataType::bf16, DataType::fp16, DataType::tf32,
+                                     DataType::fp8};
 
 // Files from before there were several kinds of gates use these names.
 struct FormerName {
@@ -108,6 +109,7 @@ KernelMeasurement measured_kernel(OpKind kind, DataType type, OpShape sizes) {
   const OpRow& row = row_of(kind);
   sizes.second = sizes.bias = sizes.master = sizes.weight_decay = false;
   if (row.measured_with) row.measured_with(sizes, type);
+  if (type == DataType::fp8) sizes.fp8 = Fp8Casts::each_product;
   if (std::ranges::equal(row.measured_sizes, matrix_sizes) && sizes.valid == 0) sizes.valid = sizes.columns;
   sizes.epsilon = 1e-5;
   sizes.theta = 10000.0;

@@ -118,6 +118,8 @@ std::string describe_device(const NodeGroup& group) {
     text += fmt::format("  half      {}\n", reached(rates.matrix_half, device.peak_half));
   if (rates.matrix_tf32.value > 0.0)
     text += fmt::format("  tf32      {}\n", reached(rates.matrix_tf32, device.peak_tf32));
+  if (rates.matrix_fp8.value > 0.0)
+    text += fmt::format("  fp8       {}\n", reached(rates.matrix_fp8, device.peak_fp8));
   if (group.price) text += fmt::format("  price     {} an hour and device\n", write_price(*group.price));
   return text;
 }

@@ -119,11 +119,15 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           .matrix_fp32 = std::min(a.matrix_fp32, b.matrix_fp32),
           .matrix_half = std::min(a.matrix_half, b.matrix_half),
           .matrix_tf32 = std::min(a.matrix_tf32, b.matrix_tf32),
+          .matrix_fp8 = std::min(a.matrix_fp8, b.matrix_fp8),
           .vector = std::min(a.vector, b.vector),
           .memory = std::min(a.memory, b.memory),
           .sustained_half = std::min(known(a.sustained_half, a.matrix_half), known(b.sustained_half, b.matrix_half)),
           .sustained_weights =
               std::min(known(a.sustained_weights, a.matrix_half), known(b.sustained_weights, b.matrix_half)),
+          .sustained_fp8 = std::min(known(a.sustained_fp8, a.matrix_fp8), known(b.sustained_fp8, b.matrix_fp8)),
+          .sustained_fp8_weights =
+              std::min(known(a.sustained_fp8_weights, a.matrix_fp8), known(b.sustained_fp8_weights, b.matrix_fp8)),
           .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory)),
           // 0, a share of the slower one's products, unless both are known.
           .attention = std::min(a.attention, b.attention),
@@ -191,6 +195,7 @@ DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
   both.peak_fp32 = std::min(a.peak_fp32, b.peak_fp32);
   both.peak_half = std::min(a.peak_half, b.peak_half);
   both.peak_tf32 = std::min(a.peak_tf32, b.peak_tf32);
+  both.peak_fp8 = std::min(a.peak_fp8, b.peak_fp8);
   std::erase_if(both.half_types,
                 [&](DataType half) { return std::ranges::find(b.half_types, half) == b.half_types.end(); });
   both.kernel_launch = std::max(a.kernel_launch, b.kernel_launch);

@@ -33,12 +33,14 @@ struct RateOf {
   Rate rate{};
 };
 
+// `type`: fp8 for products in it.
 RateOf<FlopsPerSecond> rate(bool matrix, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   if (!matrix) return {rates.vector, Rate::vector};
+  if (type == DataType::fp8 && rates.matrix_fp8.value > 0.0) return {rates.matrix_fp8, Rate::matrix_fp8};
   if (type == DataType::tf32 && rates.matrix_tf32.value > 0.0) return {rates.matrix_tf32, Rate::matrix_tf32};
   // Without units for a half precision, numbers are widened and multiplied as fp32; the same holds
   // for tf32.
-  if (is_half(type) && has_units(device, type) && rates.matrix_half.value > 0.0)
+  if (is_half(in_memory(type)) && has_units(device, in_memory(type)) && rates.matrix_half.value > 0.0)
     return {rates.matrix_half, Rate::matrix_half};
   return {rates.matrix_fp32, Rate::matrix_fp32};
 }
@@ -52,6 +54,10 @@ RateOf<Unit> known_or(RateOf<Unit> known, RateOf<Unit> reached) {
 // The rate that products sustain in a training step, those of weight gradients or others.
 RateOf<FlopsPerSecond> sustained(bool of_weights, DataType type, const DeviceKind& device, const DeviceRates& rates) {
   const RateOf<FlopsPerSecond> best = rate(true, type, device, rates);
+  if (best.rate == Rate::matrix_fp8)
+    return known_or(of_weights ? RateOf<FlopsPerSecond>{rates.sustained_fp8_weights, Rate::sustained_fp8_weights}
+                               : RateOf<FlopsPerSecond>{rates.sustained_fp8, Rate::sustained_fp8},
+                    best);
   if (best.rate != Rate::matrix_half) return best;
   return known_or(of_weights ? RateOf<FlopsPerSecond>{rates.sustained_weights, Rate::sustained_weights}
                              : RateOf<FlopsPerSecond>{rates.sustained_half, Rate::sustained_half},
@@ -78,6 +84,28 @@ double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
 }
 
+// What a kernel's factors are multiplied in.
+DataType multiplied_in(const OpShape& shape, DataType type) {
+  return multiplies_in_fp8(shape) ? DataType::fp8 : type;
+}
+
+// The casts before a product in fp8: kernels that read each factor for its largest number, and read
+// it again to write it in 8 bits; or that read it once and write it twice, as it is and transposed,
+// by a scale that is known before (TransformerEngine, delayed scaling).
+struct Casts {
+  int kernels = 0;
+  Bytes moved;
+};
+Casts casts_of(OpKind op, const OpShape& shape, DataType type) {
+  const auto row_casts = row_of(op).casts;
+  if (row_casts == nullptr || !multiplies_in_fp8(shape)) return {};
+  const bool once = shape.fp8 == Fp8Casts::once;
+  const CastElements elements = row_casts(shape);
+  const std::int64_t bytes = once ? size_of(type) + 2 : 2 * size_of(type) + 1;
+  const int factors = (elements.left > 0 ? 1 : 0) + (elements.right > 0 ? 1 : 0);
+  return {.kernels = once ? factors : 2 * factors, .moved = Bytes((elements.left + elements.right) * bytes)};
+}
+
 struct Arithmetic {
   Seconds time;
   Origin origin = Origin::datasheet;
@@ -88,7 +116,8 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
   if (work.flops.value <= 0.0) return {};
   const bool is_product = work.matrix && !is_attention(op);
   const RateOf<FlopsPerSecond> reached = is_product
-                                             ? sustained(row_of(op).of_weights && !shape.in_half, type, device, rates)
+                                             ? sustained(row_of(op).of_weights && !shape.in_half,
+                                                         multiplied_in(shape, type), device, rates)
                                              : rate(work.matrix, type, device, rates);
   PARPLAN_ASSERT(reached.value.value > 0.0, fmt::format("{} on {}", name(op), device.name));
   const auto at = [&](const RateOf<FlopsPerSecond>& one) {
@@ -128,7 +157,9 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
     const bool computes = work.flops / alone.vector > work.bytes / alone.memory;
     return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
   }
-  const double several = slowdown(rate(true, type, device, alone).value, rate(true, type, device, rates).value);
+  const DataType multiplied = multiplied_in(shape, type);
+  const double several =
+      slowdown(rate(true, multiplied, device, alone).value, rate(true, multiplied, device, rates).value);
   if (is_attention(op)) {
     const AttentionWork attention = attention_work(op, shape, type, device.backend);
     return fit.floor +
@@ -231,9 +262,11 @@ FlopsPerSecond fastest_product(DataType type, const DeviceKind& device) {
   double gained = 1.0;
   for (const DeviceRates& rates : device.rates) {
     const FlopsPerSecond with_others = rate(true, type, device, rates).value;
+    // Not every product of a training in fp8 is in it.
     for (const bool of_weights : {false, true})
-      fastest = std::max(fastest, sustained(of_weights, type, device, rates).value);
-    if (is_half(type)) fastest = std::max({fastest, rates.early_half, rates.early_weights});
+      for (const DataType one : {type, in_memory(type)})
+        fastest = std::max(fastest, sustained(of_weights, one, device, rates).value);
+    if (is_half(in_memory(type))) fastest = std::max({fastest, rates.early_half, rates.early_weights});
     gained = std::max(gained, 1.0 / slowdown(alone, with_others));
   }
   if (device.measured)
@@ -262,7 +295,7 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
   PARPLAN_ASSERT(rates.memory.value > 0.0, fmt::format("{} on {}", row.name, device.name));
   KernelParts parts;
   // For everything but products, tf32 is fp32.
-  const DataType fitted = work.matrix ? type : in_memory(type);
+  const DataType fitted = work.matrix ? multiplied_in(shape, type) : in_memory(type);
   const KernelFits fits =
       device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
   if (fits.lower == nullptr) {
@@ -273,12 +306,18 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
              .work = std::max(computing.time, moving),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
+    if (const Casts casts = casts_of(op, shape, type); casts.kernels > 0) {
+      parts.launch += device.kernel_launch * casts.kernels;
+      parts.work += casts.moved / memory.value;
+    }
   } else {
     parts.work = is_attention(op) ? attention_time(fits, op, shape, type, device, rates)
                                   : fitted_time(*fits.lower, op, shape, type, work, device, rates);
     parts.work_origin = Origin::interpolated;
   }
-  const FlopsPerSecond most = work.matrix && is_accelerator(device.backend) ? peak(device, type) : FlopsPerSecond(0.0);
+  const FlopsPerSecond most = work.matrix && is_accelerator(device.backend)
+                                  ? peak(device, multiplied_in(shape, type))
+                                  : FlopsPerSecond(0.0);
   if (most.value <= 0.0 || parts.launch + parts.work >= work.flops / most) return parts;
   return {.launch = {}, .work = work.flops / most};
 }

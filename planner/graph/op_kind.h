@@ -121,6 +121,17 @@ constexpr bool is_foreign(OpKind kind) {
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
 
+// Products of layers in fp8: their factors are cast to numbers of 8 bits, e4m3 and for gradients
+// e5m2 (Micikevicius et al. 2022, FP8 Formats for Deep Learning, arXiv:2209.05433), each tensor
+// times a scale of its own. Sums and results are what they are without.
+enum class Fp8Casts : std::uint8_t {
+  none,          // not in fp8
+  each_product,  // each product finds the scales of its two factors, and casts them (torchao's
+                 // Float8Linear with dynamic scaling does; so does parplan's own runtime)
+  once,          // an input and a gradient are cast as they are first read, for both of their products,
+                 // and weights once a step (NVIDIA's TransformerEngine)
+};
+
 // The local (per-rank, per micro-batch) size of one op. An op's row says which fields it reads; the
 // others keep their defaults, so that equal work compares equal.
 struct OpShape {
@@ -182,6 +193,7 @@ struct OpShape {
   // Weight gradients of products: written in half precision, for a kernel behind it to add; else
   // added to the sum in fp32. accumulate: what is added to a sum in fp32 is in half precision.
   bool in_half = false;
+  Fp8Casts fp8 = Fp8Casts::none;  // products, where their sizes allow it (multiplies_in_fp8)
   // Gradients of norms: the gradient of the first, the second parameter is no operand.
   bool freezes_first = false;
   bool freezes_second = false;
@@ -198,6 +210,15 @@ struct OpShape {
   constexpr std::int64_t position(std::int64_t row) const { return begin + chunks.position(row); }
   bool operator==(const OpShape&) const = default;
 };
+
+// Whether a product of a layer's weight, or a gradient of one, is in fp8. cuBLASLt has fp8 for sizes
+// that are multiples of 16 (its documentation, "cublasLtMatmul()": dimensions of FP8 kernels); other
+// products stay in the type of their factors.
+constexpr bool multiplies_in_fp8(const OpShape& shape) {
+  constexpr std::int64_t multiple = 16;
+  return shape.fp8 != Fp8Casts::none && shape.rows % multiple == 0 && shape.columns % multiple == 0 &&
+         shape.inner % multiple == 0;
+}
 
 // The slope of query head `head` of `all_heads` in attention with linear biases (Press et al. 2022,
 // ALiBi, section 3): powers of 2^(-8/n) where the number n of heads is a power of two; otherwise
@@ -277,6 +298,12 @@ struct OpWork {
   Flops flops;
   Bytes bytes;
   bool matrix = false;  // runs on matrix units (GEMM, attention)
+};
+
+// Elements of a product's factors that are cast to fp8 before it.
+struct CastElements {
+  std::int64_t left = 0;
+  std::int64_t right = 0;
 };
 
 // The width (size of the last dim) that the attributes of a forward op prescribe for an operand.
@@ -395,6 +422,9 @@ struct OpRow {
   CostClass cost = CostClass::moving;
   // CostClass::product: the matrix product that the kernel computes.
   Product (*product)(const OpShape&, DataType) = nullptr;
+  // Products that may be in fp8: the elements of their factors that are cast, the left's and the
+  // right's.
+  CastElements (*casts)(const OpShape&) = nullptr;
   // Forward ops that count in model FLOPs: their products with the sizes of one rank.
   ModelProducts (*model_products)(const OpShape&) = nullptr;
   // Fused and rare kinds: the kind whose measured time serves where this one was not measured.

@@ -21,6 +21,7 @@ const char* name(DataType type) {
     case DataType::fp16: return "fp16";
     case DataType::int32: return "int32";
     case DataType::tf32: return "tf32";
+    case DataType::fp8: return "fp8";
     case DataType::uint8:
       return "uint8";
   }

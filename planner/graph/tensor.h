@@ -17,16 +17,20 @@ const char* name(Dim dim);
 constexpr bool counts_tokens(Dim dim) { return dim == Dim::sequence || dim == Dim::batch; }
 
 // tf32 is fp32 in memory; matrix products read 10 bits of its fraction (NVIDIA A100 whitepaper,
-// 2020).
-enum class DataType { fp32, bf16, fp16, int32, tf32, uint8 };
+// 2020). fp8 is bf16 in memory; the products of layers read it as numbers of 8 bits (Fp8Casts in
+// op_kind.h).
+enum class DataType { fp32, bf16, fp16, int32, tf32, uint8, fp8 };
 const char* name(DataType type);
 // bf16 and fp16: training in them keeps a master copy of the parameters in fp32.
 constexpr bool is_half(DataType type) { return type == DataType::bf16 || type == DataType::fp16; }
-constexpr std::int64_t size_of(DataType type) {
-  return type == DataType::uint8 ? 1 : is_half(type) ? 2 : 4;
-}
 // The type in which numbers of a precision are stored.
-constexpr DataType in_memory(DataType precision) { return precision == DataType::tf32 ? DataType::fp32 : precision; }
+constexpr DataType in_memory(DataType precision) {
+  return precision == DataType::tf32 ? DataType::fp32 : precision == DataType::fp8 ? DataType::bf16 : precision;
+}
+// Bytes of a number in memory.
+constexpr std::int64_t size_of(DataType type) {
+  return type == DataType::uint8 ? 1 : is_half(in_memory(type)) ? 2 : 4;
+}
 
 // One dim of a tensor in logical coordinates. Shards are whole multiples of `granule` (the width of
 // one kv group in a fused query/key/value tensor, else 1), or several consecutive shards share out

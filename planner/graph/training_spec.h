@@ -50,7 +50,8 @@ struct Trainable {
 struct TrainingSpec {
   std::int64_t global_batch = 0;     // sequences of one optimizer step
   std::int64_t sequence_length = 0;  // tokens of one sequence
-  DataType precision = DataType::fp32;
+  DataType precision = DataType::fp32;  // of numbers in memory, and of what computes with them
+  bool fp8 = false;                     // but products of layers read them as fp8 (precision bf16)
   Optimizer optimizer = Optimizer::adamw;
   double learning_rate = 6e-4;
   LearningRateSchedule schedule = LearningRateSchedule::constant;
@@ -69,6 +70,18 @@ struct TrainingSpec {
   std::optional<Lora> lora = {};
   bool operator==(const TrainingSpec&) const = default;
 };
+
+// The precision as people state it: fp8 where products of layers are in it.
+constexpr DataType stated_precision(const TrainingSpec& training) {
+  return training.fp8 ? DataType::fp8 : training.precision;
+}
+constexpr void state_precision(TrainingSpec& training, DataType stated) {
+  training.precision = stated == DataType::fp8 ? DataType::bf16 : stated;
+  training.fp8 = stated == DataType::fp8;
+}
+// The types of precision that training can be stated in.
+inline constexpr std::array all_precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16,
+                                              DataType::fp8};
 
 // fp16 reaches down to 6e-8 only: gradients are computed times a loss scale that follows their size
 // (LossScale in op_kind.h).

@@ -97,7 +97,6 @@ constexpr std::array<DataAxisKey, 3> data_axis_keys = {{
 
 constexpr std::array backends = {BackendKind::cpu, BackendKind::cuda, BackendKind::rocm, BackendKind::oneapi,
                                  BackendKind::synapse};
-constexpr std::array precisions = {DataType::fp32, DataType::tf32, DataType::bf16, DataType::fp16};
 constexpr std::array learning_rate_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                                 LearningRateSchedule::linear};
 constexpr std::array objectives = {Objective::time, Objective::cost, Objective::memory};
@@ -165,7 +164,7 @@ std::string write_training(const TrainingSpec& t) {
   const auto line = [&](const char* key, const std::string& value) { out += fmt::format("{}: {}\n", key, value); };
   line("global_batch", fmt::format("{}", t.global_batch));
   line("sequence_length", fmt::format("{}", t.sequence_length));
-  line("precision", name(t.precision));
+  line("precision", name(stated_precision(t)));
   line("optimizer", name(t.optimizer));
   line("learning_rate", number(t.learning_rate));
   line("learning_rate_schedule", name(t.schedule));
@@ -334,9 +333,11 @@ TrainingSpec read_training(const YamlNode& node) {
                    "epsilon", "weight_decay", "momentum", "clip_norm", "seed", "trainable", "lora", "engine"});
   const auto engine = node.find("engine");
   const TrainedKeys trained = read_trained(node);
+  const DataType stated = read_choice(node.at("precision"), all_precisions);
   return {.global_batch = node.at("global_batch").as_integer(1),
           .sequence_length = node.at("sequence_length").as_integer(1),
-          .precision = read_choice(node.at("precision"), precisions),
+          .precision = stated == DataType::fp8 ? DataType::bf16 : stated,
+          .fp8 = stated == DataType::fp8,
           .optimizer = read_choice(node.at("optimizer"), all_optimizers),
           .learning_rate = read_number(node.at("learning_rate")),
           .schedule = read_choice(node.at("learning_rate_schedule"), learning_rate_schedules),

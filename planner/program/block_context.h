@@ -2,6 +2,7 @@
 
 #include "planner/cluster/device.h"
 #include "planner/cluster/mesh.h"
+#include "planner/graph/op_kind.h"
 #include "planner/graph/training_spec.h"
 #include "planner/plan/layout.h"
 
@@ -23,6 +24,7 @@ struct BlockContext {
   // for it and 1 for every replica.
   Coordinates at;
   DataType precision = DataType::fp32;
+  Fp8Casts fp8 = Fp8Casts::none;  // products of layers (multiplied_in_fp8)
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "planner/graph/local_op.h"
 #include "planner/program/local_size.h"
 
@@ -39,6 +41,15 @@ LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockCon
   return local;
 }
 
+// Whether it is a product of a layer that may be in fp8: not those of the vocabulary, whose losses
+// engines keep in bf16, nor those of adapters.
+bool may_be_fp8(const OpGraph& graph, const Op& op) {
+  if (row_of(op.kind).casts == nullptr) return false;
+  return std::ranges::none_of(graph.tensors[op.parameters[0]].dims, [](const TensorDim& dim) {
+    return dim.dim == Dim::vocabulary || dim.dim == Dim::adapter;
+  });
+}
+
 }  // namespace
 
 OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockContext& context) {
@@ -54,7 +65,9 @@ OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& inpu
                 .loss_weight = context.loss_weight};
   set_positions(graph, input, context, local);
   for (const TensorId id : op.parameters) local.parameters.push_back(local_parameter(graph, id, context));
-  return shape_of(local);
+  OpShape shape = shape_of(local);
+  if (context.fp8 != Fp8Casts::none && may_be_fp8(graph, op)) shape.fp8 = context.fp8;
+  return shape;
 }
 
 }  // namespace parplan

@@ -56,7 +56,7 @@ constexpr std::array column_rows = {
     Column{"devices", "", "devices that the plan uses", [](const Subject& s) { return Json(s.spec.mesh.size()); }},
     Column{"engine", "", "whose behaviour is predicted", [](const Subject& s) { return Json(s.training.engine.name); }},
     Column{"precision", "", "number format of computation",
-           [](const Subject& s) { return Json(name(s.training.precision)); }},
+           [](const Subject& s) { return Json(name(stated_precision(s.training))); }},
     Column{"global_batch", "sequences", "sequences of one optimizer step",
            [](const Subject& s) { return Json(s.training.global_batch); }},
     Column{"dp", "", "data-parallel degree", chosen<Choice::dp>},
@@ -307,7 +307,7 @@ FlopsPerSecond model_rate_per_device(const RowSubject& subject) {
 }
 
 Json model_flops_utilization(const RowSubject& subject) {
-  const FlopsPerSecond most = peak(subject.cluster, subject.spec.mesh.size(), subject.training.precision);
+  const FlopsPerSecond most = peak(subject.cluster, subject.spec.mesh.size(), stated_precision(subject.training));
   return most.value > 0.0 ? json_number(model_rate_per_device(subject) / most) : Json(nullptr);
 }
 

@@ -38,7 +38,7 @@ Json head(const char* schema, const ReportInputs& inputs) {
                                {"calibrated", cluster.calibrated ? Json(*cluster.calibrated) : Json(nullptr)}};
   json["inputs"]["training"] = {{"global_batch", inputs.training.global_batch},
                                 {"sequence_length", inputs.training.sequence_length},
-                                {"precision", name(inputs.training.precision)},
+                                {"precision", name(stated_precision(inputs.training))},
                                 {"optimizer", name(inputs.training.optimizer)},
                                 {"engine", inputs.training.engine.name},
                                 {"trained", describe_trained(inputs.training)},

@@ -103,7 +103,7 @@ constexpr std::array what_it_takes = {
 // The value of a plan's column for a point without a plan.
 Json known_without_plan(const SweepPoint& point, std::string_view key) {
   if (key == "engine") return point.training.engine.name;
-  if (key == "precision") return name(point.training.precision);
+  if (key == "precision") return name(stated_precision(point.training));
   if (key == "global_batch") return point.training.global_batch;
   if (key == "currency")
     if (const std::optional<std::string> known = currency(point.cluster);
@@ -283,7 +283,7 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
     notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
   const SweepPoint& first = sweep.points.front();
   if (std::ranges::any_of(sweep.points,
-                          [&](const SweepPoint& p) { return p.training.precision != first.training.precision; }))
+                          [&](const SweepPoint& p) { return stated_precision(p.training) != stated_precision(first.training); }))
     notes.emplace_back("precision differs between devices; its column says where");
   return notes;
 }

@@ -33,7 +33,7 @@ double product_flops(const OpGraph& graph, const Block& block) {
 DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const StateHomes& homes)
     : cluster_(cluster),
-      precision_(training.precision),
+      precision_(stated_precision(training)),
       flops_(product_flops(graph) * static_cast<double>(training.global_batch)) {
   const std::int64_t trained = trained_parameter_count(graph);
   // Sharded parameters may take less.

@@ -182,7 +182,7 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
   FlopsPerSecond fastest;
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
     if (devices_of_group(cluster_, g, devices) > 0)
-      fastest = std::max(fastest, fastest_product(training_.precision, cluster_.groups[g].device));
+      fastest = std::max(fastest, fastest_product(stated_precision(training_), cluster_.groups[g].device));
   if (floor.time <= Seconds(0.0) || fastest.value <= 0.0) return floor;
   const int ranks_a_replica = spec.mesh.size() / spec.mesh.batch_ranks() / spec.pp();
   of_micro_batch_.clear();

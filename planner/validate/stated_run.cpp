@@ -100,6 +100,10 @@ constexpr std::array implied_rows = {
     // llama3.1/llama3.1_405b.yaml:135 and llama3.1_70b.yaml:129: ub_tp_comm_overlap: true. Its runs
     // of 8B have no tensor parallelism.
     ImpliedRow{.said = "dgxc-benchmarking", .tp_overlap = true},
+    // NeMo's table of 24.07 is of the launcher's recipes (NVIDIA/NeMo-Framework-Launcher
+    // launcher_scripts/conf/training/llama/llama2_70b.yaml, llama3_70b.yaml: distributed_fused_adam,
+    // mcore_distributed_optim, sequence_parallel: true).
+    ImpliedRow{.said = "docs/source/performance/performance_summary.md", .zero_stage = 1, .sequence_parallel = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
@@ -178,6 +182,7 @@ DataType precision_of(const PublishedRun& run) {
       if (row.fp16 && run.source.find(row.said) != std::string::npos) return DataType::fp16;
   // Half precision of either kind, which take as long but where gradients are summed in it.
   if (run.precision == "bf16" || run.precision.empty()) return DataType::bf16;
+  if (run.precision == "fp8") return DataType::fp8;
   throw Skip{fmt::format("precision {} is not modelled", run.precision)};
 }
 
@@ -286,10 +291,11 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
   for (const ScopeRow& row : scope_rows)
     if (run.source.find(row.source) != std::string::npos) result.memory_scope = row.scope;
   try {
-    result.training.precision = precision_of(run);
+    state_precision(result.training, precision_of(run));
     result.model = model_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
+    if (result.training.fp8) check_fp8(result.cluster, result.training.engine);
     result.layout = layout_of(run, result.training.engine, result.assumed);
     result.recompute_unstated = run.recompute.empty();
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)

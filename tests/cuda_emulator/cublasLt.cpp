@@ -10,6 +10,7 @@
 
 #include "tests/cuda_emulator/cuda_bf16.h"
 #include "tests/cuda_emulator/cuda_fp16.h"
+#include "tests/cuda_emulator/cuda_fp8.h"
 #include "tests/cuda_emulator/memory.h"
 #include "tests/cuda_emulator/random.h"
 #include "tests/cuda_emulator/scheduler.h"
@@ -30,6 +31,9 @@ struct cublasLtMatmulDescOpaque_t {
   std::int32_t sm_count = 0;
   std::int32_t aux_type = -1;
   std::int32_t bias_type = -1;
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
+  std::int8_t fast_accumulation = 0;
 };
 
 struct cublasLtMatrixLayoutOpaque_t {
@@ -82,11 +86,16 @@ const AlgorithmRow* row_of(const cublasLtMatmulAlgo_t& algorithm) {
   return nullptr;
 }
 
-std::size_t size_of(std::uint32_t type) { return type == CUDA_R_32F ? 4 : 2; }
-bool is_known(std::uint32_t type) { return type == CUDA_R_32F || type == CUDA_R_16BF || type == CUDA_R_16F; }
+bool is_fp8(std::uint32_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+std::size_t size_of(std::uint32_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
+bool is_known(std::uint32_t type) {
+  return type == CUDA_R_32F || type == CUDA_R_16BF || type == CUDA_R_16F || is_fp8(type);
+}
 
 float load(const void* data, std::uint32_t type, std::size_t i) {
   if (type == CUDA_R_32F) return static_cast<const float*>(data)[i];
+  if (is_fp8(type))
+    return fp8_to_float(type == CUDA_R_8F_E4M3 ? e4m3 : e5m2, static_cast<const unsigned char*>(data)[i]);
   const unsigned short bits = static_cast<const unsigned short*>(data)[i];
   return type == CUDA_R_16BF ? bfloat16_to_float(bits) : half_to_float(bits);
 }
@@ -127,6 +136,17 @@ bool uses_bias(std::uint32_t epilogue) {
 }
 bool uses_aux(std::uint32_t epilogue) { return (epilogue & 128u) != 0; }
 
+// "To use FP8 kernels, the following set of requirements must be satisfied" (cuBLAS documentation,
+// cublasLtMatmul): sizes in multiples of 16 bytes; A transposed and B not (but on Blackwell); a
+// sum in fp32; not both factors in e5m2. Of epilogues, this emulator has none but biases with them.
+bool supports_fp8(const Description& op, const Matrix& a, const Matrix& b, const Matrix& d, const Sizes& sizes) {
+  if (!is_fp8(a.type) || !is_fp8(b.type) || is_fp8(d.type)) return false;
+  if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return false;
+  if (op.transa != CUBLAS_OP_T || op.transb != CUBLAS_OP_N || op.compute != CUBLAS_COMPUTE_32F) return false;
+  if (sizes.m % 16 != 0 || sizes.k % 16 != 0 || (sizes.n * size_of(d.type)) % 16 != 0) return false;
+  return op.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (op.epilogue == CUBLASLT_EPILOGUE_BIAS && d.type != CUDA_R_32F);
+}
+
 // The checks of every call. The types: cuBLAS documentation, table of cublasLtMatmul's
 // "computeType, scaleType, Atype/Btype, Ctype, bias type"; its footnote says that bias and GELU
 // need column order.
@@ -144,8 +164,13 @@ cublasStatus_t check(const Description& op, const Matrix& a, const Matrix& b, co
   if ((bt ? b.columns : b.rows) != sizes.k || d.rows != sizes.m || d.columns != sizes.n || c.rows != d.rows ||
       c.columns != d.columns)
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (a.type != b.type || c.type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (d.type != CUDA_R_32F && d.type != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (c.type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (is_fp8(a.type) || is_fp8(b.type)) {
+    if (!supports_fp8(op, a, b, d, sizes)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  } else {
+    if (a.type != b.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d.type != CUDA_R_32F && d.type != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   if (op.scale != CUDA_R_32F || op.pointer_mode != CUBLASLT_POINTER_MODE_HOST) return CUBLAS_STATUS_NOT_SUPPORTED;
   const bool compute_known = op.compute == CUBLAS_COMPUTE_32F || op.compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
                              (op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type == CUDA_R_32F);
@@ -286,6 +311,8 @@ void run_one(const Product& p, std::size_t batch) {
     }
   }
 
+  // (Read when the product runs: the kernels before it write them.)
+  const float scale = (p.op.a_scale == nullptr ? 1.0f : *p.op.a_scale) * (p.op.b_scale == nullptr ? 1.0f : *p.op.b_scale);
   const std::uint32_t epilogue = p.op.epilogue;
   const auto bias_at = [&](std::size_t i) { return i + batch * static_cast<std::size_t>(p.op.bias_stride); };
   const auto aux_at = [&](std::size_t i, std::size_t j) {
@@ -294,7 +321,7 @@ void run_one(const Product& p, std::size_t batch) {
   std::vector<float> bias_gradient(m, 0.0f);
   for (std::size_t j = 0; j < n; ++j)
     for (std::size_t i = 0; i < m; ++i) {
-      float value = p.alpha * sums[j * m + i];
+      float value = p.alpha * scale * sums[j * m + i];
       if (p.beta != 0.0f) value += p.beta * load(c_data, p.c.type, place(p.c, i, j));
       if ((epilogue & CUBLASLT_EPILOGUE_BIAS) != 0) value += load(p.op.bias, p.d.type, bias_at(i));
       if ((epilogue & CUBLASLT_EPILOGUE_RELU) != 0) value = std::max(value, 0.0f);
@@ -381,6 +408,9 @@ constexpr AttributeRow<Description, cublasLtMatmulDescAttributes_t> description_
     CUDA_EMULATOR_ATTRIBUTE(Description, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_count),
     CUDA_EMULATOR_ATTRIBUTE(Description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, aux_type),
     CUDA_EMULATOR_ATTRIBUTE(Description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type),
+    CUDA_EMULATOR_ATTRIBUTE(Description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a_scale),
+    CUDA_EMULATOR_ATTRIBUTE(Description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, b_scale),
+    CUDA_EMULATOR_ATTRIBUTE(Description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast_accumulation),
 };
 constexpr AttributeRow<Matrix, cublasLtMatrixLayoutAttribute_t> layout_attributes[] = {
     CUDA_EMULATOR_ATTRIBUTE(Matrix, CUBLASLT_MATRIX_LAYOUT_TYPE, type),
@@ -610,6 +640,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (!is_aligned(data, std::max<std::size_t>(size_of(matrix->type), row->alignment)))
       return CUBLAS_STATUS_INVALID_VALUE;
 
+  if (is_fp8(p.a.type)) {
+    if (p.op.a_scale == nullptr || p.op.b_scale == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    must_be_device_memory("the scale of A", p.op.a_scale, sizeof(float));
+    must_be_device_memory("the scale of B", p.op.b_scale, sizeof(float));
+  }
   must_be_device_memory("A", a, bytes_of(p.a));
   must_be_device_memory("B", b, bytes_of(p.b));
   if (p.beta != 0.0f) must_be_device_memory("C", c, bytes_of(p.c));

@@ -7,6 +7,9 @@ aiconfigurator-core (PyPI, Apache-2.0): NVIDIA's loops over matrix products of m
     pip install numpy pandas pyarrow
     python3 tests/golden/fit_sustained_products.py wheel
 
+With `fp8` behind the folder, of products in fp8 by cuBLAS (TensorRT-LLM's), whose loops cast the
+input before: 3 bytes of traffic for each of its numbers (`sustained: fp8`).
+
 Prints, for each card, the number of products of at least 8 TFLOP, the rate in TFLOP/s, and the mean
 error of the model at that rate. configs/devices/*.yaml have these rates as `sustained: half`, times
 what training sustains of them (fit_training_share.py).
@@ -33,11 +36,12 @@ SPLITS = [1, 2, 4, 8, 16, 32]
 LEAST_FLOPS = 8e12
 
 
-def products(wheel: str, card: str) -> pd.DataFrame:
-    """Median latency (ms) of each bf16 product C[m, n] = A[m, k] B[k, n] over the wheel's libraries."""
-    files = glob.glob(f"{wheel}/aiconfigurator_core/systems/data/{card}/gemm/*/*/gemm_perf.parquet")
+def products(wheel: str, card: str, fp8: bool) -> pd.DataFrame:
+    """Median latency (ms) of each product C[m, n] = A[m, k] B[k, n] over the wheel's libraries."""
+    library, numbers = ("trtllm", "fp8") if fp8 else ("*", "bfloat16")
+    files = glob.glob(f"{wheel}/aiconfigurator_core/systems/data/{card}/gemm/{library}/*/gemm_perf.parquet")
     tables = [pd.read_parquet(file) for file in sorted(files)]
-    rows = pd.concat([t[t.gemm_dtype == "bfloat16"][["m", "n", "k", "latency"]] for t in tables])
+    rows = pd.concat([t[t.gemm_dtype == numbers][["m", "n", "k", "latency"]] for t in tables])
     return rows.groupby(["m", "n", "k"], as_index=False).latency.median()
 
 
@@ -60,19 +64,24 @@ def seconds(m, n, k, multiprocessors: int, memory: float, hides: bool, rate: flo
     return best
 
 
-def main(wheel: str) -> None:
+def main(wheel: str, fp8: bool) -> None:
     for card, (multiprocessors, peak, memory, hides) in CARDS.items():
-        rows = products(wheel, card)
+        if fp8 and card == "a100_sxm":
+            continue
+        rows = products(wheel, card, fp8)
+        cast = 3.0 * rows.m * rows.k / memory if fp8 else 0.0 * rows.m
+        cast = cast[2.0 * rows.m * rows.n * rows.k >= LEAST_FLOPS].to_numpy(float)
         rows = rows[2.0 * rows.m * rows.n * rows.k >= LEAST_FLOPS]
         m, n, k = (rows[size].to_numpy(float) for size in "mnk")
         measured = rows.latency.to_numpy() * 1e-3
 
         def error(rate: float) -> float:
-            return np.abs(seconds(m, n, k, multiprocessors, memory, hides, rate) / measured - 1.0).mean()
+            predicted = cast + seconds(m, n, k, multiprocessors, memory, hides, rate)
+            return np.abs(predicted / measured - 1.0).mean()
 
-        rate = min(np.arange(0.5, 1.001, 0.0025) * peak, key=error)
+        rate = min(np.arange(0.5, 1.001, 0.0025) * peak * (2 if fp8 else 1), key=error)
         print(f"{card}: {len(rows)} products, {rate / 1e12:.0f} TFLOP/s, mean error {100 * error(rate):.1f} %")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], "fp8" in sys.argv[2:])

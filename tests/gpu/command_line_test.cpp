@@ -45,7 +45,7 @@ TEST_CASE("suggest plans for GPUs and run trains that plan, every byte as promis
   std::string text;
   for (int i = 0; i < 600; ++i) text += static_cast<char>(i * i % 11);
   const std::string data = folder.write("text.bin", text);
-  for (const std::string precision : {"bf16", "fp16"})
+  for (const std::string precision : {"bf16", "fp16", "fp8"})
     for (const std::string layout : {"--tp 2 --pp 2 --dp 1", "--dp 4 --tp 1 --pp 1 --zero 3"}) {
       INFO(precision << ", " << layout);
       const std::string plan = folder.path("plan.yaml");

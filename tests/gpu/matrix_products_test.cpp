@@ -1,7 +1,9 @@
 // The ops that are matrix products against arithmetic in double precision on the rounded inputs.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -104,6 +106,61 @@ struct Bench {
     backend.run(0, {.kind = op, .shape = shape, .type = type, .operands = operands});
   }
 };
+
+// The numbers of a format of 8 bits (Micikevicius et al. 2022, table 1), from 0 up.
+Doubles numbers_of_fp8(bool e5m2) {
+  Doubles numbers;
+  const int fraction_bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, codes = e5m2 ? 0x7c : 0x7f;
+  for (int code = 0; code < codes; ++code) {
+    const int exponent = code >> fraction_bits, fraction = code % (1 << fraction_bits);
+    numbers.push_back(std::ldexp(fraction + (exponent > 0 ? 1 << fraction_bits : 0),
+                                 std::max(exponent, 1) - bias - fraction_bits));
+  }
+  return numbers;
+}
+
+// The values as a product in fp8 reads them: the nearest numbers of the format, of two the one with an
+// even code, times the largest power of two with which the largest value is none of them, or less.
+Doubles read_in_fp8(const Doubles& values, bool e5m2) {
+  const Doubles numbers = numbers_of_fp8(e5m2);
+  double largest = 0.0;
+  for (const double value : values) largest = std::max(largest, std::abs(value));
+  double scale = 1.0;
+  while (largest > 0.0 && largest * scale > numbers.back()) scale /= 2.0;
+  while (largest > 0.0 && largest * scale * 2.0 <= numbers.back()) scale *= 2.0;
+  Doubles read;
+  for (const double value : values) {
+    const double wanted = std::abs(value) * scale;
+    std::size_t nearest = 0;
+    for (std::size_t code = 1; code < numbers.size(); ++code) {
+      const double now = std::abs(numbers[nearest] - wanted), other = std::abs(numbers[code] - wanted);
+      if (other < now || (other == now && code % 2 == 0)) nearest = code;
+    }
+    read.push_back(std::copysign(numbers[nearest], value) / scale);
+  }
+  return read;
+}
+
+// Sizes in which products are in fp8, and workspaces that they need.
+constexpr Size fp8_sizes[] = {{16, 16, 16}, {32, 64, 16}, {48, 160, 96}, {80, 16, 272}};
+void for_all_fp8_sizes(Gpu& gpu, const std::function<void(const Bench&, const Size&)>& body) {
+  const auto backend = gpu.make_backend(0, {});
+  if (10 * gpu.devices()[0].compute_major + gpu.devices()[0].compute_minor < 89) return;
+  for (const Size& size : fp8_sizes) {
+    CAPTURE(size.rows);
+    CAPTURE(size.columns);
+    CAPTURE(size.inner);
+    constexpr std::int64_t shift = 16;
+    const std::int64_t most = std::max({size.rows * size.columns, size.rows * size.inner, size.columns * size.inner});
+    DeviceArray workspace(*backend, DataType::fp32,
+                          (matrix_workspace_bytes + fp8_workspace(most, most).count) / 4, shift);
+    body({*backend, DataType::bf16, workspace}, size);
+  }
+}
+// Hopper's units keep 14 bits of a sum of a few products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+double fp8_sum_error(std::int64_t terms) {
+  return sum_error(DataType::fp32, terms) + std::ldexp(1.0, -13);
+}
 
 void for_all_types_and_sizes(Gpu& gpu, const std::function<void(const Bench&, const Size&)>& body) {
   const auto backend = gpu.make_backend(0, {});
@@ -308,6 +365,115 @@ TEST_CASE("a matrix product gives the same bits every time") {
     }
     CHECK(bits[1] == bits[0]);
     CHECK(bits[2] == bits[0]);
+  });
+}
+
+TEST_CASE("in fp8 a product is that of its factors cast to 8 bits") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for_all_fp8_sizes(*gpu, [](const Bench& bench, const Size& s) {
+    for (const double size : {1.0, 1e-6, 3e4})
+      for (const bool bias : {false, true}) {
+        CAPTURE(size);
+        const DeviceArray x = bench.filled(s.rows * s.inner, 1, size), weight = bench.filled(s.columns * s.inner, 2),
+                          b = bench.filled(s.columns, 3, size);
+        const OpShape shape{.rows = s.rows,
+                            .columns = s.columns,
+                            .inner = s.inner,
+                            .bias = bias,
+                            .fp8 = Fp8Casts::each_product};
+        const StridedProduct p = product(s.rows, s.columns, s.inner, {read_in_fp8(x.values(), false), s.inner, 1},
+                                         {read_in_fp8(weight.values(), false), 1, s.inner});
+        const Doubles b_values = b.values();
+        Doubles wanted, allowed, wanted_gelu, allowed_gelu;
+        for (std::size_t i = 0; i < p.values.size(); ++i) {
+          const double added = bias ? b_values[i % static_cast<std::size_t>(s.columns)] : 0.0;
+          wanted.push_back(p.values[i] + added);
+          allowed.push_back(fp8_sum_error(s.inner) * (p.sizes[i] + std::abs(added)) +
+                            2.0 * rounded(bench.type, std::abs(p.values[i]) + std::abs(added)));
+          wanted_gelu.push_back(gelu(wanted.back()));
+          allowed_gelu.push_back(1.13 * allowed.back() + rounded(bench.type, std::abs(wanted_gelu.back())) +
+                                 std::ldexp(1.0, -11) * std::abs(wanted.back()) + 1e-9);
+        }
+        const DeviceArray y = bench.empty(s.rows * s.columns);
+        bench.run(OpKind::linear, shape, with_optional({x.data(), weight.data(), y.data()}, 2, bias, b.data()));
+        check_close(y.values(), wanted, allowed);
+        const DeviceArray before = bench.empty(s.rows * s.columns), after = bench.empty(s.rows * s.columns);
+        bench.run(OpKind::linear_gelu, shape,
+                  with_optional({x.data(), weight.data(), before.data(), after.data()}, 2, bias, b.data()));
+        check_close(before.values(), wanted, allowed);
+        check_close(after.values(), wanted_gelu, allowed_gelu);
+      }
+  });
+}
+
+TEST_CASE("in fp8 gradients are those of factors cast to 8 bits, what comes from behind to e5m2") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for_all_fp8_sizes(*gpu, [](const Bench& bench, const Size& s) {
+    const DeviceArray dy = bench.filled(s.rows * s.columns, 1, 1e-5), x = bench.filled(s.rows * s.inner, 2),
+                      weight = bench.filled(s.columns * s.inner, 3);
+    const Doubles gradient = read_in_fp8(dy.values(), true);
+    for (const bool accumulate : {false, true}) {
+      const DeviceArray dx = accumulate ? bench.filled(s.rows * s.inner, 4, 1e-5) : bench.empty(s.rows * s.inner);
+      const Doubles there = accumulate ? dx.values() : Doubles(static_cast<std::size_t>(s.rows * s.inner), 0.0);
+      bench.run(OpKind::linear_input_gradient,
+                {.rows = s.rows,
+                 .columns = s.columns,
+                 .inner = s.inner,
+                 .accumulate = accumulate,
+                 .fp8 = Fp8Casts::each_product},
+                {dy.data(), weight.data(), dx.data()});
+      const StridedProduct p = product(s.rows, s.inner, s.columns, {gradient, s.columns, 1},
+                                       {read_in_fp8(weight.values(), false), s.inner, 1});
+      Doubles wanted, allowed;
+      for (std::size_t i = 0; i < p.values.size(); ++i) {
+        wanted.push_back(p.values[i] + there[i]);
+        allowed.push_back(fp8_sum_error(s.columns) * (p.sizes[i] + std::abs(there[i])) +
+                          rounded(bench.type, std::abs(wanted[i])));
+      }
+      check_close(dx.values(), wanted, allowed);
+    }
+    const DeviceArray dweight(bench.backend, DataType::fp32, random_numbers(s.columns * s.inner, 5, 1e-5));
+    const DeviceArray dbias(bench.backend, DataType::fp32, random_numbers(s.columns, 6, 1e-5));
+    const Doubles weight_there = dweight.values(), bias_there = dbias.values();
+    bench.run(OpKind::linear_weight_gradient,
+              {.rows = s.rows, .columns = s.columns, .inner = s.inner, .bias = true, .fp8 = Fp8Casts::each_product},
+              {dy.data(), x.data(), dweight.data(), dbias.data()});
+    const StridedProduct p = product(s.columns, s.inner, s.rows, {gradient, 1, s.columns},
+                                     {read_in_fp8(x.values(), false), s.inner, 1});
+    Doubles wanted, allowed;
+    for (std::size_t i = 0; i < p.values.size(); ++i) {
+      wanted.push_back(p.values[i] + weight_there[i]);
+      allowed.push_back(fp8_sum_error(s.rows) * (p.sizes[i] + std::abs(weight_there[i])) + 1e-12);
+    }
+    check_close(dweight.values(), wanted, allowed);
+    // The bias's gradient sums what was not cast.
+    const Doubles values = dy.values();
+    wanted = bias_there;
+    allowed.assign(wanted.size(), 1e-12);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      wanted[i % static_cast<std::size_t>(s.columns)] += values[i];
+      allowed[i % static_cast<std::size_t>(s.columns)] += 1e-6 * std::abs(values[i]);
+    }
+    check_close(dbias.values(), wanted, allowed);
+  });
+}
+
+TEST_CASE("in fp8 a factor that is not finite leaves no number") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  for_all_fp8_sizes(*gpu, [](const Bench& bench, const Size& s) {
+    for (const double broken : {INFINITY, NAN}) {
+      Doubles numbers = random_numbers(s.rows * s.inner, 1);
+      numbers[3] = broken;
+      const DeviceArray x(bench.backend, bench.type, numbers), weight = bench.filled(s.columns * s.inner, 2),
+          y = bench.empty(s.rows * s.columns);
+      bench.run(OpKind::linear,
+                {.rows = s.rows, .columns = s.columns, .inner = s.inner, .fp8 = Fp8Casts::each_product},
+                {x.data(), weight.data(), y.data()});
+      for (const double value : y.values()) CHECK(std::isnan(value));
+    }
   });
 }
 

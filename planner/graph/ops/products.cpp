@@ -59,6 +59,21 @@ void localize_linear(const LocalOp& local, OpShape& shape) {
   shape.bias = local.op.parameters.size() > 1;
 }
 
+// Factors in fp8 ----------------------------------------------------------------------------------
+
+// Each of their two factors where every product casts its own. Where a tensor is cast once, the
+// forward does it for the input, and the input's gradient for the output's.
+CastElements linear_casts(const OpShape& s) {
+  return {.left = s.rows * s.inner, .right = s.fp8 == Fp8Casts::once ? 0 : s.columns * s.inner};
+}
+CastElements linear_input_gradient_casts(const OpShape& s) {
+  return {.left = s.rows * s.columns, .right = s.fp8 == Fp8Casts::once ? 0 : s.columns * s.inner};
+}
+CastElements linear_weight_gradient_casts(const OpShape& s) {
+  if (s.fp8 == Fp8Casts::once) return {};
+  return {.left = s.rows * s.columns, .right = s.rows * s.inner};
+}
+
 // Products ----------------------------------------------------------------------------------------
 // `linear` has m = rows, n = columns, k = inner; its gradients have the same three sizes in another
 // order.
@@ -110,9 +125,15 @@ Flops product(double factor, std::int64_t a, std::int64_t b, std::int64_t c) {
   return Flops(factor * static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c));
 }
 
+// Bytes of a number of a factor, as the product reads it.
+std::int64_t factor(const OpShape& s, DataType type) {
+  return multiplies_in_fp8(s) ? 1 : e(type);
+}
+
 OpWork linear_work(const OpShape& s, DataType type) {
   return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
-          Bytes((s.rows * s.inner + s.columns * s.inner + s.rows * s.columns + (s.bias ? s.columns : 0)) * e(type)),
+          Bytes((s.rows + s.columns) * s.inner * factor(s, type) +
+                (s.rows * s.columns + (s.bias ? s.columns : 0)) * e(type)),
           true};
 }
 OpWork linear_gelu_work(const OpShape& s, DataType type) {
@@ -121,7 +142,8 @@ OpWork linear_gelu_work(const OpShape& s, DataType type) {
 }
 OpWork linear_input_gradient_work(const OpShape& s, DataType type) {
   return {product(2, s.rows, s.columns, s.inner),
-          Bytes((s.rows * s.columns + s.columns * s.inner + input_gradient_passes(s) * s.rows * s.inner) * e(type)),
+          Bytes((s.rows * s.columns + s.columns * s.inner) * factor(s, type) +
+                input_gradient_passes(s) * s.rows * s.inner * e(type)),
           true};
 }
 // `columns` and `inner` are linear's: dbefore has `inner` columns.
@@ -131,7 +153,7 @@ OpWork linear_input_gradient_gelu_work(const OpShape& s, DataType type) {
 }
 OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
   return {product(2, s.rows, s.columns, s.inner) + flops(s.bias ? s.rows * s.columns : 0),
-          Bytes((s.rows * s.columns + s.rows * s.inner) * e(type) +
+          Bytes((s.rows * s.columns + s.rows * s.inner) * factor(s, type) +
                 weight_gradient_bytes(s, type) * (s.columns * s.inner + (s.bias ? s.columns : 0))),
           true};
 }
@@ -150,13 +172,21 @@ Bytes linear_weight_gradient_cpu_workspace(const OpShape& s) {
 
 // Workspaces on CUDA (cuda_workspace.h) -----------------------------------------------------------
 
-Bytes matrix_cuda_workspace(const OpShape&) {
-  return Bytes(matrix_workspace_bytes);
+// cuBLASLt's, and behind it the factors in fp8.
+Bytes matrix_cuda_workspace(const OpShape& s, const CastElements& casts) {
+  return Bytes(matrix_workspace_bytes) + (multiplies_in_fp8(s) ? fp8_workspace(casts.left, casts.right) : Bytes(0));
+}
+Bytes linear_cuda_workspace(const OpShape& s) {
+  return matrix_cuda_workspace(s, linear_casts(s));
+}
+Bytes linear_input_gradient_cuda_workspace(const OpShape& s) {
+  return matrix_cuda_workspace(s, linear_input_gradient_casts(s));
 }
 // The sums of the bias come first and are finished before the product; with many columns they need
 // more than the product does.
 Bytes linear_weight_gradient_cuda_workspace(const OpShape& s) {
-  return std::max(Bytes(matrix_workspace_bytes), s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
+  return std::max(matrix_cuda_workspace(s, linear_weight_gradient_casts(s)),
+                  s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
 }
 
 // Rows --------------------------------------------------------------------------------------------
@@ -171,22 +201,24 @@ constexpr OpRow rows[] = {
      .work = linear_work,
      .cost = CostClass::product,
      .product = linear_product,
+     .casts = linear_casts,
      .model_products = linear_model_products,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_cpu_workspace,
-     .cuda_workspace = matrix_cuda_workspace},
+     .cuda_workspace = linear_cuda_workspace},
     {.kind = OpKind::linear_gelu,
      .name = "linear_gelu",
      .operands = linear_gelu_operands,
      .work = linear_gelu_work,
      .cost = CostClass::product,
      .product = linear_gelu_product,
+     .casts = linear_casts,
      .made_of = OpKind::linear,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_cpu_workspace,
-     .cuda_workspace = matrix_cuda_workspace},
+     .cuda_workspace = linear_cuda_workspace},
     {.kind = OpKind::linear_input_gradient,
      .name = "linear_input_gradient",
      .operands = linear_input_gradient_operands,
@@ -194,21 +226,23 @@ constexpr OpRow rows[] = {
      .work = linear_input_gradient_work,
      .cost = CostClass::product,
      .product = linear_input_gradient_product,
+     .casts = linear_input_gradient_casts,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_input_gradient_cpu_workspace,
-     .cuda_workspace = matrix_cuda_workspace},
+     .cuda_workspace = linear_input_gradient_cuda_workspace},
     {.kind = OpKind::linear_input_gradient_gelu,
      .name = "linear_input_gradient_gelu",
      .operands = linear_input_gradient_gelu_operands,
      .work = linear_input_gradient_gelu_work,
      .cost = CostClass::product,
      .product = linear_input_gradient_gelu_product,
+     .casts = linear_input_gradient_casts,
      .made_of = OpKind::linear_input_gradient,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_input_gradient_cpu_workspace,
-     .cuda_workspace = matrix_cuda_workspace},
+     .cuda_workspace = linear_input_gradient_cuda_workspace},
     {.kind = OpKind::linear_weight_gradient,
      .name = "linear_weight_gradient",
      .operands = linear_weight_gradient_operands,
@@ -217,6 +251,7 @@ constexpr OpRow rows[] = {
      .work = linear_weight_gradient_work,
      .cost = CostClass::product,
      .product = linear_weight_gradient_product,
+     .casts = linear_weight_gradient_casts,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_weight_gradient_cpu_workspace,

@@ -17,6 +17,7 @@ void widen(DataType type, const void* from, std::int64_t count, float* to) {
     case DataType::fp16: std::copy_n(static_cast<const Eigen::half*>(from), count, to); return;
     case DataType::int32:
     case DataType::uint8:
+    case DataType::fp8:
       break;
   }
   PARPLAN_ASSERT(false, name(type));
@@ -36,6 +37,7 @@ void narrow(DataType type, const float* from, std::int64_t count, void* to) {
       return;
     case DataType::int32:
     case DataType::uint8:
+    case DataType::fp8:
       break;
   }
   PARPLAN_ASSERT(false, name(type));

@@ -1,41 +1,84 @@
 #include "runtime/device/cuda/linear.h"
 
+#include <cstddef>
+
+#include "planner/graph/cuda_workspace.h"
+#include "runtime/device/cuda/kernels/cast_fp8.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/matrix_products.h"
 
 namespace parplan {
 namespace {
 
+// The product of the same factors in fp8, which are cast behind cuBLASLt's workspace, rows by rows
+// as its units multiply them; where the op is in it.
+MatrixProduct in_its_precision(MatrixProduct product, bool left_is_gradient, const CudaKernelArguments& a) {
+  if (!multiplies_in_fp8(a.shape)) return product;
+  auto* const scales = reinterpret_cast<float*>(static_cast<std::byte*>(product.workspace) + matrix_workspace_bytes);
+  constexpr std::int64_t floats_of_one = fp8_scales_bytes / 2 / 4;
+  std::byte* const left = reinterpret_cast<std::byte*>(scales) + fp8_scales_bytes;
+  std::byte* const right = left + fp8_factor_bytes(product.rows * product.depth);
+  const auto cast = [&](const void* matrix, std::int64_t rows, std::int64_t columns, bool transposes, bool is_gradient,
+                        std::byte* to, float* its_scales) {
+    const Fp8Factor factor{.matrix = matrix,
+                           .type = product.type,
+                           .rows = rows,
+                           .columns = columns,
+                           .transposes = transposes,
+                           .is_gradient = is_gradient,
+                           .cast = to,
+                           .maxima = its_scales,
+                           .divisor = its_scales + fp8_maxima};
+    cast_to_fp8(factor, a.stream);
+    return factor.divisor;
+  };
+  product.left_scale = cast(product.left, product.left_transposed ? product.depth : product.rows,
+                            product.left_transposed ? product.rows : product.depth, product.left_transposed,
+                            left_is_gradient, left, scales);
+  product.right_scale = cast(product.right, product.right_transposed ? product.columns : product.depth,
+                             product.right_transposed ? product.depth : product.columns, !product.right_transposed,
+                             false, right, scales + floats_of_one);
+  product.type = DataType::fp8;
+  product.left = left;
+  product.right = right;
+  product.left_transposed = false;
+  product.right_transposed = true;
+  product.left_is_gradient = left_is_gradient;
+  return product;
+}
+
 // y [rows, columns] = x [rows, inner] * weight [columns, inner]'
 MatrixProduct forward_product(OpKind op, const CudaKernelArguments& a, void* y, void* workspace) {
   const OpShape& s = a.shape;
-  return {.op = op,
-          .type = a.type,
-          .rows = s.rows,
-          .columns = s.columns,
-          .depth = s.inner,
-          .left = a.operands[0],
-          .right = a.operands[1],
-          .right_transposed = true,
-          .result = y,
-          .result_type = a.type,
-          .workspace = workspace};
+  return in_its_precision({.op = op,
+                           .type = a.type,
+                           .rows = s.rows,
+                           .columns = s.columns,
+                           .depth = s.inner,
+                           .left = a.operands[0],
+                           .right = a.operands[1],
+                           .right_transposed = true,
+                           .result = y,
+                           .result_type = a.type,
+                           .workspace = workspace},
+                          false, a);
 }
 
 // dx [rows, inner] (+)= dy [rows, columns] * weight [columns, inner]
 MatrixProduct input_gradient_product(OpKind op, const CudaKernelArguments& a, void* dx, void* workspace) {
   const OpShape& s = a.shape;
-  return {.op = op,
-          .type = a.type,
-          .rows = s.rows,
-          .columns = s.inner,
-          .depth = s.columns,
-          .left = a.operands[0],
-          .right = a.operands[1],
-          .result = dx,
-          .result_type = a.type,
-          .accumulate = s.accumulate,
-          .workspace = workspace};
+  return in_its_precision({.op = op,
+                           .type = a.type,
+                           .rows = s.rows,
+                           .columns = s.inner,
+                           .depth = s.columns,
+                           .left = a.operands[0],
+                           .right = a.operands[1],
+                           .result = dx,
+                           .result_type = a.type,
+                           .accumulate = s.accumulate,
+                           .workspace = workspace},
+                          true, a);
 }
 
 // Runs another op on matrices of [rows, columns] in the same stream.
@@ -111,19 +154,19 @@ void linear_weight_gradient(const CudaKernelArguments& a) {
   const OpShape& s = a.shape;
   void* workspace = a.operands[s.bias ? 4 : 3];
   if (s.bias) add_column_sums(a.operands[0], a.type, s.rows, s.columns, a.at<float>(3), workspace, a.stream);
-  a.matrices->submit({.op = OpKind::linear_weight_gradient,
-                      .type = a.type,
-                      .rows = s.columns,
-                      .columns = s.inner,
-                      .depth = s.rows,
-                      .left = a.operands[0],
-                      .right = a.operands[1],
-                      .left_transposed = true,
-                      .result = a.operands[2],
-                      .result_type = DataType::fp32,
-                      .accumulate = true,
-                      .workspace = workspace},
-                     a.stream);
+  const MatrixProduct product{.op = OpKind::linear_weight_gradient,
+                              .type = a.type,
+                              .rows = s.columns,
+                              .columns = s.inner,
+                              .depth = s.rows,
+                              .left = a.operands[0],
+                              .right = a.operands[1],
+                              .left_transposed = true,
+                              .result = a.operands[2],
+                              .result_type = DataType::fp32,
+                              .accumulate = true,
+                              .workspace = workspace};
+  a.matrices->submit(in_its_precision(product, true, a), a.stream);
 }
 
 }  // namespace parplan

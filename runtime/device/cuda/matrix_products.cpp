@@ -49,8 +49,9 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
   check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)), what);
 }
 
-cudaDataType_t cuda_type(DataType type) {
+cudaDataType_t cuda_type(DataType type, bool is_gradient = false) {
   switch (type) {
+    case DataType::fp8: return is_gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
     case DataType::bf16: return CUDA_R_16BF;
     case DataType::fp16: return CUDA_R_16F;
     default: return CUDA_R_32F;
@@ -81,7 +82,7 @@ void* aligned_workspace(void* workspace) {
 struct ProductKey {
   DataType type{}, result_type{};
   std::int64_t rows = 0, columns = 0, depth = 0;
-  bool left_transposed = false, right_transposed = false, accumulate = false;
+  bool left_transposed = false, right_transposed = false, left_is_gradient = false, accumulate = false;
   Epilogue epilogue{};
   bool bias = false, before = false;
   std::array<std::uint32_t, 5> alignments{};  // left, right, result, bias, before
@@ -90,7 +91,8 @@ struct ProductKey {
 
 ProductKey key_of(const MatrixProduct& p) {
   return {.type = p.type, .result_type = p.result_type, .rows = p.rows, .columns = p.columns, .depth = p.depth,
-          .left_transposed = p.left_transposed, .right_transposed = p.right_transposed, .accumulate = p.accumulate,
+          .left_transposed = p.left_transposed, .right_transposed = p.right_transposed,
+          .left_is_gradient = p.left_is_gradient, .accumulate = p.accumulate,
           .epilogue = p.epilogue, .bias = p.bias != nullptr, .before = p.before != nullptr,
           .alignments = {alignment_of(p.left), alignment_of(p.right), alignment_of(p.result), alignment_of(p.bias),
                          alignment_of(p.before)}};
@@ -124,15 +126,19 @@ bool epilogue_fits(const MatrixProduct& p) {
 // right' * left': A is `right`, B is `left`, and memory that holds [depth, columns] row by row is
 // A' = [columns, depth] without transposition. The bias is then one number per row of D, as in the
 // epilogue.
-Layout layout_of(DataType type, std::int64_t row_major_rows, std::int64_t row_major_columns) {
+Layout layout_of(cudaDataType_t type, std::int64_t row_major_rows, std::int64_t row_major_columns) {
   cublasLtMatrixLayout_t layout = nullptr;
-  check(cublasLtMatrixLayoutCreate(&layout, cuda_type(type), static_cast<std::uint64_t>(row_major_columns),
+  check(cublasLtMatrixLayoutCreate(&layout, type, static_cast<std::uint64_t>(row_major_columns),
                                    static_cast<std::uint64_t>(row_major_rows), row_major_columns),
         "describe a matrix to cuBLASLt");
   return Layout(layout);
 }
 
-void set_epilogue_addresses(const Chosen& chosen, const MatrixProduct& p) {
+void set_addresses(const Chosen& chosen, const MatrixProduct& p) {
+  if (p.type == DataType::fp8) {
+    set(chosen.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.right_scale, "scale of a matrix product");
+    set(chosen.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.left_scale, "scale of a matrix product");
+  }
   if (p.bias != nullptr) set(chosen.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias, "bias of a matrix product");
   if (p.before != nullptr)
     set(chosen.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.before, "what a matrix product keeps");
@@ -172,10 +178,14 @@ struct MatrixProducts::Library {
     set(made.operation, CUBLASLT_MATMUL_DESC_TRANSB, p.left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, what);
     set(made.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p), what);
     if (p.before != nullptr) set(made.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.columns, what);
-    set_epilogue_addresses(made, p);
-    made.a = p.right_transposed ? layout_of(p.type, p.columns, p.depth) : layout_of(p.type, p.depth, p.columns);
-    made.b = p.left_transposed ? layout_of(p.type, p.depth, p.rows) : layout_of(p.type, p.rows, p.depth);
-    made.d = layout_of(p.result_type, p.rows, p.columns);
+    // Sums of gradients take no short cut on Hopper (TransformerEngine, Float8Linear: the same).
+    if (p.type == DataType::fp8)
+      set(made.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(p.left_is_gradient ? 0 : 1), what);
+    set_addresses(made, p);
+    const cudaDataType_t left = cuda_type(p.type, p.left_is_gradient), right = cuda_type(p.type);
+    made.a = p.right_transposed ? layout_of(right, p.columns, p.depth) : layout_of(right, p.depth, p.columns);
+    made.b = p.left_transposed ? layout_of(left, p.depth, p.rows) : layout_of(left, p.rows, p.depth);
+    made.d = layout_of(cuda_type(p.result_type), p.rows, p.columns);
 
     const Preference wanted = preference(p);
     constexpr int most_suggestions = 8;
@@ -223,7 +233,7 @@ bool MatrixProducts::submit(const MatrixProduct& p, cudaStream_t stream) {
                     name(p.op), cublaslt_version(), p.rows, p.depth, p.depth, p.columns, name(p.type),
                     format_bytes(Bytes(matrix_workspace_bytes))));
   }
-  set_epilogue_addresses(chosen, p);
+  set_addresses(chosen, p);
   const float one = 1.0f;
   const float added = p.accumulate ? 1.0f : 0.0f;
   check(cublasLtMatmul(library_->handle.get(), chosen.operation.get(), &one, p.right, chosen.a.get(), p.left,

@@ -18,7 +18,7 @@ enum class Epilogue {
 // columns] (+ d).
 struct MatrixProduct {
   OpKind op{};                     // for messages
-  DataType type = DataType::fp32;  // of left and right
+  DataType type = DataType::fp32;  // of left and right; fp8: 8 bits, e4m3 but for gradients
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t depth = 0;
@@ -26,6 +26,11 @@ struct MatrixProduct {
   const void* right = nullptr;
   bool left_transposed = false;   // stored as [depth, rows]
   bool right_transposed = false;  // stored as [columns, depth]
+  // fp8 alone: left is a gradient, in e5m2; in device memory, what left and right are multiplied by.
+  // Units multiply rows by rows: left is not transposed, right is.
+  bool left_is_gradient = false;
+  const float* left_scale = nullptr;
+  const float* right_scale = nullptr;
   void* result = nullptr;
   DataType result_type = DataType::fp32;
   bool accumulate = false;  // add to the present result
