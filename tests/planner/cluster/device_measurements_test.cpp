@@ -124,7 +124,7 @@ TEST_CASE("what is wrong in a measured device is named with its place") {
   CHECK(error_of("kernel: attention, type: bf16, head_dim: 64, floor", "kernel: linear, type: bf16, floor") ==
         "d.yaml:18:7: error: a second fit of linear in bf16");
   CHECK(error_of("type: fp32", "type: int8") ==
-        "d.yaml:19:27: error: expected one of fp32, bf16, fp16, tf32, found 'int8'");
+        "d.yaml:19:27: error: expected one of fp32, bf16, fp16, tf32, fp8, found 'int8'");
   CHECK(error_of("columns: 768, ", "") == "d.yaml:25:7: error: missing key 'columns' in 'measured.rows[0]'");
   CHECK(error_of("columns: 768", "columns: 768, head_dim: 64") ==
         "d.yaml:25:62: error: unknown key 'head_dim'; allowed: kernel, type, rows, columns, inner, time");

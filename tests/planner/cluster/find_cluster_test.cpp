@@ -88,12 +88,19 @@ TEST_CASE("the numbers of every device are of the size that such a device has") 
         CHECK(device.peak_tf32 >= device.peak_fp32);
         CHECK(device.peak_tf32 <= device.peak_half);
       }
+      CHECK((rates.matrix_fp8.value > 0.0) == (device.peak_fp8.value > 0.0));
+      if (device.peak_fp8.value > 0.0) {
+        // Twice as many as in half precision, but for roundings of datasheets.
+        CHECK(device.peak_fp8 / device.peak_half == doctest::Approx(2.0).epsilon(0.02));
+        CHECK(rates.matrix_fp8 / device.peak_fp8 > 0.5);
+      }
       // Products of 4096 cubed are bound by arithmetic on all of them.
       if (device.peak_half.value > 0.0) CHECK(rates.matrix_half / FlopsPerSecond(rates.memory.value) < 4096.0 / 3.0);
     }
     // Units for bf16 came with Ampere, which is also when tf32 came.
     if (device.backend == BackendKind::cuda && device.peak_half.value > 0.0 && name != "rtx-5060ti-16gb")
       CHECK(has_units(device, DataType::bf16) == has_units(device, DataType::tf32));
+    if (has_units(device, DataType::fp8)) CHECK(compute_capability_of(name).value_or(0) >= 89);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "planner/base/file.h"
 #include "planner/cluster/find_cluster.h"
 
@@ -26,6 +28,46 @@ TEST_CASE("products in tf32 run at their own rate, at fp32's where a device has 
   CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, rates) == Seconds(60.0));
   CHECK(kernel_time(OpKind::layer_norm, product, DataType::tf32, device, rates) ==
         kernel_time(OpKind::layer_norm, product, DataType::fp32, device, rates));
+}
+
+TEST_CASE("products in fp8 run at their own rate behind the casts of their factors") {
+  DeviceKind device = unit_device(BackendKind::cuda);  // a FLOP and a byte a second, 2 FLOP in half precision
+  device.kernel_launch = Seconds(1000.0);
+  DeviceRates& rates = device.rates[0];
+  rates.matrix_fp8 = FlopsPerSecond(16.0);
+  OpShape shape{.rows = 16, .columns = 32, .inner = 64, .fp8 = Fp8Casts::each_product};
+  const auto time = [&](OpKind op) { return kernel_time(op, shape, DataType::bf16, device, rates).value; };
+  const double flops = 2.0 * 16 * 32 * 64, x = 16 * 64, weight = 32 * 64, y = 16 * 32;
+  // Two kernels a factor: read, read again and written.
+  CHECK(time(OpKind::linear) == doctest::Approx(5 * 1000.0 + std::max(flops / 16, x + weight + 2 * y) + 5 * (x + weight)));
+  CHECK(time(OpKind::linear_input_gradient) ==
+        doctest::Approx(5 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 5 * (y + weight)));
+  CHECK(time(OpKind::linear_weight_gradient) ==
+        doctest::Approx(5 * 1000.0 + std::max(flops / 16, y + x + 8 * weight) + 5 * (y + x)));
+  // One for an input and one for a gradient, read and written twice.
+  shape.fp8 = Fp8Casts::once;
+  CHECK(time(OpKind::linear) == doctest::Approx(2 * 1000.0 + std::max(flops / 16, x + weight + 2 * y) + 4 * x));
+  CHECK(time(OpKind::linear_input_gradient) ==
+        doctest::Approx(2 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 4 * y));
+  CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + std::max(flops / 16, y + x + 8 * weight)));
+  // What it sustains, where that is known.
+  rates.sustained_fp8 = FlopsPerSecond(8.0);
+  rates.sustained_fp8_weights = FlopsPerSecond(4.0);
+  CHECK(time(OpKind::linear) == doctest::Approx(2 * 1000.0 + flops / 8 + 4 * x));
+  CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + flops / 4));
+  // Other sizes, other kernels and other devices: as in bf16.
+  for (const OpShape& odd : {OpShape{.rows = 17, .columns = 32, .inner = 64, .fp8 = Fp8Casts::once},
+                             OpShape{.rows = 16, .columns = 8, .inner = 64, .fp8 = Fp8Casts::each_product}}) {
+    OpShape half = odd;
+    half.fp8 = Fp8Casts::none;
+    for (const OpKind op : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient})
+      CHECK(kernel_time(op, odd, DataType::bf16, device, rates) == kernel_time(op, half, DataType::bf16, device, rates));
+  }
+  CHECK(kernel_time(OpKind::layer_norm, shape, DataType::bf16, device, rates) ==
+        kernel_time(OpKind::layer_norm, {.rows = 16, .columns = 32, .inner = 64}, DataType::bf16, device, rates));
+  // Never faster than the datasheet says of fp8.
+  device.peak_fp8 = FlopsPerSecond(0.5);
+  CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(flops / 0.5));
 }
 
 TEST_CASE("half precision runs at its own rate, and at fp32's where it has none") {

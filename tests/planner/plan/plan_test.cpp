@@ -618,7 +618,7 @@ TEST_CASE("Numbers out of range and a backend that is not the cluster's are erro
   CHECK(error_with("global_batch: 16", "global_batch: 0") ==
         value_place("global_batch: 16") + "expected a whole number of at least 1, found '0'");
   CHECK(error_with("precision: fp32", "precision: int32") ==
-        value_place("precision: fp32") + "expected one of fp32, tf32, bf16, fp16, found 'int32'");
+        value_place("precision: fp32") + "expected one of fp32, tf32, bf16, fp16, fp8, found 'int32'");
   CHECK(error_with("backend: cpu", "backend: cuda") ==
         value_place("backend: cpu") + "backend is cuda, and the cluster's core has backend cpu");
 }

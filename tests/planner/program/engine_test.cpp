@@ -181,7 +181,7 @@ Program small_step(const Engine& engine, DataType precision, int zero, int pipel
   TrainingSpec training;
   training.global_batch = 8;
   training.sequence_length = 16;
-  training.precision = precision;
+  state_precision(training, precision);
   training.engine = engine;
   ParallelSpec spec;
   spec.mesh.degree = {.pp = 2, .dp = 2, .tp = 2};
@@ -423,6 +423,40 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
     // Two accumulators of the tied embedding or one: it is on both stages.
     CHECK(calls_named(program, "gradients.add") ==
           static_cast<int>(program.buckets.size()) * expected.added_of_4 * expected.kernels);
+  }
+}
+
+TEST_CASE("in fp8 the products of layers are cast as the engine casts them, and no others") {
+  for (const bool once : {false, true}) {
+    const Engine engine{.name = "other", .fp8_casts_once = once};
+    const Program bf16 = small_step(engine, DataType::bf16, 1, 1);
+    const Program fp8 = small_step(engine, DataType::fp8, 1, 1);
+    int products = 0, of_vocabulary = 0;
+    const std::vector<Step> steps = steps_of(fp8), without = steps_of(bf16);
+    REQUIRE(steps.size() == without.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const Instruction& instruction = *steps[i].instruction;
+      CHECK(instruction.type == without[i].instruction->type);
+      CHECK(bytes_of(instruction) == bytes_of(*without[i].instruction));
+      if (instruction.kind != InstructionKind::kernel) continue;
+      if (row_of(instruction.op).cost != CostClass::product) {
+        CHECK(instruction.shape == without[i].instruction->shape);
+        continue;
+      }
+      const bool is_head = steps[i].call.find("head") != std::string::npos;
+      (is_head ? of_vocabulary : products) += 1;
+      CAPTURE(steps[i].call);
+      CHECK(instruction.shape.fp8 == (is_head ? Fp8Casts::none : once ? Fp8Casts::once : Fp8Casts::each_product));
+      CHECK(multiplies_in_fp8(instruction.shape) == !is_head);
+    }
+    CHECK(products > 0);
+    CHECK(of_vocabulary > 0);
+    // All that is kept and sent is bf16's; a product's workspace has its factors in 8 bits, too.
+    CHECK(fp8.communication == bf16.communication);
+    CHECK(fp8.memory.parameters == bf16.memory.parameters);
+    CHECK(fp8.memory.gradients == bf16.memory.gradients);
+    CHECK(fp8.memory.optimizer == bf16.memory.optimizer);
+    CHECK(fp8.memory.peak() > bf16.memory.peak());
   }
 }
 

@@ -136,7 +136,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update, &Engine::master_computes_loss,
         &Engine::flattens_gradients, &Engine::copies_gathered, &Engine::triton_attention, &Engine::casts_shards,
         &Engine::fused_gate, &Engine::fused_rotary, &Engine::early_cublas, &Engine::fills_outputs,
-        &Engine::fused_accumulation, &Engine::widens_gradients})
+        &Engine::fused_accumulation, &Engine::widens_gradients, &Engine::fp8_casts_once})
     engine.*fact = apart() % 2 == 0;
   engine.has_other_prefetch = apart() % 2 == 0;
   engine.gathers_further_forward = static_cast<int>(apart() % 2);
@@ -163,6 +163,8 @@ inline void recompute_some_layers(ParallelSpec& spec, const std::mt19937& random
 // it is trained.
 inline void train_random_parts(unsigned seed, TrainingSpec& training, OpGraph& graph) {
   std::mt19937 random(seed + 1000);
+  // Some of those in bf16 with products in fp8, whether or not devices have units for it.
+  training.fp8 = training.precision == DataType::bf16 && seed % 3 == 1;
   if (random() % 2 == 0) return;
   const bool adapts = random() % 2 == 0;
   if (adapts)
@@ -217,6 +219,10 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
       rates.early_weights = rates.sustained_half;
       rates.triton_attention = rates.ampere_attention_gradient;  // so that it draws nothing
       rates.triton_attention_gradient = rates.ampere_attention;
+      if (!gpu || apart() % 2 == 0) continue;
+      rates.matrix_fp8 = rates.matrix_half * (4.0 * share());
+      rates.sustained_fp8 = rates.matrix_fp8 * share();
+      rates.sustained_fp8_weights = rates.matrix_fp8 * share();
     }
     const double inside = factor(), outside = factor();
     for (Link& link : group.node.links) {

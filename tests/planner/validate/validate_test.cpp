@@ -295,7 +295,7 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
     CHECK(!validated.step_error());
     return validated.skipped;
   };
-  CHECK(skipped([](PublishedRun& run) { run.precision = "fp8"; }) == "precision fp8 is not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.precision = "fp4"; }) == "precision fp4 is not modelled");
   CHECK(skipped([](PublishedRun& run) { run.experts = 8; }) == "mixtures of experts are not modelled");
   CHECK(skipped([](PublishedRun& run) { run.ep = 2; }) == "mixtures of experts are not modelled");
   CHECK(skipped([](PublishedRun& run) { run.family = "vit"; }) == "model family vit is not modelled");
