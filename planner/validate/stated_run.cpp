@@ -225,11 +225,13 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
 
 Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std::vector<std::string>& assumed) {
   if (request.engine) return find_engine(*request.engine, request.engines);
-  const std::string engine = run.engine == "torch" && run.data_parallel == "dp" ? "torch-dp" : run.engine;
+  const std::string engine = run.engine == "torch" && run.data_parallel == "dp"        ? "torch-dp"
+                             : run.engine == "megatron" && run.data_parallel == "fsdp" ? "megatron-fsdp"
+                                                                                       : run.engine;
   const auto* const row = std::ranges::find_if(engine_rows, [&](const EngineRow& one) {
     return engine == one.engine && run.source.find(one.source) != std::string::npos;
   });
-  const std::string file(row == engine_rows.end() ? std::string_view(run.engine) : row->file);
+  const std::string file(row == engine_rows.end() ? std::string_view(engine) : row->file);
   const std::vector<std::string> names = engine_names(request.engines);
   if (std::ranges::find(names, file) != names.end()) return find_engine(file, request.engines);
   assumed.push_back(fmt::format("{} behaves as parplan's own runtime", run.engine.empty() ? "the engine" : run.engine));

@@ -137,13 +137,13 @@ bool uses_bias(std::uint32_t epilogue) {
 bool uses_aux(std::uint32_t epilogue) { return (epilogue & 128u) != 0; }
 
 // "To use FP8 kernels, the following set of requirements must be satisfied" (cuBLAS documentation,
-// cublasLtMatmul): sizes in multiples of 16 bytes; A transposed and B not (but on Blackwell); a
+// cublasLtMatmul): depths and rows of memory in multiples of 16 bytes; A transposed and B not (but on Blackwell); a
 // sum in fp32; not both factors in e5m2. Of epilogues, this emulator has none but biases with them.
 bool supports_fp8(const Description& op, const Matrix& a, const Matrix& b, const Matrix& d, const Sizes& sizes) {
   if (!is_fp8(a.type) || !is_fp8(b.type) || is_fp8(d.type)) return false;
   if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return false;
   if (op.transa != CUBLAS_OP_T || op.transb != CUBLAS_OP_N || op.compute != CUBLAS_COMPUTE_32F) return false;
-  if (sizes.m % 16 != 0 || sizes.k % 16 != 0 || (sizes.n * size_of(d.type)) % 16 != 0) return false;
+  if (sizes.m % 16 != 0 || sizes.k % 16 != 0) return false;
   return op.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (op.epilogue == CUBLASLT_EPILOGUE_BIAS && d.type != CUDA_R_32F);
 }
 

@@ -185,7 +185,8 @@ Bytes linear_input_gradient_cuda_workspace(const OpShape& s) {
 // The sums of the bias come first and are finished before the product; with many columns they need
 // more than the product does.
 Bytes linear_weight_gradient_cuda_workspace(const OpShape& s) {
-  return std::max(matrix_cuda_workspace(s, linear_weight_gradient_casts(s)),
+  const std::int64_t depth = ceil_div(s.rows, fp8_multiple) * fp8_multiple;
+  return std::max(matrix_cuda_workspace(s, {.left = depth * s.columns, .right = depth * s.inner}),
                   s.bias ? column_sums_workspace(s.rows, s.columns, 1) : Bytes(0));
 }
 

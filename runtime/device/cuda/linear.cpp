@@ -14,10 +14,11 @@ namespace {
 // as its units multiply them; where the op is in it.
 MatrixProduct in_its_precision(MatrixProduct product, bool left_is_gradient, const CudaKernelArguments& a) {
   if (!multiplies_in_fp8(a.shape)) return product;
+  const std::int64_t depth = product.depth, padded = ceil_div(depth, fp8_multiple) * fp8_multiple;
   auto* const scales = reinterpret_cast<float*>(static_cast<std::byte*>(product.workspace) + matrix_workspace_bytes);
   constexpr std::int64_t floats_of_one = fp8_scales_bytes / 2 / 4;
   std::byte* const left = reinterpret_cast<std::byte*>(scales) + fp8_scales_bytes;
-  std::byte* const right = left + fp8_factor_bytes(product.rows * product.depth);
+  std::byte* const right = left + fp8_factor_bytes(product.rows * padded);
   const auto cast = [&](const void* matrix, std::int64_t rows, std::int64_t columns, bool transposes, bool is_gradient,
                         std::byte* to, float* its_scales) {
     const Fp8Factor factor{.matrix = matrix,
@@ -25,6 +26,7 @@ MatrixProduct in_its_precision(MatrixProduct product, bool left_is_gradient, con
                            .rows = rows,
                            .columns = columns,
                            .transposes = transposes,
+                           .padded = transposes ? ceil_div(rows, fp8_multiple) * fp8_multiple : 0,
                            .is_gradient = is_gradient,
                            .cast = to,
                            .maxima = its_scales,
@@ -32,12 +34,13 @@ MatrixProduct in_its_precision(MatrixProduct product, bool left_is_gradient, con
     cast_to_fp8(factor, a.stream);
     return factor.divisor;
   };
-  product.left_scale = cast(product.left, product.left_transposed ? product.depth : product.rows,
-                            product.left_transposed ? product.rows : product.depth, product.left_transposed,
-                            left_is_gradient, left, scales);
-  product.right_scale = cast(product.right, product.right_transposed ? product.columns : product.depth,
-                             product.right_transposed ? product.depth : product.columns, !product.right_transposed,
-                             false, right, scales + floats_of_one);
+  product.left_scale =
+      cast(product.left, product.left_transposed ? depth : product.rows, product.left_transposed ? product.rows : depth,
+           product.left_transposed, left_is_gradient, left, scales);
+  product.right_scale = cast(product.right, product.right_transposed ? product.columns : depth,
+                             product.right_transposed ? depth : product.columns, !product.right_transposed, false,
+                             right, scales + floats_of_one);
+  product.depth = padded;
   product.type = DataType::fp8;
   product.left = left;
   product.right = right;

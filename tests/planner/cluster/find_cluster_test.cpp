@@ -9,6 +9,7 @@
 #include "planner/base/file.h"
 #include "planner/base/text.h"
 #include "planner/cluster/group_network.h"
+#include "planner/cluster/nccl/import.h"
 #include "planner/cluster/write_topology.h"
 #include "tests/temporary_folder.h"
 

@@ -34,6 +34,7 @@ TEST_CASE("products in fp8 run at their own rate behind the casts of their facto
   DeviceKind device = unit_device(BackendKind::cuda);  // a FLOP and a byte a second, 2 FLOP in half precision
   device.kernel_launch = Seconds(1000.0);
   DeviceRates& rates = device.rates[0];
+  rates.memory = BytesPerSecond(1.0);
   rates.matrix_fp8 = FlopsPerSecond(16.0);
   OpShape shape{.rows = 16, .columns = 32, .inner = 64, .fp8 = Fp8Casts::each_product};
   const auto time = [&](OpKind op) { return kernel_time(op, shape, DataType::bf16, device, rates).value; };
@@ -56,7 +57,7 @@ TEST_CASE("products in fp8 run at their own rate behind the casts of their facto
   CHECK(time(OpKind::linear) == doctest::Approx(2 * 1000.0 + flops / 8 + 4 * x));
   CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + flops / 4));
   // Other sizes, other kernels and other devices: as in bf16.
-  for (const OpShape& odd : {OpShape{.rows = 17, .columns = 32, .inner = 64, .fp8 = Fp8Casts::once},
+  for (const OpShape& odd : {OpShape{.rows = 16, .columns = 32, .inner = 65, .fp8 = Fp8Casts::once},
                              OpShape{.rows = 16, .columns = 8, .inner = 64, .fp8 = Fp8Casts::each_product}}) {
     OpShape half = odd;
     half.fp8 = Fp8Casts::none;

@@ -78,23 +78,24 @@ __global__ void cast_in_order(FlatRange range, const T* matrix, const float* max
 // Tiles of 32 by 32 numbers: read by rows, written by columns.
 constexpr int tile = 32, tile_rows_at_once = 8;
 template <class T, __nv_fp8_interpretation_t format>
-__global__ void cast_transposed(std::int64_t rows, std::int64_t columns, const T* matrix, const float* maxima,
-                                int blocks, std::uint8_t* cast, float* divisor) {
+__global__ void cast_transposed(std::int64_t rows, std::int64_t columns, std::int64_t padded, const T* matrix,
+                                const float* maxima, int blocks, std::uint8_t* cast, float* divisor) {
   __shared__ std::uint8_t numbers[tile][tile + 4];
   const float scale = scale_of<format>(maxima, blocks, divisor);
   const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x) * tile;
   const int across = static_cast<int>(threadIdx.x);
-  for (std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * tile; first_row < rows;
+  for (std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * tile; first_row < padded;
        first_row += static_cast<std::int64_t>(gridDim.y) * tile) {
     __syncthreads();
-    for (int row = static_cast<int>(threadIdx.y); row < tile; row += tile_rows_at_once)
-      if (first_row + row < rows && first_column + across < columns)
-        numbers[row][across] =
-            to_fp8<format>(to_float(matrix[(first_row + row) * columns + first_column + across]) * scale);
+    for (int row = static_cast<int>(threadIdx.y); row < tile; row += tile_rows_at_once) {
+      const bool is_there = first_row + row < rows && first_column + across < columns;
+      const float value = is_there ? to_float(matrix[(first_row + row) * columns + first_column + across]) : 0.0f;
+      numbers[row][across] = to_fp8<format>(is_there ? value * scale : 0.0f);
+    }
     __syncthreads();
     for (int column = static_cast<int>(threadIdx.y); column < tile; column += tile_rows_at_once)
-      if (first_column + column < columns && first_row + across < rows)
-        cast[(first_column + column) * rows + first_row + across] = numbers[across][column];
+      if (first_column + column < columns && first_row + across < padded)
+        cast[(first_column + column) * padded + first_row + across] = numbers[across][column];
   }
 }
 
@@ -104,12 +105,12 @@ void submit_cast(const Fp8Factor& f, int blocks, cudaStream_t stream) {
   auto* cast = static_cast<std::uint8_t*>(f.cast);
   if (f.transposes) {
     constexpr std::int64_t most_blocks = 65535;
-    const std::int64_t down = divide_up(f.rows, tile);
+    const std::int64_t down = divide_up(f.padded, tile);
     const Grid grid{.blocks = dim3(static_cast<unsigned>(divide_up(f.columns, tile)),
                                    static_cast<unsigned>(down < most_blocks ? down : most_blocks)),
                     .threads = dim3(tile, tile_rows_at_once)};
-    launch("cast_to_fp8", cast_transposed<T, format>, grid, stream, f.rows, f.columns, matrix, f.maxima, blocks, cast,
-           f.divisor);
+    launch("cast_to_fp8", cast_transposed<T, format>, grid, stream, f.rows, f.columns, f.padded, matrix, f.maxima,
+           blocks, cast, f.divisor);
     return;
   }
   submit_flat<vector_width<T>>(f.rows * f.columns, {matrix, cast}, [&](auto width, FlatRange range, const Grid& grid) {

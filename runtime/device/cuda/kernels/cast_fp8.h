@@ -14,9 +14,10 @@ struct Fp8Factor {
   DataType type = DataType::bf16;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  bool transposes = false;    // `cast` is [columns, rows]
+  bool transposes = false;    // `cast` is [columns, rows], with zeros behind each row up to `padded`
+  std::int64_t padded = 0;
   bool is_gradient = false;   // e5m2; else e4m3
-  void* cast = nullptr;       // rows x columns numbers of 8 bits
+  void* cast = nullptr;       // numbers of 8 bits
   float* maxima = nullptr;    // fp8_maxima of them (planner/graph/cuda_workspace.h)
   float* divisor = nullptr;   // what the cast numbers are multiplied by to be the matrix again
 };
