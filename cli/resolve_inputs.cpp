@@ -160,7 +160,9 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   choose("sequence_length", training.sequence_length, what.sequence_length, file.sequence_length.has_value());
   choose("precision", training.precision, what.precision, file.precision.has_value());
   choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
+  if (!file.momentum) training.momentum = training.optimizer == Optimizer::muon ? default_muon_momentum : 0.0;
   training.engine = find_engine(what.engine, engines_folder());
+  if (const auto reason = lacked_by_engine(training.engine, training.optimizer)) throw ConfigError(*reason);
   choose_trained(what, training);
   return training;
 }

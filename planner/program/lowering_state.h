@@ -215,6 +215,12 @@ void copy_saved_out(Lowering& lowering, int block, const ActionSlots& slots, con
 SavedBuffers fetch_saved(Lowering& lowering, int block, const ActionSlots& slots, Phase phase);
 // The Segments of these copies.
 void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Lowering::BlockSegments& segments);
+// Of Muon, at the end of the step (orthogonalize.cpp): the momentum of a bucket's matrices, in the
+// place of their gradients, gathered where the data axis shards the optimizer; and the update that
+// follows from it. The scratch that this needs.
+void update_momentum(Lowering& lowering, std::size_t bucket);
+void update_matrices(Lowering& lowering, std::size_t bucket);
+std::int64_t orthogonalization_scratch(const Lowering& lowering, const RankBucket& bucket);
 void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead);  // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 

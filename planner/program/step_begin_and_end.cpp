@@ -211,8 +211,11 @@ void update(Lowering& lowering, std::size_t index) {
   };
   for (const bool decays : {true, false})
     for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
-                                           [&](const BucketLayout::Run& run) { return run.decays == decays; }))
+                                           [&](const BucketLayout::Run& run) {
+                                             return run.decays == decays && !run.is_matrix;
+                                           }))
       add(range, decays);
+  if (instructions.empty()) return;
   call_on_pieces(lowering, "optimizer", on_host ? Stream::host : Stream::compute, std::move(instructions), pieces);
 }
 
@@ -306,10 +309,12 @@ void end_step(Lowering& lowering) {
   for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_other_gradients(lowering, static_cast<int>(i));
   if (program.norm_buffer) compute_norm(lowering);
   copy_norm(lowering);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) update_momentum(lowering, i);
   // Buckets that share buffers for their state are done with one by one, before a later one is
   // read.
   const auto shares = [&](std::size_t bucket) { return lowering.state_in.contains(bucket); };
   for (std::size_t i = 0; i < program.buckets.size(); ++i) {
+    update_matrices(lowering, i);
     update(lowering, i);
     if (!shares(i)) continue;
     copy_updated_parameters(lowering, static_cast<int>(i));
