@@ -10,6 +10,7 @@
 #include "planner/graph/newton_schulz.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/lowering_state.h"
+#include "planner/program/memory.h"
 #include "planner/program/workspace.h"
 
 namespace parplan {

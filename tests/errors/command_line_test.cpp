@@ -103,7 +103,7 @@ TEST_CASE("values that cannot be read are refused") {
        {{"run", "plan.yaml", "--steps", "0"}, "--steps: expected a whole number from 1 to 1000000000, found '0'"},
        {{"suggest", "gpt2", "--precision", "fp8"}, "--precision: expected one of bf16, fp16, tf32, fp32, found 'fp8'"},
        {{"suggest", "gpt2", "--optimizer", "adamww"},
-        "--optimizer: expected one of adamw, adamw_8bit, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
+        "--optimizer: expected one of adamw, adamw_8bit, adam, sgd, muon, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},
         "--schedule: expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, zero_bubble_v, dualpipe_v, found 'gpip'"
         "; did you mean 'gpipe'?"},
