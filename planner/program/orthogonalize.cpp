@@ -247,40 +247,137 @@ void update_momentum(Lowering& lowering, std::size_t index) {
         gradient_piece(lowering, index, *bucket.gradients, {0, bucket.elements}, Access::write)}});
 }
 
-void update_matrices(Lowering& lowering, std::size_t index) {
-  if (!has_matrices(lowering, index)) return;
-  const Program& program = lowering.program;
-  const Bucket& bucket = program.buckets[index];
-  const TrainingSpec& training = lowering.job.training;
-  const BucketLayout& layout = lowering.rank_buckets[index].layout;
-  const std::int64_t element = size_of(training.precision);
+namespace {
+
+// The elements of a matrix that this rank holds, and of these, what it updates.
+BucketRange elements_of(const BucketMatrix& matrix) {
+  const ParameterPart& part = matrix.part;
+  return {part.bucket_offset, part.bucket_offset + part.rows * part.columns};
+}
+BucketRange updated_of(const BucketMatrix& matrix, const Bucket& bucket) {
+  const BucketRange all = elements_of(matrix), shard = shard_of(bucket);
+  return {std::max(all.begin, shard.begin), std::min(all.end, shard.end)};
+}
+
+// Directions of elements [begin, end) of a bucket in the type of its parameters, from the start of
+// its gradients on.
+Piece direction_piece(const Lowering& lowering, std::size_t index, BucketRange range, Access access) {
+  const std::int64_t element = size_of(lowering.job.training.precision);
+  return {*lowering.program.buckets[index].gradients, range.begin * element, (range.end - range.begin) * element,
+          access};
+}
+
+// The instructions of one call.
+struct MatrixCall {
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
-  for (const BucketMatrix& matrix : matrices_of(lowering.graph, layout, lowering.job.layout.mesh.degree_of(Axis::tp))) {
-    const ParameterPart& part = matrix.part;
-    const BucketRange all{part.bucket_offset, part.bucket_offset + part.rows * part.columns};
-    const Orthogonalization work = orthogonalize(matrix, training.precision, lowering.job.backend);
-    for (const MatrixInstruction& one : work.instructions) {
-      instructions.push_back(one.instruction);
-      std::vector<Piece>& operands = pieces.emplace_back();
-      for (const MatrixOperand& operand : one.operands)
-        operands.push_back(operand.place == Place::scratch
-                               ? Piece{lowering.scratch, operand.offset, operand.bytes, operand.access}
-                               : gradient_piece(lowering, index, *bucket.gradients, all, operand.access));
-    }
-    const BucketRange own{std::max(all.begin, bucket.shard_begin),
-                          std::min(all.end, bucket.shard_begin + bucket.shard_elements)};
-    if (own.begin >= own.end) continue;
-    const bool decays = lowering.graph.tensors[part.tensor].decays;
-    instructions.push_back(
-        move_along(own.end - own.begin, muon_factor(matrix.rows, matrix.columns), decays, training));
-    std::vector<Piece>& operands = pieces.emplace_back();
-    operands.push_back({lowering.scratch, work.direction + (own.begin - all.begin) * element,
-                        (own.end - own.begin) * element, Access::read});
-    operands.push_back(parameter_piece(lowering, index, own, Access::update));
-    add_norm_and_scale(program, state_pieces(lowering, index, own).master, operands);
+  void add(Instruction instruction, std::vector<Piece> operands) {
+    instructions.push_back(std::move(instruction));
+    pieces.push_back(std::move(operands));
   }
-  call_on_pieces(lowering, "orthogonalize", Stream::compute, std::move(instructions), pieces, {lowering.scratch});
+};
+
+// Where in the scratch the direction lies.
+std::int64_t add_orthogonalization(const Lowering& lowering, std::size_t index, const BucketMatrix& matrix,
+                                   MatrixCall& call) {
+  const Orthogonalization work =
+      orthogonalize(matrix, lowering.job.training.precision, lowering.job.backend);
+  const int gradients = *lowering.program.buckets[index].gradients;
+  for (const MatrixInstruction& one : work.instructions) {
+    std::vector<Piece> operands;
+    for (const MatrixOperand& operand : one.operands)
+      operands.push_back(operand.place == Place::scratch
+                             ? Piece{lowering.scratch, operand.offset, operand.bytes, operand.access}
+                             : gradient_piece(lowering, index, gradients, elements_of(matrix), operand.access));
+    call.add(one.instruction, std::move(operands));
+  }
+  return work.direction;
+}
+
+void add_move(const Lowering& lowering, std::size_t index, const BucketMatrix& matrix, const Piece& direction,
+              MatrixCall& call) {
+  const BucketRange own = updated_of(matrix, lowering.program.buckets[index]);
+  const bool decays = lowering.graph.tensors[matrix.part.tensor].decays;
+  std::vector<Piece> operands{direction, parameter_piece(lowering, index, own, Access::update)};
+  add_norm_and_scale(lowering.program, state_pieces(lowering, index, own).master, operands);
+  call.add(move_along(own.end - own.begin, muon_factor(matrix.rows, matrix.columns), decays, lowering.job.training),
+           std::move(operands));
+}
+
+std::vector<BucketMatrix> matrices_of(const Lowering& lowering, std::size_t index) {
+  return matrices_of(lowering.graph, lowering.rank_buckets[index].layout,
+                     lowering.job.layout.mesh.degree_of(Axis::tp));
+}
+
+// Whether this rank orthogonalizes the bucket's matrices for all that share out its state.
+bool is_dealt(const Lowering& lowering, std::size_t index) {
+  const RankBucket& bucket = lowering.rank_buckets[index];
+  const int block = bucket.blocks.front();
+  std::int64_t before = 0;  // of the stage, with matrices
+  for (std::size_t other = 0; other < index; ++other)
+    before += has_matrices(lowering, other) && lowering.job.layout.stage_of_block(block) ==
+                                                   lowering.job.layout.stage_of_block(
+                                                       lowering.rank_buckets[other].blocks.front());
+  return orthogonalizes_for_all(before, bucket.shard_begin / bucket.shard_elements, bucket.shard_ranks);
+}
+
+}  // namespace
+
+void orthogonalize_matrices(Lowering& lowering, std::size_t index) {
+  if (!has_matrices(lowering, index)) return;
+  const TrainingSpec& training = lowering.job.training;
+  const Bucket& bucket = lowering.program.buckets[index];
+  const DataType type = in_memory(training.precision);
+  const std::int64_t element = size_of(type);
+  const bool are_shared_out = lowering.rank_buckets[index].shards.optimizer;
+  MatrixCall call;
+  const auto clear = [&](BucketRange range) {
+    if (range.begin < range.end)
+      call.add(clear_gradients(range.end - range.begin, Label::optimizer, type),
+               {direction_piece(lowering, index, range, Access::write)});
+  };
+  BufferIds frees;
+  if (!are_shared_out || is_dealt(lowering, index)) {
+    frees.push_back(lowering.scratch);
+    std::int64_t end = 0;  // of what is written of the directions
+    for (const BucketMatrix& matrix : matrices_of(lowering, index)) {
+      const BucketRange all = elements_of(matrix);
+      const std::int64_t direction = add_orthogonalization(lowering, index, matrix, call);
+      const Piece found{lowering.scratch, direction, (all.end - all.begin) * element, Access::read};
+      if (!are_shared_out) {
+        add_move(lowering, index, matrix, found, call);
+        continue;
+      }
+      // No direction is wider than a gradient: those of later matrices stay as they are.
+      clear({end, all.begin});
+      call.add(flat_kernel(OpKind::copy, all.end - all.begin, Stream::compute, Label::optimizer, type),
+               {found, direction_piece(lowering, index, all, Access::write)});
+      end = all.end;
+    }
+    if (are_shared_out) clear({end, bucket.elements});
+  } else {
+    clear({0, bucket.elements});
+  }
+  call_on_pieces(lowering, "orthogonalize", Stream::compute, std::move(call.instructions), call.pieces,
+                 std::move(frees));
+  // What one rank has found, and zeros of all others.
+  if (are_shared_out)
+    call_on_pieces(lowering, "data.reduce_scatter.directions", Stream::dp,
+                   {communication(InstructionKind::reduce_scatter, shard_group(lowering.job.layout.mesh), Stream::dp,
+                                  type)},
+                   {{direction_piece(lowering, index, {0, bucket.elements}, Access::update)}});
+}
+
+void move_matrices(Lowering& lowering, std::size_t index) {
+  if (!has_matrices(lowering, index) || !lowering.rank_buckets[index].shards.optimizer) return;
+  MatrixCall call;
+  for (const BucketMatrix& matrix : matrices_of(lowering, index)) {
+    const BucketRange own = updated_of(matrix, lowering.program.buckets[index]);
+    if (own.begin < own.end)
+      add_move(lowering, index, matrix, direction_piece(lowering, index, own, Access::read), call);
+  }
+  if (!call.instructions.empty())
+    call_on_pieces(lowering, "move_matrices", Stream::compute, std::move(call.instructions), call.pieces);
 }
 
 std::int64_t orthogonalization_scratch(const Lowering& lowering, const RankBucket& bucket) {

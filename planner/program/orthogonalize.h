@@ -35,6 +35,13 @@ bool is_orthogonalized(const Tensor& parameter, const TrainingSpec& training);
 // Parameters of the whole model that lie in such matrices.
 std::int64_t orthogonalized_elements(const OpGraph& graph, const TrainingSpec& training);
 
+// Whether the rank at `place` of those that share out the optimizer's state orthogonalizes what the
+// stage's `number`-th block with matrices has: blocks are dealt in turn, so that no rank has more than
+// the first.
+constexpr bool orthogonalizes_for_all(std::int64_t number, std::int64_t place, int ranks) {
+  return number % ranks == place;
+}
+
 // Where an operand of these kernels lies: bytes of the scratch, or of the matrix's own part of the
 // gradients, where the momentum has left the direction.
 struct MatrixOperand {

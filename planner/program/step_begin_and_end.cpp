@@ -314,12 +314,13 @@ void end_step(Lowering& lowering) {
   // read.
   const auto shares = [&](std::size_t bucket) { return lowering.state_in.contains(bucket); };
   for (std::size_t i = 0; i < program.buckets.size(); ++i) {
-    update_matrices(lowering, i);
     update(lowering, i);
     if (!shares(i)) continue;
     copy_updated_parameters(lowering, static_cast<int>(i));
     write_state(lowering, i);
   }
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) orthogonalize_matrices(lowering, i);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) move_matrices(lowering, i);
   for (std::size_t i = 0; i < program.buckets.size(); ++i)
     if (!shares(i)) copy_updated_parameters(lowering, static_cast<int>(i));
   if (program.loss_scale_buffer && !lowering.is_replica()) update_loss_scale(lowering);

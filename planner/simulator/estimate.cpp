@@ -320,10 +320,11 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
       costs.update = kernel(update_parameters(own - in_matrices, false, training_));
       if (in_matrices > 0) {
         costs.update += kernel(update_momentum(in_matrices, training_));
-        for (const Instruction& work : shapes.orthogonalizations[*kind]) costs.update += kernel(work);
+        for (const Instruction& work : shapes.orthogonalizations[*kind]) costs.orthogonalize += kernel(work);
         costs.update += kernel(move_along(in_matrices, 1.0, false, training_));
-        if (shards.optimizer && is_sequential(environment))
-          costs.update += collective(InstructionKind::all_gather, whole * gradient_bytes(training_));
+        if (shards.optimizer)
+          costs.exchange = collective(InstructionKind::all_gather, whole * gradient_bytes(training_)) +
+                           collective(InstructionKind::reduce_scatter, whole * element);
       }
     }
     return costs;

@@ -133,6 +133,27 @@ TEST_CASE("Muon orthogonalizes whole matrices that are there, without copies, on
   CHECK(!illegal(graph, training, spec));
 }
 
+TEST_CASE("ranks that share out the optimizer's state take turns with blocks, the first no fewer than others") {
+  const OpGraph graph = testing::graph_of("tiny-llama");  // four layers, each with five matrices
+  const auto normalized = [&](int ranks, int zero_stage) {
+    ParallelSpec spec = alone(graph);
+    spec.mesh.degree.dp = ranks;
+    spec.zero_stage = zero_stage;
+    std::vector<int> counts;
+    for (const Program& program : programs_of(graph, muon_training(), spec)) {
+      counts.push_back(0);
+      for (const Call& call : program.calls)
+        for (const Instruction& instruction : program.segments[call.segment].instructions)
+          counts.back() +=
+              instruction.kind == InstructionKind::kernel && instruction.op == OpKind::normalize_matrix;
+    }
+    return counts;
+  };
+  CHECK(normalized(2, 0) == std::vector{20, 20});
+  CHECK(normalized(2, 1) == std::vector{10, 10});
+  CHECK(normalized(8, 1) == std::vector{5, 5, 5, 5, 0, 0, 0, 0});
+}
+
 TEST_CASE("a momentum that is dropped, made twice, or not gathered is found") {
   const OpGraph graph = testing::graph_of("tiny-llama");
   ParallelSpec spec = alone(graph);
@@ -161,7 +182,8 @@ TEST_CASE("a momentum that is dropped, made twice, or not gathered is found") {
   };
   CHECK(says(planted("momentum", false), "dropped momentum"));
   CHECK(says(planted("momentum", true), "momentum twice"));
-  CHECK(!planted("data.all_gather.momentum", false).empty());
+  CHECK(says(planted("data.all_gather.momentum", false), "dropped momentum"));
+  CHECK(!planted("data.reduce_scatter.directions", false).empty());
 }
 
 TEST_CASE("a checkpoint of Muon's momenta and moments loses no bit, whoever holds them") {

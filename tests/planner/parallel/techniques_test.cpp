@@ -201,8 +201,8 @@ TEST_CASE("Muon has whole matrices, without copies, and predicts no other engine
         "matrices without copies; legal degrees: 1, 2");
   training.engine.name = "other";
   CHECK(reason_with(1, 1, 0) ==
-        "optimizer muon is predicted as parplan runs it, and engine other would divide its matrices otherwise, or has "
-        "it not; leave the engine out, or take optimizer adamw");
+        "optimizer muon is predicted as parplan's own runtime runs it, and engine other would divide its matrices "
+        "otherwise, or has it not; leave the engine out, or take optimizer adamw");
 }
 
 TEST_CASE("a master has replicas that are whole, and all state") {
