@@ -38,6 +38,7 @@ struct State {
   bool across = false;   // hybrid sharding: the same, summed over a shard group, but not over its replicas
   bool reduced = false;  // holds a gradient that was summed over all of it
   bool directed = false;  // what Muon's momentum has left in the place of a gradient
+  bool scattered = false;  // this rank's part of a sum over the data axis
   bool of_copies = false;  // a gradient that was, last, summed over the ranks that hold copies of its rows
   bool stale = false;    // parameters that another rank has updated since
   bool outdated = false;  // parameters that this rank's host has updated since
@@ -314,6 +315,7 @@ class DataCheck {
         if (gradient) state.partial = true;
         state.of_copies = false;
         state.directed = o == 0 && makes_momentum(instruction);
+        state.scattered = instruction.kind == InstructionKind::reduce_scatter && sums_gradients(instruction);
       }
     }
     if (gathers) {
@@ -351,6 +353,18 @@ class DataCheck {
   // A momentum is made of each gradient once, and what is orthogonalized is made of all of it: also of
   // what other ranks have of the matrix, where the data axis shards the momentum.
   void check_directions(const Call& call, int c, int i, const Instruction& instruction) {
+    if (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::muon) {
+      const Operand& direction = instruction.operands.front();
+      if (bucket_of_directions(bound(call, direction)) == nullptr) return;
+      for (const Interval& interval : bytes(call, direction))
+        if (!interval.state.scattered)
+          return fault(Rule::reduction, c, i,
+                       fmt::format("dropped reduction: {} takes directions in {}, which the rank that found them has "
+                                   "not given to the data group ({})",
+                                   describe(instruction),
+                                   bytes_of(bound(call, direction), interval.begin, interval.end),
+                                   list_ranks(program_.group(all_along(Axis::dp)))));
+    }
     const bool makes = makes_momentum(instruction);
     const bool takes = (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::normalize_matrix) ||
                        (instruction.kind == InstructionKind::all_gather && instruction.group.axis == Axis::tp);

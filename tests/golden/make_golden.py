@@ -210,10 +210,10 @@ def muon_losses(model):
             optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(p.values()), CLIP_NORM)
-        in_bfloat16, torch.Tensor.bfloat16 = torch.Tensor.bfloat16, lambda x: x.clone()
+        narrow, torch.bfloat16 = torch.bfloat16, torch.float32
         for optimizer in optimizers:
             optimizer.step()
-        torch.Tensor.bfloat16 = in_bfloat16
+        torch.bfloat16 = narrow
     return torch.tensor(losses)
 
 

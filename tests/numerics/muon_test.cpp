@@ -35,6 +35,32 @@ ParallelSpec alone(const OpGraph& graph) {
   return spec;
 }
 
+// A step leaves directions in the place of gradients, or parts of them.
+Outcome without_gradients(Outcome outcome) {
+  outcome.first_gradients.clear();
+  return outcome;
+}
+Outcome run_muon(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  return without_gradients(run_plan(graph, training, spec, 3));
+}
+Outcome run_one_rank(const OpGraph& graph, const TrainingSpec& training, std::int64_t micro_batch) {
+  return without_gradients(run_reference(graph, training, micro_batch, 3));
+}
+// Losses, and each matrix: three steps change its elements by 6e-4 in root mean square.
+void check_near(const OpGraph& graph, const Outcome& plan, const Outcome& reference) {
+  check_close(plan, reference);
+  for (const auto& [name, values] : reference.parameters) {
+    const auto tensor = std::ranges::find(graph.tensors, name, &Tensor::name);
+    REQUIRE(tensor != graph.tensors.end());
+    if (!tensor->of_layer_product) continue;
+    CAPTURE(name);
+    double squares = 0.0;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      squares += std::pow(static_cast<double>(plan.parameters.at(name)[i]) - static_cast<double>(values[i]), 2);
+    CHECK(std::sqrt(squares / static_cast<double>(values.size())) < 1e-5);
+  }
+}
+
 std::vector<Program> programs_of(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   return lower_all(testing::job_of(graph, training, spec));
 }
@@ -51,7 +77,7 @@ TEST_CASE("random legal plans with Muon train as the one-rank reference does") {
       if (trial % 4 == 3) training.clip_norm = 0.5;
       const ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, {}, random);
       INFO(model << ": " << describe(spec) << ", clip " << training.clip_norm);
-      check_close(run_plan(graph, training, spec, 3), run_reference(graph, training, spec.micro_batch, 3));
+      check_near(graph, run_muon(graph, training, spec), run_one_rank(graph, training, spec.micro_batch));
       cut += spec.tp() > 1;
       sharded += spec.zero_stage > 0;
       staged += spec.pp() > 1;
@@ -72,15 +98,15 @@ TEST_CASE("Muon's steps are the same to the bit in stages and in shards") {
     request[Choice::tied_gradients] = TiedGradients::apart;
     const ParallelSpec spec = random_spec(graph, training, 2, request, random);
     INFO(model << ": " << describe(spec));
-    check_equal(run_plan(graph, training, spec, 3), run_reference(graph, training, spec.micro_batch, 3));
+    check_equal(run_muon(graph, training, spec), run_one_rank(graph, training, spec.micro_batch));
     ParallelSpec data = alone(graph);
     data.mesh.degree.dp = 4;
     data.micro_batch = 2;
-    const Outcome plain = run_plan(graph, training, data, 3);
+    const Outcome plain = run_muon(graph, training, data);
     data.zero_stage = 1;
-    check_equal(run_plan(graph, training, data, 3), plain);
+    check_equal(run_muon(graph, training, data), plain);
     data.mesh.dp_shard = 2;
-    check_close(run_plan(graph, training, data, 3), plain);  // gradients add up in another order
+    check_near(graph, run_muon(graph, training, data), plain);  // gradients add up in another order
   }
 }
 
@@ -183,7 +209,7 @@ TEST_CASE("a momentum that is dropped, made twice, or not gathered is found") {
   CHECK(says(planted("momentum", false), "dropped momentum"));
   CHECK(says(planted("momentum", true), "momentum twice"));
   CHECK(says(planted("data.all_gather.momentum", false), "dropped momentum"));
-  CHECK(!planted("data.reduce_scatter.directions", false).empty());
+  CHECK(says(planted("data.reduce_scatter.directions", false), "dropped reduction"));
 }
 
 TEST_CASE("a checkpoint of Muon's momenta and moments loses no bit, whoever holds them") {

@@ -2,6 +2,7 @@
 // values and vectors are known.
 #include "planner/program/orthogonalize.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -24,7 +25,10 @@ Matrix reflection(std::int64_t size, unsigned seed) {
   std::normal_distribution<double> normal;
   Matrix v(static_cast<std::size_t>(size)), result(static_cast<std::size_t>(size * size));
   double squares = 0.0;
-  for (double& number : v) squares += (number = normal(random)) * number;
+  for (double& number : v) {
+    number = normal(random);
+    squares += number * number;
+  }
   for (std::size_t i = 0; i < v.size(); ++i)
     for (std::size_t j = 0; j < v.size(); ++j)
       result[i * v.size() + j] = (i == j ? 1.0 : 0.0) - 2.0 * v[i] * v[j] / squares;
@@ -65,6 +69,10 @@ std::vector<float> cut(const Matrix& of, const BucketMatrix& matrix) {
   return part;
 }
 
+struct alignas(64) Line {
+  float numbers[16];
+};
+
 // Runs the instructions on the parts of all ranks; the direction of each.
 std::vector<std::vector<float>> directions(const std::vector<BucketMatrix>& parts, const Matrix& of) {
   const std::unique_ptr<Backend> backend = make_cpu_backend();
@@ -73,14 +81,17 @@ std::vector<std::vector<float>> directions(const std::vector<BucketMatrix>& part
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     const Orthogonalization work = orthogonalize(parts[rank], DataType::fp32, BackendKind::cpu);
     // What no kernel has written is no number.
-    std::vector<float> scratch(static_cast<std::size_t>(work.scratch_bytes / 4), std::nanf(""));
+    Line unwritten;
+    std::ranges::fill(unwritten.numbers, std::nanf(""));
+    std::vector<Line> lines(static_cast<std::size_t>(work.scratch_bytes) / sizeof(Line) + 1, unwritten);
+    float* const scratch = lines.front().numbers;
     const auto at = [&](const MatrixOperand& operand) {
       const bool in_gradients = operand.place == MatrixOperand::Place::gradients;
       if (in_gradients)
         CHECK(operand.offset + operand.bytes <= static_cast<std::int64_t>(4 * gradients[rank].size()));
       else
         CHECK(operand.offset + operand.bytes <= work.scratch_bytes);
-      return reinterpret_cast<char*>(in_gradients ? gradients[rank].data() : scratch.data()) + operand.offset;
+      return reinterpret_cast<char*>(in_gradients ? gradients[rank].data() : scratch) + operand.offset;
     };
     for (const MatrixInstruction& one : work.instructions) {
       std::vector<void*> operands;
@@ -96,7 +107,7 @@ std::vector<std::vector<float>> directions(const std::vector<BucketMatrix>& part
         to += part.size() * sizeof(float);
       }
     }
-    const float* direction = scratch.data() + work.direction / 4;
+    const float* direction = scratch + work.direction / 4;
     result.emplace_back(direction, direction + gradients[rank].size());
   }
   return result;
