@@ -274,7 +274,9 @@ void sgd(const CpuKernelArguments& a) {
 
 // gradient, momentum, (norm), (loss scale)
 void muon_momentum(const CpuKernelArguments& a) {
-  const Gradients gradients(a, 2);
+  OpShape shape = a.shape;
+  shape.master = false;  // it updates no parameter
+  const Gradients gradients({.shape = shape, .operands = a.operands, .scalars = a.scalars}, 2);
   if (gradients.skipped) return;
   const float rest = static_cast<float>(1.0 - a.scalars->momentum);
   // The first array is not written back.
@@ -295,14 +297,14 @@ void normalize_matrix(const CpuKernelArguments& a) {
 
 // A, A A -> in the place of the second, a I + b A + c A A
 void newton_schulz_polynomial(const CpuKernelArguments& a) {
-  const std::int64_t rows = a.shape.rows;
+  const std::int64_t rows = a.shape.rows, columns = a.shape.columns;
   const float* square = a.floats(0);
   float* result = a.floats(1);
   const float b = static_cast<float>(newton_schulz.b), c = static_cast<float>(newton_schulz.c);
-  for_each_wide(rows * rows, [&](std::int64_t i, auto lanes) {
+  for_each_wide(rows * columns, [&](std::int64_t i, auto lanes) {
     store(result + i, load(square + i, lanes) * b + load(result + i, lanes) * c, lanes);
   });
-  for (std::int64_t i = 0; i < rows; ++i) result[i * rows + i] += static_cast<float>(newton_schulz.a);
+  for (std::int64_t i = 0; i < rows && i < columns; ++i) result[i * columns + i] += static_cast<float>(newton_schulz.a);
 }
 
 // direction, parameter, (norm), (master), (loss scale). As torch.optim.Muon.

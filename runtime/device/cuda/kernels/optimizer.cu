@@ -292,9 +292,9 @@ __global__ void divide_by_norm(FlatRange range, const float* x, const float* sum
   });
 }
 
-// Elements i * (rows + 1) are the diagonal.
+// Elements i * (columns + 1) are the diagonal.
 template <class T, int most>
-__global__ void polynomial_of_square(FlatRange range, std::int64_t rows, const T* square, T* result) {
+__global__ void polynomial_of_square(FlatRange range, std::int64_t columns, const T* square, T* result) {
   for_each_flat<most>(range, [&](std::int64_t i, auto count) {
     constexpr int n = decltype(count)::width;
     float s[n], r[n];
@@ -302,7 +302,7 @@ __global__ void polynomial_of_square(FlatRange range, std::int64_t rows, const T
     load(result + i, r);
 #pragma unroll
     for (int k = 0; k < n; ++k) {
-      const float diagonal = (i + k) % (rows + 1) == 0 ? static_cast<float>(newton_schulz.a) : 0.0f;
+      const float diagonal = (i + k) % (columns + 1) == 0 ? static_cast<float>(newton_schulz.a) : 0.0f;
       r[k] = fmaf(static_cast<float>(newton_schulz.c), r[k], fmaf(static_cast<float>(newton_schulz.b), s[k], diagonal));
     }
     store(result + i, r);
@@ -443,7 +443,11 @@ void sgd(const CudaKernelArguments& a) {
 
 // gradient, momentum, (norm), (loss scale)
 void muon_momentum(const CudaKernelArguments& a) {
-  const StepRest rest = read_rest(a, 2);
+  OpShape shape = a.shape;
+  shape.master = false;  // it updates no parameter
+  const CudaKernelArguments without_master{
+      .shape = shape, .type = a.type, .operands = a.operands, .scalars = a.scalars, .stream = a.stream};
+  const StepRest rest = read_rest(without_master, 2);
   float *gradient = a.at<float>(0), *momentum = a.at<float>(1);
   submit_flat<width>(
       elements(a.shape), {gradient, momentum},
@@ -480,7 +484,7 @@ void newton_schulz_polynomial(const CudaKernelArguments& a) {
                                  [&](auto count, FlatRange range, const Grid& grid) {
                                    launch("newton_schulz_polynomial",
                                           polynomial_of_square<T, decltype(count)::width>, grid, a.stream, range,
-                                          a.shape.rows, square, result);
+                                          a.shape.columns, square, result);
                                  });
   });
 }
