@@ -155,9 +155,7 @@ std::vector<std::string> contradictions(const CheckpointReader& reader, const Op
 std::string state_name(State state, const Tensor& tensor, const TrainingSpec& training) {
   if (state == State::parameter) return tensor.name;
   const bool is_momentum = training.optimizer == Optimizer::sgd || is_orthogonalized(tensor, training);
-  const char* const kind = is_momentum                    ? "momentum_buffer"
-                           : state == State::first_moment ? "exp_avg"
-                                                          : "exp_avg_sq";
+  const char* const kind = is_momentum ? "momentum_buffer" : state == State::first_moment ? "exp_avg" : "exp_avg_sq";
   return fmt::format("optimizer.state.{}.{}", kind, tensor.name);
 }
 

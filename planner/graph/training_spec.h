@@ -13,8 +13,8 @@ namespace parplan {
 
 // adamw_8bit: AdamW whose moments are kept in 8 bits (planner/graph/dynamic_quantization.h), by the
 // name that Hugging Face's Trainer has for it. muon: the matrices of layers
-// (Tensor::of_layer_product) move along their orthogonalized momentum (Jordan et al. 2024, "Muon: An
-// optimizer for hidden layers in neural networks"), all else by AdamW.
+// (Tensor::of_layer_product) move along their orthogonalized momentum (Jordan et al. 2024, "Muon:
+// An optimizer for hidden layers in neural networks"), all else by AdamW.
 enum class Optimizer { adamw, adamw_8bit, adam, sgd, muon };
 inline constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adamw_8bit, Optimizer::adam, Optimizer::sgd,
                                               Optimizer::muon};
@@ -28,8 +28,8 @@ constexpr bool decouples_decay(Optimizer optimizer) {
 constexpr bool has_momentum(Optimizer optimizer) {
   return optimizer == Optimizer::sgd || optimizer == Optimizer::muon;
 }
-// Muon's momentum where none is given: that of Jordan et al., of Moonlight (arXiv:2502.16982, section
-// 2.2) and of torch.optim.Muon.
+// Muon's momentum where none is given: that of Jordan et al., of Moonlight (arXiv:2502.16982,
+// section 2.2) and of torch.optim.Muon.
 inline constexpr double default_muon_momentum = 0.95;
 
 enum class LearningRateSchedule { constant, cosine, linear };

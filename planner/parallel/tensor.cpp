@@ -34,8 +34,8 @@ struct Limit {
   std::int64_t most() const { return pieces * parts; }
 };
 
-// Those of parameters; equal ones more than once. Muon gathers a matrix from ranks that hold rows or
-// columns of it: none may be a copy.
+// Those of parameters; equal ones more than once. Muon gathers a matrix from ranks that hold rows
+// or columns of it: none may be a copy.
 template <class Visit>
 void visit_limits(const OpGraph& graph, const TrainingSpec& training, const Visit& visit) {
   const bool may_copy = training.optimizer != Optimizer::muon;

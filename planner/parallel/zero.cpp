@@ -10,7 +10,7 @@ namespace parplan {
 
 namespace {
 
-// Muon orthogonalizes whole matrices, in the place of their gradients: these have to be there whole.
+// Muon orthogonalizes whole matrices, in the place of their gradients, which have to be there.
 constexpr int most_zero_of_muon = 1;
 
 }  // namespace
@@ -33,9 +33,10 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
     return fmt::format("ZeRO stage {} shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0",
                        spec.zero_stage);
   if (spec.zero_stage > most_zero_of_muon && training.optimizer == Optimizer::muon)
-    return fmt::format("optimizer muon orthogonalizes whole matrices, of whose gradients ZeRO stage {} leaves a rank a "
-                       "shard; legal stages: 0, 1, or another optimizer",
-                       spec.zero_stage);
+    return fmt::format(
+        "optimizer muon orthogonalizes whole matrices, of whose gradients ZeRO stage {} leaves a rank a "
+        "shard; legal stages: 0, 1, or another optimizer",
+        spec.zero_stage);
   if (spec.prefetch_depth < 0) return fmt::format("prefetch_depth is {}; it must be at least 0", spec.prefetch_depth);
   if (spec.prefetch_depth != ParallelSpec{}.prefetch_depth && !brings_parameters(spec))
     return fmt::format(

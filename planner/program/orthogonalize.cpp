@@ -88,8 +88,8 @@ Orthogonalization orthogonalize(const BucketMatrix& matrix, DataType precision, 
     result.instructions.push_back({std::move(instruction), std::move(operands)});
   };
 
-  // The whole matrix in fp32: its own part of the gradients, or gathered over the tensor axis, whose
-  // ranks are one behind the other then.
+  // The whole matrix in fp32: its own part of the gradients, or gathered over the tensor axis,
+  // whose ranks are one behind the other then.
   constexpr std::int64_t number = size_of(DataType::fp32);
   MatrixOperand whole{.place = Place::gradients,
                       .offset = 0,
@@ -141,10 +141,10 @@ Orthogonalization orthogonalize(const BucketMatrix& matrix, DataType precision, 
   of_fourth.rows = of_fourth.columns = of_fourth.inner = m;
   of_next.rows = of_next.columns = m;  // `linear_input_gradient` multiplies with the weight [columns, inner]
   of_next.inner = n;
-  const std::int64_t workspace =
-      std::max({workspace_bytes(OpKind::linear, of_square, backend), workspace_bytes(OpKind::linear, of_fourth, backend),
-                workspace_bytes(OpKind::linear_input_gradient, of_next, backend)})
-          .count;
+  const std::int64_t workspace = std::max({workspace_bytes(OpKind::linear, of_square, backend),
+                                           workspace_bytes(OpKind::linear, of_fourth, backend),
+                                           workspace_bytes(OpKind::linear_input_gradient, of_next, backend)})
+                                     .count;
   const MatrixOperand room = scratch.take(workspace);
   const auto multiply = [&](OpKind op, const OpShape& sizes, MatrixOperand left, MatrixOperand right,
                             MatrixOperand product) {
@@ -219,8 +219,7 @@ bool has_matrices(const Lowering& lowering, std::size_t index) {
 void add_norm_and_scale(const Program& program, const std::optional<Piece>& master, std::vector<Piece>& pieces) {
   if (program.norm_buffer) pieces.push_back({*program.norm_buffer, 0, size_of(DataType::fp32), Access::read});
   if (master) pieces.push_back(*master);
-  if (program.loss_scale_buffer)
-    pieces.push_back({*program.loss_scale_buffer, 0, sizeof(LossScale), Access::read});
+  if (program.loss_scale_buffer) pieces.push_back({*program.loss_scale_buffer, 0, sizeof(LossScale), Access::read});
 }
 
 }  // namespace
@@ -237,14 +236,12 @@ void update_momentum(Lowering& lowering, std::size_t index) {
                       *state_pieces(lowering, index, range).first_moment});
     add_norm_and_scale(program, std::nullopt, pieces.back());
   }
-  if (!instructions.empty())
-    call_on_pieces(lowering, "momentum", Stream::compute, std::move(instructions), pieces);
+  if (!instructions.empty()) call_on_pieces(lowering, "momentum", Stream::compute, std::move(instructions), pieces);
   if (!lowering.rank_buckets[index].shards.optimizer) return;
-  call_on_pieces(
-      lowering, "data.all_gather.momentum", Stream::dp,
-      {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp)},
-      {{gradient_piece(lowering, index, *bucket.gradients, shard_of(bucket), Access::read),
-        gradient_piece(lowering, index, *bucket.gradients, {0, bucket.elements}, Access::write)}});
+  call_on_pieces(lowering, "data.all_gather.momentum", Stream::dp,
+                 {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp)},
+                 {{gradient_piece(lowering, index, *bucket.gradients, shard_of(bucket), Access::read),
+                   gradient_piece(lowering, index, *bucket.gradients, {0, bucket.elements}, Access::write)}});
 }
 
 namespace {
@@ -280,8 +277,7 @@ struct MatrixCall {
 // Where in the scratch the direction lies.
 std::int64_t add_orthogonalization(const Lowering& lowering, std::size_t index, const BucketMatrix& matrix,
                                    MatrixCall& call) {
-  const Orthogonalization work =
-      orthogonalize(matrix, lowering.job.training.precision, lowering.job.backend);
+  const Orthogonalization work = orthogonalize(matrix, lowering.job.training.precision, lowering.job.backend);
   const int gradients = *lowering.program.buckets[index].gradients;
   for (const MatrixInstruction& one : work.instructions) {
     std::vector<Piece> operands;
@@ -305,8 +301,7 @@ void add_move(const Lowering& lowering, std::size_t index, const BucketMatrix& m
 }
 
 std::vector<BucketMatrix> matrices_of(const Lowering& lowering, std::size_t index) {
-  return matrices_of(lowering.graph, lowering.rank_buckets[index].layout,
-                     lowering.job.layout.mesh.degree_of(Axis::tp));
+  return matrices_of(lowering.graph, lowering.rank_buckets[index].layout, lowering.job.layout.mesh.degree_of(Axis::tp));
 }
 
 // Whether this rank orthogonalizes the bucket's matrices for all that share out its state.
@@ -315,9 +310,9 @@ bool is_dealt(const Lowering& lowering, std::size_t index) {
   const int block = bucket.blocks.front();
   std::int64_t before = 0;  // of the stage, with matrices
   for (std::size_t other = 0; other < index; ++other)
-    before += has_matrices(lowering, other) && lowering.job.layout.stage_of_block(block) ==
-                                                   lowering.job.layout.stage_of_block(
-                                                       lowering.rank_buckets[other].blocks.front());
+    before += has_matrices(lowering, other) &&
+              lowering.job.layout.stage_of_block(block) ==
+                  lowering.job.layout.stage_of_block(lowering.rank_buckets[other].blocks.front());
   return orthogonalizes_for_all(before, bucket.shard_begin / bucket.shard_elements, bucket.shard_ranks);
 }
 
@@ -362,10 +357,10 @@ void orthogonalize_matrices(Lowering& lowering, std::size_t index) {
                  std::move(frees));
   // What one rank has found, and zeros of all others.
   if (are_shared_out)
-    call_on_pieces(lowering, "data.reduce_scatter.directions", Stream::dp,
-                   {communication(InstructionKind::reduce_scatter, shard_group(lowering.job.layout.mesh), Stream::dp,
-                                  type)},
-                   {{direction_piece(lowering, index, {0, bucket.elements}, Access::update)}});
+    call_on_pieces(
+        lowering, "data.reduce_scatter.directions", Stream::dp,
+        {communication(InstructionKind::reduce_scatter, shard_group(lowering.job.layout.mesh), Stream::dp, type)},
+        {{direction_piece(lowering, index, {0, bucket.elements}, Access::update)}});
 }
 
 void move_matrices(Lowering& lowering, std::size_t index) {

@@ -10,8 +10,8 @@
 #include "planner/program/program.h"
 
 // How Muon makes an update of a matrix's momentum (Jordan et al. 2024): all of its singular values
-// become about 1, by a Newton-Schulz iteration (planner/graph/newton_schulz.h) whose kernels are those of matrix
-// products that models have, too.
+// become about 1, by a Newton-Schulz iteration (planner/graph/newton_schulz.h) whose kernels are
+// those of matrix products that models have, too.
 namespace parplan {
 
 // The length of a step in each element beside AdamW's: with it, updates have the root mean square
@@ -36,8 +36,8 @@ bool is_orthogonalized(const Tensor& parameter, const TrainingSpec& training);
 std::int64_t orthogonalized_elements(const OpGraph& graph, const TrainingSpec& training);
 
 // Whether the rank at `place` of those that share out the optimizer's state orthogonalizes what the
-// stage's `number`-th block with matrices has: blocks are dealt in turn, so that no rank has more than
-// the first.
+// stage's `number`-th block with matrices has: blocks are dealt in turn, so that no rank has more
+// than the first.
 constexpr bool orthogonalizes_for_all(std::int64_t number, std::int64_t place, int ranks) {
   return number % ranks == place;
 }

@@ -210,10 +210,9 @@ void update(Lowering& lowering, std::size_t index) {
       if (piece) all.push_back(*piece);
   };
   for (const bool decays : {true, false})
-    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
-                                           [&](const BucketLayout::Run& run) {
-                                             return run.decays == decays && !run.is_matrix;
-                                           }))
+    for (const Range& range :
+         ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+                      [&](const BucketLayout::Run& run) { return run.decays == decays && !run.is_matrix; }))
       add(range, decays);
   if (instructions.empty()) return;
   call_on_pieces(lowering, "optimizer", on_host ? Stream::host : Stream::compute, std::move(instructions), pieces);

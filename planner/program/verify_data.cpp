@@ -37,7 +37,7 @@ struct State {
   bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
   bool across = false;   // hybrid sharding: the same, summed over a shard group, but not over its replicas
   bool reduced = false;  // holds a gradient that was summed over all of it
-  bool directed = false;  // what Muon's momentum has left in the place of a gradient
+  bool directed = false;   // what Muon's momentum has left in the place of a gradient
   bool scattered = false;  // this rank's part of a sum over the data axis
   bool of_copies = false;  // a gradient that was, last, summed over the ranks that hold copies of its rows
   bool stale = false;    // parameters that another rank has updated since
@@ -350,20 +350,20 @@ class DataCheck {
       if (bucket.without_second > 0 && bucket.gradients == id) return &bucket;
     return nullptr;
   }
-  // A momentum is made of each gradient once, and what is orthogonalized is made of all of it: also of
-  // what other ranks have of the matrix, where the data axis shards the momentum.
+  // A momentum is made of each gradient once, and what is orthogonalized is made of all of it: also
+  // of what other ranks have of the matrix, where the data axis shards the momentum.
   void check_directions(const Call& call, int c, int i, const Instruction& instruction) {
     if (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::muon) {
       const Operand& direction = instruction.operands.front();
       if (bucket_of_directions(bound(call, direction)) == nullptr) return;
       for (const Interval& interval : bytes(call, direction))
         if (!interval.state.scattered)
-          return fault(Rule::reduction, c, i,
-                       fmt::format("dropped reduction: {} takes directions in {}, which the rank that found them has "
-                                   "not given to the data group ({})",
-                                   describe(instruction),
-                                   bytes_of(bound(call, direction), interval.begin, interval.end),
-                                   list_ranks(program_.group(all_along(Axis::dp)))));
+          return fault(
+              Rule::reduction, c, i,
+              fmt::format("dropped reduction: {} takes directions in {}, which the rank that found them has "
+                          "not given to the data group ({})",
+                          describe(instruction), bytes_of(bound(call, direction), interval.begin, interval.end),
+                          list_ranks(program_.group(all_along(Axis::dp)))));
     }
     const bool makes = makes_momentum(instruction);
     const bool takes = (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::normalize_matrix) ||
@@ -376,19 +376,19 @@ class DataCheck {
       if (interval.state.directed == makes)
         return fault(Rule::reduction, c, i,
                      fmt::format("{}: {} takes {} of '{}', of which {}", makes ? "momentum twice" : "dropped momentum",
-                                 describe(instruction),
-                                 bytes_of(bound(call, gradient), interval.begin, interval.end), bucket->name,
-                                 makes ? "a momentum is made already" : "no rank's momentum is there"));
+                                 describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                                 bucket->name, makes ? "a momentum is made already" : "no rank's momentum is there"));
   }
-  // Where the data axis gathers a bucket's gradients and this rank's shard has all directions of its
-  // part, so have the others theirs.
+  // Where the data axis gathers a bucket's gradients and this rank's shard has all directions of
+  // its part, so have the others theirs.
   bool gathers_directions(const Call& call, const Instruction& instruction) {
     if (instruction.kind != InstructionKind::all_gather || instruction.group.axis != Axis::dp) return false;
     const int id = bound(call, instruction.operands.back());
     const Bucket* bucket = bucket_of_directions(id);
     return bucket != nullptr && bucket->shard_elements > 0 &&
-           std::ranges::all_of(matrices_within(*bucket, bucket->shard_begin, bucket->shard_begin + bucket->shard_elements),
-                               [](const Interval& interval) { return interval.state.directed; });
+           std::ranges::all_of(
+               matrices_within(*bucket, bucket->shard_begin, bucket->shard_begin + bucket->shard_elements),
+               [](const Interval& interval) { return interval.state.directed; });
   }
   std::span<Interval> matrices_within(const Bucket& bucket, std::int64_t begin, std::int64_t end) {
     constexpr std::int64_t element = size_of(DataType::fp32);

@@ -220,7 +220,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
-      scratch = std::max({scratch, scratch_of(block, also_whole_[number] != 0), shapes.orthogonalization_scratch[kind]});
+      scratch =
+          std::max({scratch, scratch_of(block, also_whole_[number] != 0), shapes.orthogonalization_scratch[kind]});
       crossing = std::max(crossing, crossing_bytes(block));
       gradient = std::max(gradient, block.gradient_bytes);
     }

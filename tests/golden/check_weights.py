@@ -77,7 +77,8 @@ def config_of(file):
 def build(config):
     attention = "sdpa" if config.model_type == "falcon" else "eager"  # see make_golden_families.py
     if is_t5(config):
-        return T5ForConditionalGeneration._from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
+        return T5ForConditionalGeneration._from_config(config, dtype=torch.float32,
+                                                       attn_implementation=attention).eval()
     return class_of(config).from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
 
 

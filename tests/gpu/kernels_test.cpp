@@ -1354,11 +1354,11 @@ std::vector<Case> sgd_cases(DataType type) {
 // torch.optim.Muon, before its orthogonalization and behind it.
 std::vector<Case> muon_momentum_cases(DataType) {
   std::vector<Case> cases;
-  for (const Case& c : step_cases(fp32, 1, [](const StepVariant& v, double gradient, double, double& parameter,
-                                              double& momentum, double&) {
-         momentum = v.scalars.momentum * momentum + (1 - v.scalars.momentum) * gradient;
-         parameter = v.scalars.momentum * momentum + (1 - v.scalars.momentum) * gradient;  // the direction
-       })) {
+  for (const Case& c : step_cases(
+           fp32, 1, [](const StepVariant&v, double gradient, double, double&parameter, double&momentum, double&) {
+             momentum = v.scalars.momentum * momentum + (1 - v.scalars.momentum) * gradient;
+             parameter = v.scalars.momentum * momentum + (1 - v.scalars.momentum) * gradient;  // the direction
+           })) {
     if (c.shape.master) continue;
     // The direction takes the gradient's place, which an overflow leaves as it was.
     Case changed = c;
@@ -1412,7 +1412,8 @@ std::vector<Case> normalize_matrix_cases(DataType type) {
       for (const double number : x) y.push_back(number / std::max(norm, 1e-7));
       const bool is_too_large = type == DataType::fp16 && norm == 0.0;
       if (!is_too_large)
-        cases.push_back({{.rows = 7, .columns = columns}, {reads(fp32, x), reads(fp32, {norm * norm}), writes(type, y, close)}});
+        cases.push_back(
+            {{.rows = 7, .columns = columns}, {reads(fp32, x), reads(fp32, {norm * norm}), writes(type, y, close)}});
     }
   return cases;
 }

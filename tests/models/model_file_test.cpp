@@ -410,8 +410,9 @@ TEST_CASE("The training section is as strict") {
   CHECK(training("sequence_length: 0") == "m.yaml:12:29: error: expected a whole number from 1 to 16777216, found '0'");
   CHECK(training("precision: fp8") == "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, found 'fp8'");
   CHECK(training("seed: -1") == "m.yaml:12:18: error: expected a whole number of at least 0, found '-1'");
-  CHECK(training("optimizer: {name: adamW}") ==
-        "m.yaml:12:30: error: expected one of adamw, adamw_8bit, adam, sgd, muon, found 'adamW'; did you mean 'adamw'?");
+  CHECK(
+      training("optimizer: {name: adamW}") ==
+      "m.yaml:12:30: error: expected one of adamw, adamw_8bit, adam, sgd, muon, found 'adamW'; did you mean 'adamw'?");
   CHECK(training("optimizer: {lr: 1}") ==
         "m.yaml:12:24: error: unknown key 'lr'; allowed: name, schedule, warmup_steps, decay_steps, learning_rate, "
         "final_learning_rate, beta1, beta2, epsilon, weight_decay, momentum, clip_norm");

@@ -170,8 +170,7 @@ TEST_CASE("ranks that share out the optimizer's state take turns with blocks, th
       counts.push_back(0);
       for (const Call& call : program.calls)
         for (const Instruction& instruction : program.segments[call.segment].instructions)
-          counts.back() +=
-              instruction.kind == InstructionKind::kernel && instruction.op == OpKind::normalize_matrix;
+          counts.back() += instruction.kind == InstructionKind::kernel && instruction.op == OpKind::normalize_matrix;
     }
     return counts;
   };

@@ -274,8 +274,8 @@ std::vector<float> Reference::logits(std::span<const std::int32_t> tokens) {
   return all;
 }
 
-// Jordan et al. 2024, with the factor of Moonlight (arXiv:2502.16982). Every matrix has memory of its
-// own, and a tall one is transposed here.
+// Jordan et al. 2024, with the factor of Moonlight (arXiv:2502.16982). Every matrix has memory of
+// its own, and a tall one is transposed here.
 void Reference::update_by_muon(const Tensor& tensor, std::vector<float>& gradient, float* norm) {
   const std::int64_t rows = tensor.dims[0].size, columns = tensor.dims[1].size;
   const std::int64_t m = std::min(rows, columns), n = std::max(rows, columns);

@@ -59,8 +59,8 @@ class Reference {
   void backward(std::int64_t micro_batch, double loss_scale);
   void run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale);
   void* operand(const TrainingOperand& operand, std::size_t block, std::int64_t micro_batch);
-  // Only reads them, though kernels take mutable pointers; but Muon leaves in the place of a matrix's
-  // gradient what its momentum makes of it.
+  // Only reads them, though kernels take mutable pointers; but Muon leaves in the place of a
+  // matrix's gradient what its momentum makes of it.
   void update(ByParameter& gradients);
   void update_by_muon(const Tensor& tensor, std::vector<float>& gradient, float* norm);
 

@@ -417,7 +417,7 @@ TEST_CASE("AdamW with moments of 8 bits moves 12 bytes fewer a parameter, and 16
 
 TEST_CASE("Muon's kernels read and write each of their operands once") {
   CHECK(row_of(OpKind::muon_momentum).work({.rows = 1000}, DataType::fp32).bytes == Bytes(16000));
-  // A direction of 2 bytes; a master copy that is read and written, and a parameter that is written.
+  // A direction of 2 bytes; a master copy, read and written, and a parameter, written.
   CHECK(row_of(OpKind::muon).work({.rows = 1000, .master = true}, DataType::bf16).bytes == Bytes(12000));
   const OpShape square{.rows = 10, .columns = 10};
   CHECK(row_of(OpKind::normalize_matrix).work(square, DataType::bf16).bytes == Bytes(604));

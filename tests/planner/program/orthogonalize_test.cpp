@@ -42,8 +42,8 @@ Matrix with_singular_values(std::int64_t rows, std::int64_t columns, const std::
   for (std::int64_t i = 0; i < rows; ++i)
     for (std::int64_t j = 0; j < columns; ++j)
       for (std::size_t k = 0; k < values.size(); ++k)
-        result[static_cast<std::size_t>(i * columns + j)] += u[static_cast<std::size_t>(i * rows) + k] * values[k] *
-                                                             v[static_cast<std::size_t>(j * columns) + k];
+        result[static_cast<std::size_t>(i * columns + j)] +=
+            u[static_cast<std::size_t>(i * rows) + k] * values[k] * v[static_cast<std::size_t>(j * columns) + k];
   return result;
 }
 

@@ -48,8 +48,8 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
-    training.optimizer = setting % 7 == 0   ? Optimizer::sgd
-                         : setting % 7 == 4 ? Optimizer::adamw_8bit
+    training.optimizer = setting % 7 == 0                              ? Optimizer::sgd
+                         : setting % 7 == 4                            ? Optimizer::adamw_8bit
                          : setting % 7 == 2 && is_own(training.engine) ? Optimizer::muon
                                                                        : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;

@@ -280,9 +280,8 @@ void muon_momentum(const CpuKernelArguments& a) {
   if (gradients.skipped) return;
   const float rest = static_cast<float>(1.0 - a.scalars->momentum);
   // The first array is not written back.
-  in_sixteens<3>({a.floats(0), a.floats(1), a.floats(0)}, elements(a.shape), [&](float* const* p, std::int64_t n) {
-    muon_momentum_steps(gradients.factor, rest, p[2], p[1], n);
-  });
+  in_sixteens<3>({a.floats(0), a.floats(1), a.floats(0)}, elements(a.shape),
+                 [&](float* const* p, std::int64_t n) { muon_momentum_steps(gradients.factor, rest, p[2], p[1], n); });
 }
 
 // x, its sum of squares -> x / norm

@@ -482,9 +482,8 @@ void newton_schulz_polynomial(const CudaKernelArguments& a) {
     T* result = a.at<T>(1);
     submit_flat<vector_width<T>>(elements(a.shape), {square, result},
                                  [&](auto count, FlatRange range, const Grid& grid) {
-                                   launch("newton_schulz_polynomial",
-                                          polynomial_of_square<T, decltype(count)::width>, grid, a.stream, range,
-                                          a.shape.columns, square, result);
+                                   launch("newton_schulz_polynomial", polynomial_of_square<T, decltype(count)::width>,
+                                          grid, a.stream, range, a.shape.columns, square, result);
                                  });
   });
 }
