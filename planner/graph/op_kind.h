@@ -110,8 +110,8 @@ enum class OpKind {
   sgd,                // gradient, (norm), (loss scale) -> parameter, (momentum), (master)
   muon_momentum,      // gradient, (norm), (loss scale) -> momentum; in the gradient's place, where to go
   normalize_matrix,   // x, sum of squares -> x / its Frobenius norm
-  // A = X X^T, A A -> in the place of the second, the polynomial p(A) with which X is multiplied next
-  // (planner/program/orthogonalize.h).
+  // A = X X^T, A A -> in the place of the second, the polynomial p(A) with which X is multiplied
+  // next (planner/graph/newton_schulz.h).
   newton_schulz_polynomial,
   muon,               // direction, (norm), (loss scale) -> parameter, (master)
   update_loss_scale,  // norm -> loss scale: halved after an overflow, doubled after many steps without one

@@ -93,7 +93,7 @@ OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
   return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
           Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(s, type)) * s.rows)};
 }
-// Times the factor of its norm 1; momentum: difference, product, sum 3; the same for the direction 3.
+// Times the factor of its norm 1; momentum: difference, product, sum 3; for the direction as many.
 OpWork muon_momentum_work(const OpShape& s, DataType) {
   return {flops(7 * s.rows), Bytes(16 * s.rows)};
 }
