@@ -161,8 +161,10 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   if (what.precision) state_precision(training, *what.precision);
   else if (!file.precision) defaults.emplace_back("precision");
   choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
+  if (!file.momentum) training.momentum = training.optimizer == Optimizer::muon ? default_muon_momentum : 0.0;
   training.engine = find_engine(what.engine, engines_folder());
   if (training.fp8) check_fp8(cluster, training.engine);
+  if (const auto reason = lacked_by_engine(training.engine, training.optimizer)) throw ConfigError(*reason);
   choose_trained(what, training);
   return training;
 }

@@ -169,8 +169,8 @@ void read_optimizer(const YamlNode& node, TrainingOverrides& training) {
     if (const auto value = node.find(number.key)) training.*number.member = read_number(*value, number.range);
   }
   const auto momentum = node.find("momentum");
-  if (momentum && training.optimizer && *training.optimizer != Optimizer::sgd) {
-    momentum->fail(fmt::format("momentum belongs to sgd, and the optimizer is {}", name(*training.optimizer)));
+  if (momentum && training.optimizer && !has_momentum(*training.optimizer)) {
+    momentum->fail(fmt::format("momentum belongs to sgd and muon, and the optimizer is {}", name(*training.optimizer)));
   }
   const bool decays = training.schedule && *training.schedule != LearningRateSchedule::constant;
   if (decays && training.decay_steps.value_or(0) <= training.warmup_steps.value_or(0)) {
@@ -314,6 +314,7 @@ TrainingSpec with_overrides(TrainingSpec training, const TrainingOverrides& over
   take(training.beta2, overrides.beta2);
   take(training.epsilon, overrides.epsilon);
   take(training.weight_decay, overrides.weight_decay);
+  if (training.optimizer == Optimizer::muon) training.momentum = default_muon_momentum;
   take(training.momentum, overrides.momentum);
   take(training.clip_norm, overrides.clip_norm);
   take(training.seed, overrides.seed);

@@ -19,6 +19,7 @@
 #include "planner/base/text.h"
 #include "planner/graph/dynamic_quantization.h"
 #include "planner/program/bucket_work.h"
+#include "planner/program/orthogonalize.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/device/cpu/host_conversion.h"
 #include "runtime/launch/fingerprint.h"
@@ -112,7 +113,7 @@ std::vector<State> states_of(const TrainingSpec& training, const Tensor& paramet
   std::vector<State> states{State::parameter};
   if (parameter.frozen) return states;
   if (kept.first_moment) states.push_back(State::first_moment);
-  if (kept.second_moment) states.push_back(State::second_moment);
+  if (kept.second_moment && !is_orthogonalized(parameter, training)) states.push_back(State::second_moment);
   return states;
 }
 
@@ -141,7 +142,7 @@ std::vector<std::string> contradictions(const CheckpointReader& reader, const Op
   for (const TensorId id : parameters(graph))
     for (const State state : states_of(plan.training, graph.tensors[id])) {
       const Tensor& tensor = graph.tensors[id];
-      const std::string name = state_name(state, tensor, plan.training.optimizer);
+      const std::string name = state_name(state, tensor, plan.training);
       const CheckpointTensor* const found = reader.find(name);
       if (found == nullptr || found->shape != sizes_of(tensor) || found->dtype != "F32")
         return {fmt::format("there is no {} of the plan's shape", name)};
@@ -151,11 +152,10 @@ std::vector<std::string> contradictions(const CheckpointReader& reader, const Op
 
 }  // namespace
 
-std::string state_name(State state, const Tensor& tensor, Optimizer optimizer) {
+std::string state_name(State state, const Tensor& tensor, const TrainingSpec& training) {
   if (state == State::parameter) return tensor.name;
-  const char* const kind = optimizer == Optimizer::sgd    ? "momentum_buffer"
-                           : state == State::first_moment ? "exp_avg"
-                                                          : "exp_avg_sq";
+  const bool is_momentum = training.optimizer == Optimizer::sgd || is_orthogonalized(tensor, training);
+  const char* const kind = is_momentum ? "momentum_buffer" : state == State::first_moment ? "exp_avg" : "exp_avg_sq";
   return fmt::format("optimizer.state.{}.{}", kind, tensor.name);
 }
 
@@ -236,7 +236,7 @@ void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, 
       for (const StateBuffer& state : all_state(program, program.buckets[b], training.precision)) {
         auto values = allocated<float>(state.end - state.begin, "what a checkpoint holds of a block");
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.begin, state.end)) {
-          const std::string name = state_name(state.state, graph.tensors[held.tensor], training.optimizer);
+          const std::string name = state_name(state.state, graph.tensors[held.tensor], training);
           const CheckpointTensor* const tensor = from.find(name);
           PARPLAN_ASSERT(tensor != nullptr, name);
           from.read(*tensor, held.slice, values.data() + (held.at - state.begin));
@@ -290,7 +290,7 @@ std::vector<Checkpoints::ShardLayout> Checkpoints::lay_out_shards() const {
       const Tensor& tensor = graph_.tensors[written.tensor];
       const bool matrix = tensor.dims.size() == 2;
       const LogicalSlice& slice = written.slice;
-      SafetensorsEntry entry{.name = state_name(written.state, tensor, training_.optimizer),
+      SafetensorsEntry entry{.name = state_name(written.state, tensor, training_),
                              .dtype = "F32",
                              .shape = matrix ? std::vector{slice.rows, slice.columns} : std::vector{slice.rows},
                              .begin = end,
@@ -316,7 +316,7 @@ std::vector<CheckpointTensor> Checkpoints::list_tensors() const {
     }
   std::vector<CheckpointTensor> list;
   for (auto& [key, tensor] : tensors) {
-    tensor.name = state_name(key.second, graph_.tensors[key.first], training_.optimizer);
+    tensor.name = state_name(key.second, graph_.tensors[key.first], training_);
     tensor.dtype = "F32";
     tensor.shape = sizes_of(graph_.tensors[key.first]);
     list.push_back(std::move(tensor));

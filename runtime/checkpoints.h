@@ -33,7 +33,7 @@ struct TrainingPosition {
 };
 
 // The name of a state of a parameter in files: as PyTorch and Megatron-LM name the optimizer's.
-std::string state_name(State state, const Tensor& tensor, Optimizer optimizer);
+std::string state_name(State state, const Tensor& tensor, const TrainingSpec& training);
 
 // Makes the folder this job's, for as long as the result lives; it is null in all processes but
 // the first. ConfigError where another job has it, where processes see different folders, or where

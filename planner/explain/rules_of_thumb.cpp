@@ -28,7 +28,8 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const ExplainedPlan& ex
   Guide::LargestBlock largest;
   for (const Block& block : graph.blocks) {
     const BlockParameters parameters = block_parameters(graph, block);
-    std::vector<BucketSizes> buckets{{.elements = bucket_layout(graph, block, parameters.own, context).elements}};
+    const BucketLayout own = bucket_layout(graph, block, parameters.own, context);
+    std::vector<BucketSizes> buckets{{.elements = own.elements, .without_second = own.matrix_elements}};
     buckets.push_back({.elements = bucket_layout(graph, block, parameters.frozen, context).elements, .frozen = true});
     if (parameters.tied)
       buckets.push_back({.elements = bucket_layout(graph, block, {*parameters.tied}, context).elements,

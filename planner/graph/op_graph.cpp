@@ -391,7 +391,12 @@ void finish(OpGraph& graph) {
   check_order(graph);
   check_blocks(graph);
 
+  for (const Block& block : graph.blocks)
+    for (int i = block.first_op; i < block.last_op && block.input && block.output; ++i)
+      if (row_of(graph.ops[i].kind).sharding == ShardingRule::contraction)
+        graph.tensors[graph.ops[i].parameters.front()].of_layer_product = true;
   graph.tied = tied_parameters(graph);
+  for (const TensorId id : graph.tied) graph.tensors[id].of_layer_product = false;
   graph.first_trained = first_trained_block(graph);
   graph.joins_sequences =
       std::ranges::any_of(graph.ops, [](const Op& op) { return row_of(op.kind).sharding == ShardingRule::rows; });

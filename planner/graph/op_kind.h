@@ -108,6 +108,12 @@ enum class OpKind {
   adamw,              // gradient, (norm), (loss scale) -> parameter, m, v, (master)
   adamw_8bit,         // gradient, (norm), (loss scale) -> parameter, m, v, scales of m and v, (master)
   sgd,                // gradient, (norm), (loss scale) -> parameter, (momentum), (master)
+  muon_momentum,      // gradient, (norm), (loss scale) -> momentum; in the gradient's place, where to go
+  normalize_matrix,   // x, sum of squares -> x / its Frobenius norm
+  // A = X X^T, A A -> in the place of the second, the polynomial p(A) with which X is multiplied
+  // next (planner/graph/newton_schulz.h).
+  newton_schulz_polynomial,
+  muon,               // direction, (norm), (loss scale) -> parameter, (master)
   update_loss_scale,  // norm -> loss scale: halved after an overflow, doubled after many steps without one
   count_
 };
@@ -180,7 +186,7 @@ struct OpShape {
   bool second = false;        // `add`: operand b is present; sgd: momentum is; packed_attention: the table is
   // dx += instead of dx =; attention around a ring: with what the steps before it have left.
   bool accumulate = false;
-  // The next three: adamw, adamw_8bit, sgd.
+  // The next three: adamw, adamw_8bit, sgd, muon; weight_decay and master not in muon_momentum.
   bool weight_decay = false;
   bool norm = false;          // the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // the fp32 master copy is present
@@ -200,7 +206,7 @@ struct OpShape {
   double epsilon = 0.0;       // norms
   double theta = 0.0;         // rotary base
   double scale = 0.0;         // cross_entropy_gradient: 1 / tokens of the global batch
-  double factor = 0.0;        // scale; rotary: divisor of positions, 0: none
+  double factor = 0.0;        // scale; muon: of the direction; rotary: divisor of positions, 0: none
   double score_scale = 0.0;   // attention: multiplier of query times key; 0: 1 / sqrt(head_dim)
   double softcap = 0.0;       // softcap; attention: cap of the scores (Gemma 2); 0: none
   // Attention: multiplier of the head's slope times (key's - query's position), added to the score;

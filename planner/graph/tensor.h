@@ -77,6 +77,9 @@ struct Tensor {
   double standard_deviation = 0.02;
   bool decays = false;  // weight decay applies (matrices, not biases and norms)
   bool frozen = false;  // not trained: it has no gradient and no optimizer state
+  // The weight of a matrix product in a block between the first and the last, which no other block
+  // uses (`finish` says so).
+  bool of_layer_product = false;
   bool operator==(const Tensor&) const = default;
 };
 

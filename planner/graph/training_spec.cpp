@@ -12,6 +12,8 @@ const char* name(Optimizer optimizer) {
       return "adamw_8bit";
     case Optimizer::adam: return "adam";
     case Optimizer::sgd: return "sgd";
+    case Optimizer::muon:
+      return "muon";
   }
   return "unknown";
 }

@@ -12,16 +12,25 @@
 namespace parplan {
 
 // adamw_8bit: AdamW whose moments are kept in 8 bits (planner/graph/dynamic_quantization.h), by the
-// name that Hugging Face's Trainer has for it.
-enum class Optimizer { adamw, adamw_8bit, adam, sgd };
-inline constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adamw_8bit, Optimizer::adam,
-                                              Optimizer::sgd};
+// name that Hugging Face's Trainer has for it. muon: the matrices of layers
+// (Tensor::of_layer_product) move along their orthogonalized momentum (Jordan et al. 2024, "Muon:
+// An optimizer for hidden layers in neural networks"), all else by AdamW.
+enum class Optimizer { adamw, adamw_8bit, adam, sgd, muon };
+inline constexpr std::array all_optimizers = {Optimizer::adamw, Optimizer::adamw_8bit, Optimizer::adam, Optimizer::sgd,
+                                              Optimizer::muon};
 const char* name(Optimizer optimizer);
 // Whether weight decay shrinks parameters beside the step (Loshchilov and Hutter 2019), instead of
 // being added to gradients.
 constexpr bool decouples_decay(Optimizer optimizer) {
-  return optimizer == Optimizer::adamw || optimizer == Optimizer::adamw_8bit;
+  return optimizer == Optimizer::adamw || optimizer == Optimizer::adamw_8bit || optimizer == Optimizer::muon;
 }
+// Whether it has a momentum beside the betas of Adam.
+constexpr bool has_momentum(Optimizer optimizer) {
+  return optimizer == Optimizer::sgd || optimizer == Optimizer::muon;
+}
+// Muon's momentum where none is given: that of Jordan et al., of Moonlight (arXiv:2502.16982,
+// section 2.2) and of torch.optim.Muon.
+inline constexpr double default_muon_momentum = 0.95;
 
 enum class LearningRateSchedule { constant, cosine, linear };
 const char* name(LearningRateSchedule schedule);
@@ -62,7 +71,7 @@ struct TrainingSpec {
   double beta2 = 0.95;
   double epsilon = 1e-8;
   double weight_decay = 0.1;
-  double momentum = 0.0;              // sgd
+  double momentum = 0.0;              // has_momentum
   double clip_norm = 0.0;             // global gradient norm; 0: no clipping
   std::uint64_t seed = 1234;
   Engine engine = {};  // whose behaviour is predicted

@@ -128,6 +128,14 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const Parallel
   return std::nullopt;
 }
 
+std::optional<std::string> lacked_by_engine(const Engine& engine, Optimizer optimizer) {
+  if (is_own(engine) || optimizer != Optimizer::muon) return std::nullopt;
+  return fmt::format(
+      "optimizer muon is predicted as {} runs it, and engine {} would divide its matrices otherwise, or has it not; "
+      "leave the engine out, or take optimizer adamw",
+      Engine{}.title, engine.name);
+}
+
 std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request) {
   ParallelSpec spec;
   for (const ChoiceRow& row : choice_rows())

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "planner/graph/engine.h"
+#include "planner/graph/training_spec.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/plan/parallel_spec.h"
 
@@ -27,6 +28,8 @@ std::span<const EngineLayoutRow> engine_layout_rows();
 std::optional<std::string> lacked_by_engine(const Engine& engine, const ParallelSpec& spec);
 // The same of what a user has given, whether it applies to a layout or not.
 std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request);
+// Why its trainings with an optimizer are not predicted.
+std::optional<std::string> lacked_by_engine(const Engine& engine, Optimizer optimizer);
 
 // What it lacks beside ways to recompute, which a search lists: "sequence parallelism, GPipe".
 // Empty where nothing is lacking.

@@ -20,6 +20,11 @@ bool drives_quantized_state(const TrainingSpec& training, Offload offload) {
   return includes(offload, Offload::nvme) && training.optimizer == Optimizer::adamw_8bit;
 }
 
+// The host would orthogonalize by matrix products, which no file of a cluster gives it a rate for.
+bool multiplies_on_host(const TrainingSpec& training, const OffloadRow& row) {
+  return training.optimizer == Optimizer::muon && row.state.optimizer != Home::device;
+}
+
 }  // namespace
 
 std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& spec,
@@ -28,7 +33,8 @@ std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& tr
   for (const OffloadRow& row : offload_rows())
     if (const int value = static_cast<int>(row.kind);
         value <= most && (row.kind == Offload::none || is_own(training.engine)) &&
-        !repeats_parameters(spec, row.kind) && !drives_quantized_state(training, row.kind))
+        !repeats_parameters(spec, row.kind) && !multiplies_on_host(training, row) &&
+        !drives_quantized_state(training, row.kind))
       values.push_back(value);
   std::ranges::sort(values);
   return values;
@@ -51,6 +57,12 @@ std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const Train
     return fmt::format("offload {} keeps the optimizer's state in fp32 on NVMe, and optimizer {} has it in 8 bits; "
                        "legal: offload {}, or another optimizer",
                        name(spec.offload), name(training.optimizer), name(without(spec.offload, Offload::nvme)));
+  if (is_own(training.engine) &&
+      multiplies_on_host(training, *std::ranges::find(offload_rows(), spec.offload, &OffloadRow::kind)))
+    return fmt::format(
+        "offload {} has the host update parameters, and optimizer muon multiplies matrices to do so; "
+        "legal: offload none or activations, or another optimizer",
+        name(spec.offload));
   if (is_own(training.engine)) return std::nullopt;
   return fmt::format("offload {} is known of {} alone, and the engine is {}; leave offload or the engine out",
                      name(spec.offload), Engine{}.title, training.engine.name);

@@ -58,13 +58,14 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec) {
 
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   if (auto reason = lacked_by_engine(training.engine, spec)) return reason;
+  if (auto reason = lacked_by_engine(training.engine, training.optimizer)) return reason;
   for (const TechniqueRow& row : rows)
     if (auto reason = row.illegal(graph, training, spec)) return reason;
   return too_many_calls(training, spec);
 }
 
 bool is_legal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
-  return !lacked_by_engine(training.engine, spec) &&
+  return !lacked_by_engine(training.engine, spec) && !lacked_by_engine(training.engine, training.optimizer) &&
          std::ranges::all_of(rows,
                              [&](const TechniqueRow& row) {
                                return row.allows != nullptr ? row.allows(graph, training, spec)

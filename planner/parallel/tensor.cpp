@@ -34,23 +34,25 @@ struct Limit {
   std::int64_t most() const { return pieces * parts; }
 };
 
-// Those of parameters; equal ones more than once.
+// Those of parameters; equal ones more than once. Muon gathers a matrix from ranks that hold rows
+// or columns of it: none may be a copy.
 template <class Visit>
-void visit_limits(const OpGraph& graph, const Visit& visit) {
+void visit_limits(const OpGraph& graph, const TrainingSpec& training, const Visit& visit) {
+  const bool may_copy = training.optimizer != Optimizer::muon;
   for (const int first : graph.kinds)
     for (int i = graph.blocks[first].first_op; i < graph.blocks[first].last_op; ++i)
       for (const TensorId id : graph.ops[i].parameters)
         if (const auto dim = cut_dim(graph.tensors[id]))
-          visit(Limit{dim->dim, dim->granules(), dim->parts, dim->dim == Dim::vocabulary});
+          visit(Limit{dim->dim, dim->granules(), may_copy ? dim->parts : 1, dim->dim == Dim::vocabulary});
 }
 
 Limit sequence_limit(const OpGraph& graph) {
   return {Dim::sequence, graph.joins_sequences ? 1 : graph.sequence};
 }
 
-std::vector<Limit> limits(const OpGraph& graph, bool sequence_parallel) {
+std::vector<Limit> limits(const OpGraph& graph, const TrainingSpec& training, bool sequence_parallel) {
   std::vector<Limit> all;
-  visit_limits(graph, [&](const Limit& limit) {
+  visit_limits(graph, training, [&](const Limit& limit) {
     if (std::ranges::find(all, limit) == all.end()) all.push_back(limit);
   });
   // Heads first, then the feed-forward width: the order in which people think of them.
@@ -86,7 +88,7 @@ std::string describe(const OpGraph& graph, const Limit& limit) {
 std::vector<int> legal_tensor_degrees(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                       int most) {
   if (!training.engine.has_tensor) return {1};
-  const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
+  const std::vector<Limit> all = limits(graph, training, spec.sequence_parallel);
   std::int64_t last = splits(all) ? most : std::min(most, 1);
   for (const Limit& limit : all) last = std::min(last, limit.most());
   std::vector<int> degrees;
@@ -107,25 +109,28 @@ std::optional<std::string> illegal_tensor(const OpGraph& graph, const TrainingSp
   if (spec.sequence_parallel && graph.joins_sequences)
     return "sequence parallelism cannot cut activations whose rows are taken apart, such as those of an encoder and a "
            "decoder, or of an image and its class: leave --sequence-parallel out";
-  const std::vector<Limit> all = limits(graph, spec.sequence_parallel);
+  const std::vector<Limit> all = limits(graph, training, spec.sequence_parallel);
   if (allowed(all, tp)) return std::nullopt;
   const std::vector<int> legal = legal_tensor_degrees(graph, training, spec, std::numeric_limits<int>::max());
   const std::string degrees = list_degrees({legal.begin(), legal.end()});
   for (const Limit& limit : all)
     if (!limit.allows(tp))
-      return fmt::format("tensor parallelism over {} cannot split {}; legal degrees: {}", tp, describe(graph, limit),
+      return fmt::format("tensor parallelism over {} cannot split {}{}; legal degrees: {}", tp, describe(graph, limit),
+                         limit.dim == Dim::kv_groups && training.optimizer == Optimizer::muon
+                             ? " where optimizer muon gathers matrices without copies"
+                             : "",
                          degrees);
   return fmt::format("tensor parallelism over {} finds nothing to split in this model; legal degrees: {}", tp, degrees);
 }
 
-bool allows_tensor(const OpGraph& graph, const TrainingSpec& /*training*/, const ParallelSpec& spec) {
+bool allows_tensor(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
   const int tp = spec.tp();
   if (tp < 1 || (spec.sequence_parallel && (tp == 1 || graph.joins_sequences)) ||
       (spec.tp_overlap == TensorOverlap::ring && !spec.sequence_parallel))
     return false;
   if (tp == 1) return true;
   bool splits = false, allows = !spec.sequence_parallel || sequence_limit(graph).allows(tp);
-  visit_limits(graph, [&](const Limit& limit) {
+  visit_limits(graph, training, [&](const Limit& limit) {
     splits = true;
     allows = allows && limit.allows(tp);
   });

@@ -1,6 +1,7 @@
 #include "planner/program/bucket_layout.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "planner/base/error.h"
@@ -64,14 +65,16 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
   for (const TensorId id : parameters) {
     Part part{.rectangles = local_rectangles(graph, id, context), .run = {}};
     part.run.decays = graph.tensors[id].decays;
+    part.run.is_matrix = context.orthogonalizes && graph.tensors[id].of_layer_product;
     for (const Axis axis : parameter_axes) {
       part.run.replicated[axis] = is_replicated(graph, id, axis, context);
       part.run.partial[axis] = part.run.replicated[axis] && is_partial_gradient(graph, block, id, axis, placed);
     }
     parts.push_back(part);
   }
-  std::ranges::stable_sort(
-      parts, {}, [](const Part& part) { return std::pair(part.run.replicated, !part.run.decays); });
+  std::ranges::stable_sort(parts, {}, [](const Part& part) {
+    return std::tuple(!part.run.is_matrix, part.run.replicated, !part.run.decays);
+  });
 
   BucketLayout layout;
   for (Part& part : parts) {
@@ -85,6 +88,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
       part.run.copies = rectangle.copies;
       layout.parts.push_back(rectangle);
       layout.runs.push_back(part.run);
+      if (part.run.is_matrix) layout.matrix_elements = layout.elements;
     }
   }
   return layout;

@@ -17,9 +17,9 @@ struct BucketRange {
   bool operator==(const BucketRange&) const = default;
 };
 
-// The flat bucket of a set of parameters. Each starts at a multiple of bucket_alignment. Parameters
-// that every rank of an axis holds whole come last, and within each part those with weight decay
-// first.
+// The flat bucket of a set of parameters. Each starts at a multiple of bucket_alignment. Matrices
+// that an optimizer takes apart come first. Parameters that every rank of an axis holds whole come
+// last, and within each part those with weight decay first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;  // the rectangles of a parameter side by side
   std::int64_t elements = 0;  // without the padding to the data-parallel degree
@@ -28,11 +28,13 @@ struct BucketLayout {
   struct Run {
     BucketRange range;
     bool decays = false;       // has weight decay
+    bool is_matrix = false;    // the optimizer orthogonalizes its momentum
     PerAxis<bool> replicated;  // equal on every rank of the axis: counted once in a global norm
     PerAxis<bool> partial;     // the gradients are still to be summed over the axis
     int copies = 1;            // equal on so many consecutive ranks of the tensor axis, which sum the gradients
   };
   std::vector<Run> runs;  // side by side, from 0 to `elements`
+  std::int64_t matrix_elements = 0;  // of the runs `is_matrix`, from 0 on
 };
 // `parameters` are read by ops of `block`, whose tensors lie as `placed` says; without it they are
 // propagated.

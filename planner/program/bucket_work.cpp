@@ -9,6 +9,7 @@ OpKind kind_of_update(Optimizer optimizer) {
   switch (optimizer) {
     case Optimizer::adamw:
     case Optimizer::adam:
+    case Optimizer::muon:  // of what is no matrix
       return OpKind::adamw;
     case Optimizer::adamw_8bit:
       return OpKind::adamw_8bit;

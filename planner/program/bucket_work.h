@@ -22,7 +22,8 @@ Instruction clear_gradients(std::int64_t elements, Label label, DataType type = 
 Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label label);
 Instruction sum_of_squares(std::int64_t elements);
 Instruction sum_of_squares_on_host(std::int64_t elements);  // by its processor
-// AdamW, Adam or SGD on parameters that all decay, or that do not.
+// AdamW, Adam or SGD on parameters that all decay, or that do not; with Muon, AdamW on those that
+// are no matrices of layers (orthogonalize.h has the others).
 Instruction update_parameters(std::int64_t elements, bool decays, const TrainingSpec& training);
 // The same by the host's processor; in fp32 it updates the master copy, the only one there.
 Instruction update_on_host(std::int64_t elements, bool decays, const TrainingSpec& training);
@@ -62,7 +63,7 @@ inline constexpr std::int64_t state_bytes = 4;  // master copies, moments that a
 // The copies of the optimizer's state that a rank keeps for each of its parameters.
 struct OptimizerState {
   bool first_moment = false;
-  bool second_moment = false;
+  bool second_moment = false;  // but of matrices that are orthogonalized (BucketSizes::without_second)
   bool master = false;  // the parameters in fp32, next to half precision
   bool quantized = false;  // moments in 8 bits, with a scale for each block
 

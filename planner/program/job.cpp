@@ -38,6 +38,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
       .fusions = {.norms = fuse && training.engine.fused_norm, .activations = fuse && training.engine.fused_activation},
       .bucket_alignment = bucket_alignment(training),
+      .orthogonalizes = training.optimizer == Optimizer::muon,
       .leaves_half = leaves_half_gradients(training),
       .repeats_all = training.engine.repeats_layers,
       .master_computes_loss = training.engine.master_computes_loss};

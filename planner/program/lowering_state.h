@@ -215,6 +215,15 @@ void copy_saved_out(Lowering& lowering, int block, const ActionSlots& slots, con
 SavedBuffers fetch_saved(Lowering& lowering, int block, const ActionSlots& slots, Phase phase);
 // The Segments of these copies.
 void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Lowering::BlockSegments& segments);
+// Muon's part of the end of the step (orthogonalize.cpp): the momentum of a bucket's matrices, in
+// the place of their gradients; and their update along the directions that follow from it. Where
+// the data axis shards the optimizer, momenta are gathered, one rank orthogonalizes all matrices of
+// a block, a reduce-scatter gives the others their shards of the directions, and the update comes
+// last. The scratch that this needs.
+void update_momentum(Lowering& lowering, std::size_t bucket);
+void orthogonalize_matrices(Lowering& lowering, std::size_t bucket);
+void move_matrices(Lowering& lowering, std::size_t bucket);
+std::int64_t orthogonalization_scratch(const Lowering& lowering, const RankBucket& bucket);
 void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead);  // memory.cpp
 void count_communication(Program& program);                      // lower.cpp
 

@@ -19,7 +19,8 @@ void make_buckets(Lowering& lowering) {
     program.buckets.push_back({.name = from.name,
                                .elements = from.elements,
                                .shard_begin = from.shard_begin,
-                               .shard_elements = from.shard_elements});
+                               .shard_elements = from.shard_elements,
+                               .without_second = from.frozen ? 0 : from.layout.matrix_elements});
     for (ParameterPart part : from.layout.parts) {
       part.bucket = static_cast<int>(program.buckets.size()) - 1;
       program.parameters.push_back(part);
@@ -73,7 +74,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
          .frozen = bucket.frozen,
          .accumulates_twice = bucket.blocks.size() > 1 && lowering.job.layout.tied_gradients == TiedGradients::apart,
          .homes = bucket.homes,
-         .of_layer = !bucket.tied && is_layer(lowering.graph, bucket.blocks.front())});
+         .of_layer = !bucket.tied && is_layer(lowering.graph, bucket.blocks.front()),
+         .without_second = bucket.layout.matrix_elements});
   // A slot holds a micro-batch of any of the rank's stages, but not the last block where that has
   // slots of its own.
   std::vector<SavedSizes> saved, for_weights, left;
@@ -111,6 +113,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   }
   std::int64_t scratch = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
+  for (const RankBucket& bucket : lowering.rank_buckets)
+    scratch = std::max(scratch, orthogonalization_scratch(lowering, bucket));
   const RankSizes sizes{.buckets = buckets,
                         .saved = saved,
                         .for_weights = for_weights,

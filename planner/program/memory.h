@@ -27,6 +27,7 @@ struct BucketSizes {
   StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
   bool of_layer = false;   // of a block between the first and the last
+  std::int64_t without_second = 0;  // elements that have no second moment (BucketLayout::matrix_elements)
 };
 struct SavedSizes {
   std::int64_t bytes = 0;     // of one block and micro-batch
@@ -217,7 +218,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
       if (is_kept) visit(buffer);
     };
     visit_as(state.first_moment, BufferRole::first_moment, state.moment_bytes(elements));
-    visit_as(state.second_moment, BufferRole::second_moment, state.moment_bytes(elements));
+    // The same on each rank, though not all of them hold elements that have one.
+    const std::int64_t seconds = std::min(elements, bucket.elements - bucket.without_second);
+    visit_as(state.second_moment, BufferRole::second_moment, state.moment_bytes(seconds));
     visit_as(state.first_moment && state.quantized, BufferRole::first_scales, state.scale_bytes(elements));
     visit_as(state.second_moment && state.quantized, BufferRole::second_scales, state.scale_bytes(elements));
     visit_as(state.master, BufferRole::master, elements * state_bytes);

@@ -95,6 +95,10 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   StatePieces pieces;
   pieces.first_moment = place(bucket.first_moment, state.moment_bytes(1));
   pieces.second_moment = place(bucket.second_moment, state.moment_bytes(1));
+  if (range.begin < bucket.without_second)
+    pieces.second_moment.reset();
+  else if (pieces.second_moment && bucket.without_second > bucket.shard_begin)
+    pieces.second_moment->offset -= (bucket.without_second - bucket.shard_begin) * state.moment_bytes(1);
   pieces.master = place(bucket.master, state_bytes);
   pieces.first_scales = scales(bucket.first_scales);
   pieces.second_scales = scales(bucket.second_scales);

@@ -349,6 +349,9 @@ struct Bucket {
   // Of a tied parameter's second use on this rank, where each use has an accumulator.
   std::optional<int> second_gradients = {};
   std::optional<int> first_moment = {}, second_moment = {}, master = {};  // shard_elements each, fp32
+  // The bucket begins with so many elements that have no second moment: the second moments of this
+  // rank's shard, or room for them, begin with the first element behind these.
+  std::int64_t without_second = 0;
   // Where moments are quantized: the scales of their blocks in fp32. Moments are codes of a byte
   // each.
   std::optional<int> first_scales = {}, second_scales = {};

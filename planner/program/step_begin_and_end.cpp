@@ -210,9 +210,11 @@ void update(Lowering& lowering, std::size_t index) {
       if (piece) all.push_back(*piece);
   };
   for (const bool decays : {true, false})
-    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
-                                           [&](const BucketLayout::Run& run) { return run.decays == decays; }))
+    for (const Range& range :
+         ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+                      [&](const BucketLayout::Run& run) { return run.decays == decays && !run.is_matrix; }))
       add(range, decays);
+  if (instructions.empty()) return;
   call_on_pieces(lowering, "optimizer", on_host ? Stream::host : Stream::compute, std::move(instructions), pieces);
 }
 
@@ -306,6 +308,7 @@ void end_step(Lowering& lowering) {
   for (std::size_t i = 0; i < program.buckets.size(); ++i) copy_other_gradients(lowering, static_cast<int>(i));
   if (program.norm_buffer) compute_norm(lowering);
   copy_norm(lowering);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) update_momentum(lowering, i);
   // Buckets that share buffers for their state are done with one by one, before a later one is
   // read.
   const auto shares = [&](std::size_t bucket) { return lowering.state_in.contains(bucket); };
@@ -315,6 +318,8 @@ void end_step(Lowering& lowering) {
     copy_updated_parameters(lowering, static_cast<int>(i));
     write_state(lowering, i);
   }
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) orthogonalize_matrices(lowering, i);
+  for (std::size_t i = 0; i < program.buckets.size(); ++i) move_matrices(lowering, i);
   for (std::size_t i = 0; i < program.buckets.size(); ++i)
     if (!shares(i)) copy_updated_parameters(lowering, static_cast<int>(i));
   if (program.loss_scale_buffer && !lowering.is_replica()) update_loss_scale(lowering);

@@ -37,6 +37,8 @@ struct State {
   bool partial = false;  // a gradient, or a sum that contains it, still to be summed over the data axis
   bool across = false;   // hybrid sharding: the same, summed over a shard group, but not over its replicas
   bool reduced = false;  // holds a gradient that was summed over all of it
+  bool directed = false;   // what Muon's momentum has left in the place of a gradient
+  bool scattered = false;  // this rank's part of a sum over the data axis
   bool of_copies = false;  // a gradient that was, last, summed over the ranks that hold copies of its rows
   bool stale = false;    // parameters that another rank has updated since
   bool outdated = false;  // parameters that this rank's host has updated since
@@ -283,7 +285,9 @@ class DataCheck {
     check_reductions(call, c, i, instruction);
     if (optimizer && instruction.op == OpKind::adamw_8bit) check_blocks(call, c, i, instruction);
     check_state(call, c, i, instruction);
+    check_directions(call, c, i, instruction);
 
+    const bool gathers = gathers_directions(call, instruction);
     const std::vector<std::vector<Mark>> before = marks(call, instruction);
     const Touch touch{++clock[index_of(instruction.stream)], c, i};
     for (const Operand& operand : instruction.operands)
@@ -310,7 +314,13 @@ class DataCheck {
           state.partial = state.across = state.reduced = state.stale = state.outdated = false;
         if (gradient) state.partial = true;
         state.of_copies = false;
+        state.directed = o == 0 && makes_momentum(instruction);
+        state.scattered = instruction.kind == InstructionKind::reduce_scatter && sums_gradients(instruction);
       }
+    }
+    if (gathers) {
+      const Bucket& bucket = *bucket_of_directions(bound(call, instruction.operands.back()));
+      for (Interval& interval : matrices_within(bucket, 0, bucket.without_second)) interval.state.directed = true;
     }
     if (instruction.kind == InstructionKind::all_reduce_sum) sum_copies(call, instruction);
     if (instruction.kind == InstructionKind::reduce_sum) take_gradients(call, instruction);
@@ -325,7 +335,64 @@ class DataCheck {
 
   static bool is_optimizer(const Instruction& instruction) {
     return instruction.kind == InstructionKind::kernel &&
-           (instruction.op == OpKind::adamw || instruction.op == OpKind::adamw_8bit || instruction.op == OpKind::sgd);
+           (instruction.op == OpKind::adamw || instruction.op == OpKind::adamw_8bit || instruction.op == OpKind::sgd ||
+            instruction.op == OpKind::muon_momentum || instruction.op == OpKind::muon);
+  }
+
+  // Directions ------------------------------------------------------------------------------------
+
+  static bool makes_momentum(const Instruction& instruction) {
+    return instruction.kind == InstructionKind::kernel && instruction.op == OpKind::muon_momentum;
+  }
+  // The bucket whose matrices' gradients a buffer holds, if any.
+  const Bucket* bucket_of_directions(int id) const {
+    for (const Bucket& bucket : program_.buckets)
+      if (bucket.without_second > 0 && bucket.gradients == id) return &bucket;
+    return nullptr;
+  }
+  // A momentum is made of each gradient once, and what is orthogonalized is made of all of it: also
+  // of what other ranks have of the matrix, where the data axis shards the momentum.
+  void check_directions(const Call& call, int c, int i, const Instruction& instruction) {
+    if (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::muon) {
+      const Operand& direction = instruction.operands.front();
+      if (bucket_of_directions(bound(call, direction)) == nullptr) return;
+      for (const Interval& interval : bytes(call, direction))
+        if (!interval.state.scattered)
+          return fault(
+              Rule::reduction, c, i,
+              fmt::format("dropped reduction: {} takes directions in {}, which the rank that found them has "
+                          "not given to the data group ({})",
+                          describe(instruction), bytes_of(bound(call, direction), interval.begin, interval.end),
+                          list_ranks(program_.group(all_along(Axis::dp)))));
+    }
+    const bool makes = makes_momentum(instruction);
+    const bool takes = (instruction.kind == InstructionKind::kernel && instruction.op == OpKind::normalize_matrix) ||
+                       (instruction.kind == InstructionKind::all_gather && instruction.group.axis == Axis::tp);
+    if (!makes && !takes) return;
+    const Operand& gradient = instruction.operands.front();
+    const Bucket* bucket = bucket_of_directions(bound(call, gradient));
+    if (bucket == nullptr) return;
+    for (const Interval& interval : bytes(call, gradient))
+      if (interval.state.directed == makes)
+        return fault(Rule::reduction, c, i,
+                     fmt::format("{}: {} takes {} of '{}', of which {}", makes ? "momentum twice" : "dropped momentum",
+                                 describe(instruction), bytes_of(bound(call, gradient), interval.begin, interval.end),
+                                 bucket->name, makes ? "a momentum is made already" : "no rank's momentum is there"));
+  }
+  // Where the data axis gathers a bucket's gradients and this rank's shard has all directions of
+  // its part, so have the others theirs.
+  bool gathers_directions(const Call& call, const Instruction& instruction) {
+    if (instruction.kind != InstructionKind::all_gather || instruction.group.axis != Axis::dp) return false;
+    const int id = bound(call, instruction.operands.back());
+    const Bucket* bucket = bucket_of_directions(id);
+    return bucket != nullptr && bucket->shard_elements > 0 &&
+           std::ranges::all_of(
+               matrices_within(*bucket, bucket->shard_begin, bucket->shard_begin + bucket->shard_elements),
+               [](const Interval& interval) { return interval.state.directed; });
+  }
+  std::span<Interval> matrices_within(const Bucket& bucket, std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t element = size_of(DataType::fp32);
+    return contents_[*bucket.gradients].within(begin * element, std::min(end, bucket.without_second) * element);
   }
 
   // Order -----------------------------------------------------------------------------------------

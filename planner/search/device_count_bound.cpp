@@ -6,6 +6,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/kernel_time.h"
 #include "planner/program/memory.h"
+#include "planner/program/orthogonalize.h"
 
 namespace parplan {
 namespace {
@@ -38,7 +39,10 @@ DeviceCountBound::DeviceCountBound(const OpGraph& graph, const Cluster& cluster,
   const std::int64_t trained = trained_parameter_count(graph);
   // Sharded parameters may take less.
   const DataShards shards{.parameters = training.engine.casts_shards};
-  const BucketSizes all[] = {{.elements = trained, .shards = shards, .homes = homes},
+  const BucketSizes all[] = {{.elements = trained,
+                              .shards = shards,
+                              .homes = homes,
+                              .without_second = orthogonalized_elements(graph, training)},
                              {.elements = parameter_count(graph) - trained, .frozen = true, .homes = homes}};
   const MemoryUse use = rank_memory({.buckets = all, .saved = {}}, training);
   // Shards of one bucket may be rounded up less often than this bucket was.

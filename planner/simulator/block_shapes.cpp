@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "planner/program/bucket_layout.h"
+#include "planner/program/orthogonalize.h"
 
 namespace parplan {
 namespace {
@@ -18,7 +19,17 @@ BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
       shapes.tied_is_frozen = graph.tensors[*parameters.tied].frozen;
     }
     shapes.kinds.push_back(lower_block(graph, first, context));
-    shapes.own_elements.push_back(bucket_layout(graph, block, parameters.own, context).elements);
+    const BucketLayout own = bucket_layout(graph, block, parameters.own, context);
+    shapes.own_elements.push_back(own.elements);
+    shapes.matrix_elements.push_back(own.matrix_elements);
+    std::vector<Instruction>& kernels = shapes.orthogonalizations.emplace_back();
+    std::int64_t& scratch = shapes.orthogonalization_scratch.emplace_back();
+    for (const BucketMatrix& matrix : matrices_of(graph, own, context.layout.degree.tp)) {
+      const Orthogonalization work = orthogonalize(matrix, context.precision, context.backend);
+      for (const MatrixInstruction& one : work.instructions)
+        if (one.instruction.kind == InstructionKind::kernel) kernels.push_back(one.instruction);
+      scratch = std::max(scratch, work.scratch_bytes);
+    }
     shapes.frozen_elements.push_back(bucket_layout(graph, block, parameters.frozen, context).elements);
   }
   return shapes;

@@ -12,6 +12,7 @@
 #include "planner/plan/ring_axes.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
+#include "planner/program/orthogonalize.h"
 #include "planner/program/rank_buckets.h"
 #include "planner/program/workspace.h"
 #include "planner/simulator/estimate_sizes.h"
@@ -255,8 +256,9 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   const auto copy = [&](std::int64_t bytes) {
     return host_copy_time(Bytes(bytes), *where.device, where.rates, where.host);
   };
-  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back,
-                                    const StateHomes& homes) {
+  // `kind`: whose matrices the bucket holds, if any.
+  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back, const StateHomes& homes,
+                                    std::optional<std::size_t> kind) {
     const std::int64_t whole = padded(trained, spec, training_);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
@@ -312,16 +314,28 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
         costs.write = static_cast<double>(parts) * file_time(Stream::to_nvme, part, where.nvme);
       }
     } else {
-      costs.update = kernel(update_parameters(local(shards.optimizer), false, training_));
+      // The first rank's shard, which begins with the matrices.
+      const std::int64_t own = local(shards.optimizer),
+                         in_matrices = std::min(own, kind ? shapes.matrix_elements[*kind] : 0);
+      costs.update = kernel(update_parameters(own - in_matrices, false, training_));
+      if (in_matrices > 0) {
+        costs.update += kernel(update_momentum(in_matrices, training_));
+        for (const Instruction& work : shapes.orthogonalizations[*kind]) costs.orthogonalize += kernel(work);
+        costs.update += kernel(move_along(in_matrices, 1.0, false, training_));
+        if (shards.optimizer)
+          costs.exchange = collective(InstructionKind::all_gather, whole * gradient_bytes(training_)) +
+                           collective(InstructionKind::reduce_scatter, whole * element);
+      }
     }
     return costs;
   };
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind)
     entry->second.own.push_back(costs_of_buckets(shapes.own_elements[kind], shapes.frozen_elements[kind],
-                                                 has_backward(graph_, graph_.kinds[kind]), placements.state.homes));
+                                                 has_backward(graph_, graph_.kinds[kind]), placements.state.homes,
+                                                 kind));
   const StateHomes of_tied = homes_of_tied(placements.state.homes);
-  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true, of_tied)
-                                             : costs_of_buckets(shapes.tied_elements, 0, true, of_tied);
+  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true, of_tied, {})
+                                             : costs_of_buckets(shapes.tied_elements, 0, true, of_tied, {});
   // A rank holds the loss scale once, which tied_state counts.
   const std::int64_t scale =
       held_by_state(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
@@ -331,8 +345,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   for (std::size_t kind = 0; kind < shapes.own_elements.size(); ++kind) {
     const BucketSizes frozen = frozen_bucket(shapes, kind, spec, placements, training_);
     const std::int64_t of_frozen = frozen.elements > 0 ? state_of(frozen) - scale : 0;
-    entry->second.own_state.push_back(state_of(bucket_of(shapes.own_elements[kind], spec, placements, training_)) -
-                                      scale + of_frozen);
+    entry->second.own_state.push_back(state_of(own_bucket(shapes, kind, spec, placements, training_)) - scale +
+                                      of_frozen);
   }
   const BucketSizes tied = tied_bucket(shapes, spec, placements, training_, 2);
   entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;

@@ -237,6 +237,9 @@ class Estimator {
     Seconds gather_again;  // the same for its backward: nothing where it has none
     Seconds regather;      // of those that are updated, at the end of the step
     Seconds reduce, accumulate, clear, begin_clear, norm, update;
+    // Muon's work on matrices, by the rank that does it for all that share out the state; and what
+    // goes over the data axis before and after it.
+    Seconds orthogonalize, exchange;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
     Seconds read, write;         // of the optimizer's state, where that is on NVMe

@@ -43,10 +43,11 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
       staged = std::max(staged, shapes.kinds[k].saved_bytes);
       staged_for_weights = std::max(staged_for_weights, shapes.kinds[k].for_weights_bytes);
     }
-    buckets_.push_back(bucket_of(shapes.own_elements[k], spec, placements, training_));
+    buckets_.push_back(own_bucket(shapes, k, spec, placements, training_));
     buckets_.back().of_layer = is_layer_kind_[k];
     if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements, training_));
-    scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes});
+    scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes,
+                        shapes.orthogonalization_scratch[k]});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
@@ -219,7 +220,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
-      scratch = std::max(scratch, scratch_of(block, also_whole_[number] != 0));
+      scratch =
+          std::max({scratch, scratch_of(block, also_whole_[number] != 0), shapes.orthogonalization_scratch[kind]});
       crossing = std::max(crossing, crossing_bytes(block));
       gradient = std::max(gradient, block.gradient_bytes);
     }
@@ -232,7 +234,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       const std::vector<int>& before = blocks_of_kind_[kind];
       const int times = before[stage.blocks.last] - before[stage.blocks.first];
       if (times == 0) continue;
-      buckets_.push_back(bucket_of(shapes.own_elements[kind], spec, placements, training_));
+      buckets_.push_back(own_bucket(shapes, kind, spec, placements, training_));
       buckets_.back().times = times;
       buckets_.back().of_layer = is_layer_kind_[kind];
       if (shapes.frozen_elements[kind] > 0) {

@@ -26,6 +26,14 @@ inline BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, co
           .homes = placements.state.homes};
 }
 
+// The bucket of what blocks of a kind train.
+inline BucketSizes own_bucket(const BlockShapes& shapes, std::size_t kind, const ParallelSpec& spec,
+                              const Placements& placements, const TrainingSpec& training) {
+  BucketSizes bucket = bucket_of(shapes.own_elements[kind], spec, placements, training);
+  bucket.without_second = shapes.matrix_elements[kind];
+  return bucket;
+}
+
 // The bucket of the tied parameter on a rank with so many uses.
 inline BucketSizes tied_bucket(const BlockShapes& shapes, const ParallelSpec& spec, const Placements& placements,
                                const TrainingSpec& training, int uses) {

@@ -5,6 +5,7 @@
 
 #include "planner/program/bucket_work.h"
 #include "planner/program/memory.h"
+#include "planner/program/orthogonalize.h"
 #include "planner/simulator/estimate_sizes.h"
 
 // What a stage takes at least.
@@ -80,6 +81,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const StateHomes& homes = placements.state.homes;
   Seconds most_up;  // of the copies of a block's parameters
   int tied_uses = 0;
+  std::int64_t with_matrices = 0;
+  Seconds exchanged;
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
   const auto has_frozen = [&](int i) {
@@ -168,7 +171,13 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (shards.parameters && has_backward(graph_, range.first + i)) gathers_again += tied.gather;
     reduces += visit.reduce;
     clears += own.begin_clear + tied.begin_clear;
+    // The first rank has the first of every so many blocks with matrices.
     updates += own.update;
+    if (own.orthogonalize > Seconds(0.0) &&
+        (!shards.optimizer || orthogonalizes_for_all(with_matrices++, 0, spec.shard_ranks())))
+      updates += own.orthogonalize;
+    exchanged += own.exchange;
+    if (sequential) updates += own.exchange;
     // In two parts: those that follow the last second part, which is among the backwards.
     if (!shards.gradients && !sequential && (!in_parts || visit.weights > Seconds(0.0)))
       bound.reduces += visit.own_reduce + own.across;
@@ -352,7 +361,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       });
     updated = std::max(updated, updates + from_host);
   }
-  Seconds copied = updated, gathered = updated;
+  Seconds copied = updated, gathered = std::max(updated, sequential ? Seconds(0.0) : exchanged);
   const auto finish = [&](const BucketCosts& bucket) {
     if (!sequential) {
       updated = begin_update(bucket, updated) + bucket.update;

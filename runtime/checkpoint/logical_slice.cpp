@@ -118,17 +118,18 @@ std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket
     kept.push_back({.state = State::parameter, .buffer = *bucket.master, .begin = begin, .end = end});
   else
     kept.push_back(parameters_of(program, bucket, precision));
-  const auto keep = [&](State state, const std::optional<int>& buffer, const std::optional<int>& scales) {
-    if (buffer)
+  const auto keep = [&](State state, const std::optional<int>& buffer, const std::optional<int>& scales,
+                        std::int64_t first) {
+    if (buffer && first < end)
       kept.push_back({.state = state,
                       .buffer = *buffer,
                       .type = scales ? DataType::uint8 : DataType::fp32,
-                      .begin = begin,
+                      .begin = first,
                       .end = end,
                       .scales = scales});
   };
-  keep(State::first_moment, bucket.first_moment, bucket.first_scales);
-  keep(State::second_moment, bucket.second_moment, bucket.second_scales);
+  keep(State::first_moment, bucket.first_moment, bucket.first_scales, begin);
+  keep(State::second_moment, bucket.second_moment, bucket.second_scales, std::max(begin, bucket.without_second));
   return kept;
 }
 

@@ -104,7 +104,7 @@ TEST_CASE("values that cannot be read are refused") {
        {{"suggest", "gpt2", "--precision", "fp4"},
         "--precision: expected one of bf16, fp16, fp8, tf32, fp32, found 'fp4'"},
        {{"suggest", "gpt2", "--optimizer", "adamww"},
-        "--optimizer: expected one of adamw, adamw_8bit, adam, sgd, found 'adamww'; did you mean 'adamw'?"},
+        "--optimizer: expected one of adamw, adamw_8bit, adam, sgd, muon, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},
         "--schedule: expected one of gpipe, 1f1b, interleaved, zero_bubble_h1, zero_bubble_v, dualpipe_v, found 'gpip'"
         "; did you mean 'gpipe'?"},

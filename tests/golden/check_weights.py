@@ -10,7 +10,8 @@ docs/weights.md are of 5.23 and 2.15) and nothing from the network. For each mod
   logits    the largest difference of parplan's logits from transformers' at the end of a sequence, over the whole
             vocabulary, relative to the range of these logits. Losses are all that parplan says, so these are the
             differences of its losses where nothing but the last target differs; they are rounded where a mean over
-            the sequence is. A BERT's targets are its own tokens, which are masked: the goldens compare its logits
+            the sequence is. A BERT's targets are its own tokens, which are masked, and a T5's end with its end: the
+            goldens compare their logits
   loaded    the largest relative difference of parplan's loss from transformers', over three batches and under
             two layouts, where parplan read what transformers saved
   exported  whether transformers, having read what parplan wrote, has the same weights to the bit; else the
@@ -32,7 +33,7 @@ import tempfile
 import numpy
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, T5ForConditionalGeneration
 from transformers.utils import logging
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -60,13 +61,32 @@ def class_of(config):
     return AutoModelForMaskedLM if is_masked(config) else AutoModelForCausalLM
 
 
+def is_t5(config):
+    return config.model_type == "t5"
+
+
+# transformers 5 ties the weights of a T5's config that says otherwise (make_golden_families.py).
+def config_of(file):
+    config = AutoConfig.from_pretrained(file)
+    if is_t5(config):
+        file = file / "config.json" if file.is_dir() else file
+        config.tie_word_embeddings = json.loads(file.read_text()).get("tie_word_embeddings", True)
+    return config
+
+
 def build(config):
     attention = "sdpa" if config.model_type == "falcon" else "eager"  # see make_golden_families.py
+    if is_t5(config):
+        return T5ForConditionalGeneration._from_config(config, dtype=torch.float32,
+                                                       attn_implementation=attention).eval()
     return class_of(config).from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def load(folder, config):
     attention = "sdpa" if config.model_type == "falcon" else "eager"
+    if is_t5(config):
+        return T5ForConditionalGeneration.from_pretrained(folder, config=config_of(folder), dtype=torch.float32,
+                                                          attn_implementation=attention).eval()
     return class_of(config).from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
 
 
@@ -89,10 +109,12 @@ def losses_of(model, tokens):
         begins = [(step * BATCH + i) * SEQUENCE for i in range(BATCH)]
         text = torch.from_numpy(numpy.stack([tokens[b: b + SEQUENCE + 1] for b in begins]).astype(numpy.int64))
         inputs, targets = text[:, :-1], text[:, 1:]
+        options = positions_of(model.config, BATCH) if is_masked(model.config) else dict(use_cache=False)
         if is_masked(model.config):
             inputs, targets = masked(inputs, step * BATCH, model.config)
+        if is_t5(model.config):
+            inputs, options["decoder_input_ids"], targets = corrupted(inputs, step * BATCH, model.config)
         with torch.no_grad():
-            options = positions_of(model.config, BATCH) if is_masked(model.config) else dict(use_cache=False)
             logits = model(inputs, **options).logits
         losses.append(F.cross_entropy(logits.reshape(-1, logits.shape[-1]).double(), targets.reshape(-1)).item())
     return losses
@@ -137,6 +159,38 @@ def masked(tokens, first, config):
     return inputs, targets
 
 
+SPAN = 3  # tokens of a span that is cut out (T5, arXiv:1910.10683, section 3.3.4)
+
+
+def parts(length, count, seed):
+    ends = sorted([1 + shuffled(i, length - 1, seed) for i in range(count - 1)] + [length])
+    return [end - begin for begin, end in zip([0] + ends, ends)]
+
+
+def corrupted(tokens, first, config):
+    """What the encoder reads, what the decoder reads, and what it has to tell."""
+    decoder = SEQUENCE // 2  # both sides have n_positions tokens
+    encoder = SEQUENCE - decoder
+    spans = min(max((decoder - 1 + (SPAN + 1) // 2) // (SPAN + 1), 1), (decoder - 1) // 2, (encoder - 1) // 2)
+    read, told = [], []
+    for sample, text in enumerate(tokens.tolist()):
+        own = mixed(mixed(SEED) ^ (first + sample))
+        of_told, of_kept = parts(decoder - spans - 1, spans, own), parts(encoder - spans - 1, spans, mixed(own))
+        read.append([])
+        told.append([])
+        for span in range(spans):
+            sentinel = config.vocab_size - 1 - span
+            read[-1] += text[:of_kept[span]] + [sentinel]
+            text = text[of_kept[span]:]
+            told[-1] += [sentinel] + text[:of_told[span]]
+            text = text[of_told[span]:]
+        read[-1].append(config.eos_token_id)
+        told[-1].append(config.eos_token_id)
+    told = torch.tensor(told)
+    start = torch.full_like(told[:, :1], config.decoder_start_token_id or 0)
+    return torch.tensor(read), torch.cat((start, told[:, :-1]), dim=1), told
+
+
 def logits_of(model, sequence):
     text = torch.from_numpy(sequence.astype(numpy.int64))[None]
     with torch.no_grad():
@@ -178,7 +232,7 @@ def relative(a, b):
 
 def check(parplan, case, number, folder):
     torch.manual_seed(number)
-    config = AutoConfig.from_pretrained(case)
+    config = config_of(case)
     model = build(config)
     with torch.no_grad():
         for parameter in model.parameters():  # no bias of 0 and no norm of 1
@@ -210,7 +264,7 @@ def check(parplan, case, number, folder):
         exported = max(exported, (again[name] - value).abs().max().item())
 
     logits = 0.0
-    if not is_masked(config):
+    if not is_masked(config) and not is_t5(config):
         expected_logits = logits_of(model, tokens[:SEQUENCE])
         found_logits = logits_of_parplan(parplan, folder, ["--dp", "1", *layouts[-1][2:6]], tokens[:SEQUENCE],
                                          config.vocab_size)
@@ -231,7 +285,7 @@ def check(parplan, case, number, folder):
     ok = max(loaded, trained, alone) <= LOSS_BOUND and logits <= LOGIT_BOUND and exported <= (
         NORM_BOUND if config.model_type.startswith("gemma") else 0.0)
     bits = "equal" if exported == 0 else f"{exported:.1e}"
-    of_logits = "" if is_masked(config) else f" {logits:.1e}"
+    of_logits = "" if is_masked(config) or is_t5(config) else f" {logits:.1e}"
     print(f"| {case.stem} |{of_logits} | {loaded:.1e} | {bits} | {trained:.1e} | {alone:.1e} | {found} |"
           f"{'' if ok else '  FAILED'}", flush=True)
     return ok

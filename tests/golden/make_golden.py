@@ -20,6 +20,8 @@ A file is a text header and, after the line `end`, the tensors one after the oth
   end
 `logits`, `loss` (the mean over tokens) and `gradient/PARAMETER` (of that mean) are those of the first step;
 `losses` are those of five steps of AdamW with the numbers of `OPTIMIZER` below, each before the step's update.
+`muon_losses` are those of five steps of torch.optim.Muon (PyTorch 2.9 or later) for the matrices of layers, with
+`MUON` below, and that AdamW for all else. PyTorch orthogonalizes in bfloat16; here the same code does in float32.
 """
 
 import math
@@ -31,6 +33,7 @@ import torch.nn.functional as F
 
 BATCH, SEQUENCE, STEPS = 2, 16, 5
 OPTIMIZER = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+MUON = dict(lr=1e-2, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
 WEIGHT_DECAY, CLIP_NORM = 0.1, 1.0
 HIDDEN, LAYERS, HEADS, HEAD_DIM = 32, 4, 4, 8
 
@@ -189,6 +192,31 @@ def golden(model):
     return tensors
 
 
+def muon_losses(model):
+    p = {name: parameter(name, shape) for name, shape in model.shapes()}
+    text = torch.from_numpy(numbers("text", BATCH * (SEQUENCE + 1)) % model.vocabulary).view(BATCH, SEQUENCE + 1)
+    matrices = [x for name, x in p.items() if x.dim() == 2 and name.startswith("layers.")]
+    others = [x for name, x in p.items() if x.dim() == 2 and not name.startswith("layers.")]
+    optimizers = [
+        torch.optim.Muon(matrices, weight_decay=WEIGHT_DECAY, **MUON),
+        torch.optim.AdamW([{"params": others, "weight_decay": WEIGHT_DECAY},
+                           {"params": [x for x in p.values() if x.dim() == 1], "weight_decay": 0.0}], **OPTIMIZER)]
+    losses = []
+    for _ in range(STEPS):
+        logits = model.logits(p, text[:, :-1])
+        loss = F.cross_entropy(logits.reshape(-1, model.vocabulary), text[:, 1:].reshape(-1))
+        losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(p.values()), CLIP_NORM)
+        narrow, torch.bfloat16 = torch.bfloat16, torch.float32
+        for optimizer in optimizers:
+            optimizer.step()
+        torch.bfloat16 = narrow
+    return torch.tensor(losses)
+
+
 def write(path, tensors):
     header = "parplan-golden 1\n"
     for name, tensor in tensors.items():
@@ -206,5 +234,6 @@ if __name__ == "__main__":
     for model in (TinyGpt2(), TinyLlama()):
         path = folder / (model.name + ".golden")
         tensors = golden(model)
+        tensors["muon_losses"] = muon_losses(model)
         write(path, tensors)
         print(path.name, path.stat().st_size, "bytes; losses", [round(x, 6) for x in tensors["losses"].tolist()])

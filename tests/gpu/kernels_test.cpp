@@ -1351,6 +1351,84 @@ std::vector<Case> sgd_cases(DataType type) {
   return cases;
 }
 
+// torch.optim.Muon, before its orthogonalization and behind it.
+std::vector<Case> muon_momentum_cases(DataType) {
+  std::vector<Case> cases;
+  for (const Case& c : step_cases(
+           fp32, 1, [](const StepVariant&v, double gradient, double, double&parameter, double&momentum, double&) {
+             momentum = v.scalars.momentum * momentum + (1 - v.scalars.momentum) * gradient;
+             parameter = v.scalars.momentum * momentum + (1 - v.scalars.momentum) * gradient;  // the direction
+           })) {
+    if (c.shape.master) continue;
+    // The direction takes the gradient's place, which an overflow leaves as it was.
+    Case changed = c;
+    changed.shape.second = changed.shape.weight_decay = false;
+    Operand& direction = changed.operands[1];
+    const bool overflow = direction.after == direction.before;
+    direction.before = changed.operands[0].before;
+    if (overflow) direction.after = direction.before;
+    changed.operands.erase(changed.operands.begin());
+    cases.push_back(changed);
+  }
+  return cases;
+}
+std::vector<Case> muon_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t size : {1, 3, 37, 1027})
+    for (const StepVariant& v : step_variants) {
+      const bool master = v.master || is_half(type);
+      const double scale = v.scaled ? tested_loss_scale : 1.0;
+      const bool overflow = (v.scaled || v.scalars.skips_not_finite) && !std::isfinite(v.sum_of_squares);
+      const Doubles direction = random_in(type, size, 1), parameter = random_in(fp32, size, 2),
+                    low = random_in(type, size, 5);
+      constexpr double factor = 3.0;
+      Doubles moved = parameter;
+      for (std::size_t i = 0; i < moved.size() && !overflow; ++i)
+        moved[i] = parameter[i] * (1 - v.scalars.learning_rate * (v.weight_decay ? v.scalars.weight_decay : 0.0)) -
+                   v.scalars.learning_rate * factor * direction[i];
+      Case c{{.rows = size,
+              .weight_decay = v.weight_decay,
+              .norm = v.norm,
+              .master = master,
+              .scaled = v.scaled,
+              .factor = factor},
+             {reads(type, direction)},
+             v.scalars};
+      c.operands.push_back(updates(type, master ? low : parameter, master && overflow ? low : moved, close));
+      if (v.norm) c.operands.push_back(reads(fp32, {v.sum_of_squares * scale * scale}));
+      if (v.norm && std::isnan(v.sum_of_squares)) c.operands.back() = {.type = fp32, .size = 1};
+      if (master) c.operands.push_back(updates(fp32, parameter, moved, close));
+      if (v.scaled) c.operands.push_back(reads(fp32, {tested_loss_scale, 7.0, skipped_steps, 0.0}));
+      cases.push_back(c);
+    }
+  return cases;
+}
+std::vector<Case> normalize_matrix_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const double norm : {3.0, 0.0})
+    for (const std::int64_t columns : {1, 5, 24}) {
+      const Doubles x = random_in(fp32, 7 * columns, 1);
+      Doubles y;
+      for (const double number : x) y.push_back(number / std::max(norm, 1e-7));
+      const bool is_too_large = type == DataType::fp16 && norm == 0.0;
+      if (!is_too_large)
+        cases.push_back(
+            {{.rows = 7, .columns = columns}, {reads(fp32, x), reads(fp32, {norm * norm}), writes(type, y, close)}});
+    }
+  return cases;
+}
+std::vector<Case> newton_schulz_polynomial_cases(DataType type) {
+  std::vector<Case> cases;
+  for (const std::int64_t rows : {1, 3, 8, 37}) {
+    const Doubles square = random_in(type, rows * rows, 1), fourth = random_in(type, rows * rows, 2);
+    Doubles result;
+    for (std::int64_t i = 0; i < rows * rows; ++i)
+      result.push_back((i % (rows + 1) == 0 ? 3.4445 : 0.0) - 4.7750 * square[at(i)] + 2.0315 * fourth[at(i)]);
+    cases.push_back({{.rows = rows, .columns = rows}, {reads(type, square), updates(type, fourth, result, 1e-5)}});
+  }
+  return cases;
+}
+
 std::vector<Case> update_loss_scale_cases(DataType) {
   const auto step = [](double norm, const Doubles& before, const Doubles& after) {
     return Case{
@@ -1667,6 +1745,10 @@ constexpr TestRow test_rows[] = {
     {OpKind::adamw, adamw_cases},
     {OpKind::adamw_8bit, adamw_8bit_cases},
     {OpKind::sgd, sgd_cases},
+    {OpKind::muon_momentum, muon_momentum_cases},
+    {OpKind::normalize_matrix, normalize_matrix_cases},
+    {OpKind::newton_schulz_polynomial, newton_schulz_polynomial_cases},
+    {OpKind::muon, muon_cases},
     {OpKind::update_loss_scale, update_loss_scale_cases},
 };
 

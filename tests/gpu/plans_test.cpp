@@ -259,6 +259,32 @@ TEST_CASE("moments of 8 bits and images train on a GPU as the one-rank reference
       }
 }
 
+TEST_CASE("matrices move along orthogonal momenta on a GPU as the one-rank reference's do") {
+  const auto gpu = gpu_or_skip();
+  if (gpu == nullptr) return;
+  struct Layout {
+    DataType type;
+    int dp, tp, zero_stage;
+  };
+  for (const Layout& of : {Layout{DataType::fp32, 2, 1, 1}, Layout{DataType::bf16, 2, 2, 1}}) {
+    const OpGraph graph = graph_of("tiny-llama");
+    TrainingSpec training = training_in(of.type);
+    training.clip_norm = 0.5;
+    training.optimizer = Optimizer::muon;
+    training.momentum = default_muon_momentum;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = of.dp, .tp = of.tp};
+    spec.zero_stage = of.zero_stage;
+    spec.micro_batch = 2;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    INFO(std::string(name(of.type)) << ", " << describe(spec));
+    TrainingSpec exact = training;
+    exact.precision = DataType::fp32;
+    check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
+                closeness_of(of.type));
+  }
+}
+
 TEST_CASE("more tensor-parallel ranks than key/value heads train on a GPU as the one-rank reference does") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;

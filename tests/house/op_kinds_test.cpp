@@ -39,6 +39,7 @@ constexpr NamingRow naming_rows[] = {
     {"models", Kinds::all, "families build graphs"},
     {"planner/graph/engine_graph.cpp", Kinds::all, "which kinds other engines run instead"},
     {"planner/graph/trained_graph.cpp", Kinds::all, "which kinds an adapter is made of"},
+    {"planner/program/orthogonalize.cpp", Kinds::all, "which products orthogonalize a matrix"},
     {"planner/program/fusion.cpp", Kinds::all, "which two kinds become which third"},
     {"runtime/device", Kinds::all, "kernels and their tables"},
     {"runtime/probe_cpu.cpp", Kinds::all, "the kernels that stand for a CPU's rates"},
@@ -52,7 +53,7 @@ constexpr NamingRow naming_rows[] = {
 constexpr std::string_view kinds_around_the_step[] = {
     "accumulate",  "fill_zero", "copy", "transpose_blocks",  "load_tokens",  "load_targets",
     "sum_squares", "adamw",     "sgd",  "update_loss_scale", "take_columns", "put_columns",
-    "widen",       "adamw_8bit"};
+    "widen",       "adamw_8bit", "muon_momentum", "normalize_matrix", "newton_schulz_polynomial", "muon"};
 
 bool holds(std::string_view place, std::string_view path) {
   return path == place || (path.size() > place.size() && path.starts_with(place) && path[place.size()] == '/');

@@ -102,6 +102,14 @@ TEST_CASE("The training section overrides exactly what it says") {
   expected.optimizer = Optimizer::sgd;
   expected.momentum = 0.9;
   CHECK(with_overrides(given, sgd.training) == expected);
+  expected.optimizer = Optimizer::muon;
+  expected.momentum = 0.95;  // its default
+  CHECK(with_overrides(given, read_model(decoder + "training: {optimizer: {name: muon}}\n", "m.yaml").training) ==
+        expected);
+  expected.momentum = 0.8;
+  CHECK(with_overrides(
+            given, read_model(decoder + "training: {optimizer: {name: muon, momentum: 0.8}}\n", "m.yaml").training) ==
+        expected);
 }
 
 TEST_CASE("What is written reads back, awkward names and numbers too") {
@@ -402,8 +410,9 @@ TEST_CASE("The training section is as strict") {
   CHECK(training("sequence_length: 0") == "m.yaml:12:29: error: expected a whole number from 1 to 16777216, found '0'");
   CHECK(training("precision: fp4") == "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, fp8, found 'fp4'");
   CHECK(training("seed: -1") == "m.yaml:12:18: error: expected a whole number of at least 0, found '-1'");
-  CHECK(training("optimizer: {name: adamW}") ==
-        "m.yaml:12:30: error: expected one of adamw, adamw_8bit, adam, sgd, found 'adamW'; did you mean 'adamw'?");
+  CHECK(
+      training("optimizer: {name: adamW}") ==
+      "m.yaml:12:30: error: expected one of adamw, adamw_8bit, adam, sgd, muon, found 'adamW'; did you mean 'adamw'?");
   CHECK(training("optimizer: {lr: 1}") ==
         "m.yaml:12:24: error: unknown key 'lr'; allowed: name, schedule, warmup_steps, decay_steps, learning_rate, "
         "final_learning_rate, beta1, beta2, epsilon, weight_decay, momentum, clip_norm");
@@ -413,7 +422,7 @@ TEST_CASE("The training section is as strict") {
   CHECK(training("optimizer: {weight_decay: -0.1}") ==
         "m.yaml:12:38: error: expected a number of at least 0, found '-0.1'");
   CHECK(training("optimizer: {name: adam, momentum: 0.9}") ==
-        "m.yaml:12:46: error: momentum belongs to sgd, and the optimizer is adam");
+        "m.yaml:12:46: error: momentum belongs to sgd and muon, and the optimizer is adam");
   CHECK(training("optimizer: {schedule: cosine, warmup_steps: 10, decay_steps: 10}") ==
         "m.yaml:12:34: error: a cosine schedule needs decay_steps above the 10 warmup_steps, found 10");
   CHECK(training("optimizer: {schedule: linear}") ==

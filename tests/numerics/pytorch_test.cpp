@@ -65,11 +65,11 @@ struct Case {
   Reference reference;
   std::vector<std::int32_t> tokens, targets;
 
-  explicit Case(const std::string& model)
+  explicit Case(const std::string& model, const TrainingSpec& training = golden_training())
       : graph(build_graph(load_model(fmt::format("{}/tests/data/models/{}.yaml", PARPLAN_SOURCE_DIR, model), "").spec,
                           sequence)),
         golden(read_golden(fmt::format("{}/tests/data/golden/{}.golden", PARPLAN_SOURCE_DIR, model))),
-        reference(graph, golden_training()) {
+        reference(graph, training) {
     for (const TensorId id : parameters(graph)) {
       const Tensor& tensor = graph.tensors[id];
       reference.parameter(tensor.name) = golden_parameter(tensor);
@@ -126,6 +126,24 @@ TEST_CASE("losses over five steps of AdamW with clipping equal those of PyTorch"
     }
     MESSAGE(fmt::format("{}: worst relative error of a loss {:.1e}", model, worst));
     CHECK(worst < tolerance);
+  }
+}
+
+TEST_CASE("losses over five steps of Muon with clipping equal those of PyTorch") {
+  TrainingSpec training = golden_training();
+  training.optimizer = Optimizer::muon;
+  training.momentum = 0.95;
+  for (const std::string& model : tiny_models) {
+    CAPTURE(model);
+    Case test(model, training);
+    double worst = 0.0;
+    for (const float expected : test.golden.at("muon_losses").values) {
+      const ReferenceStep step = test.reference.step(test.tokens, test.targets, 1);
+      worst = std::max(worst, std::abs(step.loss - static_cast<double>(expected)) / static_cast<double>(expected));
+    }
+    MESSAGE(fmt::format("{}: worst relative error of a loss {:.1e}", model, worst));
+    CHECK(worst < tolerance);
+    CHECK(test.golden.at("muon_losses").values.back() != test.golden.at("losses").values.back());
   }
 }
 

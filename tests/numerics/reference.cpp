@@ -1,6 +1,7 @@
 #include "tests/numerics/reference.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include <fmt/format.h>
@@ -273,6 +274,58 @@ std::vector<float> Reference::logits(std::span<const std::int32_t> tokens) {
   return all;
 }
 
+// Jordan et al. 2024, with the factor of Moonlight (arXiv:2502.16982). Every matrix has memory of
+// its own, and a tall one is transposed here.
+void Reference::update_by_muon(const Tensor& tensor, std::vector<float>& gradient, float* norm) {
+  const std::int64_t rows = tensor.dims[0].size, columns = tensor.dims[1].size;
+  const std::int64_t m = std::min(rows, columns), n = std::max(rows, columns);
+  const auto run_kernel = [&](OpKind kind, const OpShape& shape, std::vector<void*> operands) {
+    if (const auto workspace = row_of(kind).cpu_workspace) operands.push_back(aligned(workspace_, workspace(shape)));
+    backend_->run(0, {.kind = kind, .shape = shape, .operands = operands});
+  };
+  OpShape flat;
+  flat.rows = rows * columns;
+  OpShape with_norm = flat;
+  with_norm.norm = norm != nullptr;
+  std::vector<void*> operands{gradient.data(), first_moments_.at(tensor.name).data()};
+  if (norm != nullptr) operands.push_back(norm);
+  run_kernel(OpKind::muon_momentum, with_norm, operands);
+
+  float sum = 0.0f;
+  run_kernel(OpKind::sum_squares, flat, {gradient.data(), &sum});
+  std::vector<float> x(gradient.size()), y(gradient.size());
+  const auto transpose = [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = 0; i < from; ++i)
+      for (std::int64_t j = 0; j < to; ++j)
+        y[static_cast<std::size_t>(j * from + i)] = x[static_cast<std::size_t>(i * to + j)];
+    std::swap(x, y);
+  };
+  OpShape whole, square, fourth, next;
+  whole.rows = rows;
+  whole.columns = columns;
+  run_kernel(OpKind::normalize_matrix, whole, {gradient.data(), &sum, x.data()});
+  if (rows > columns) transpose(rows, columns);
+  square.rows = square.columns = fourth.rows = fourth.columns = fourth.inner = next.rows = next.columns = m;
+  square.inner = next.inner = n;
+  std::vector<float> a(static_cast<std::size_t>(m * m)), b(a.size());
+  for (int step = 0; step < 5; ++step) {
+    run_kernel(OpKind::linear, square, {x.data(), x.data(), a.data()});
+    run_kernel(OpKind::linear, fourth, {a.data(), a.data(), b.data()});
+    OpShape polynomial;
+    polynomial.rows = polynomial.columns = m;
+    run_kernel(OpKind::newton_schulz_polynomial, polynomial, {a.data(), b.data()});
+    run_kernel(OpKind::linear_input_gradient, next, {b.data(), x.data(), y.data()});
+    std::swap(x, y);
+  }
+  if (rows > columns) transpose(columns, rows);
+  OpShape moved = with_norm;
+  moved.weight_decay = tensor.decays;
+  moved.factor = 0.2 * std::sqrt(static_cast<double>(n));
+  operands = {x.data(), parameters_.at(tensor.name).data()};
+  if (norm != nullptr) operands.push_back(norm);
+  run_kernel(OpKind::muon, moved, operands);
+}
+
 void Reference::update(ByParameter& gradients) {
   StepScalars scalars;
   scalars.step = steps_ + 1;
@@ -282,7 +335,7 @@ void Reference::update(ByParameter& gradients) {
   scalars.epsilon = training_.epsilon;
   scalars.weight_decay = training_.weight_decay;
   scalars.decoupled_decay = decouples_decay(training_.optimizer);
-  scalars.momentum = training_.optimizer == Optimizer::sgd ? training_.momentum : 0.0;
+  scalars.momentum = has_momentum(training_.optimizer) ? training_.momentum : 0.0;
   scalars.clip_norm = training_.clip_norm;
   const bool clips = training_.clip_norm > 0.0;
   backend_->set_scalars(scalars);
@@ -308,6 +361,10 @@ void Reference::update(ByParameter& gradients) {
     const Tensor& tensor = graph_.tensors[at(id)];
     if (tensor.frozen) continue;
     std::vector<float>& gradient = gradients.at(tensor.name);
+    if (training_.optimizer == Optimizer::muon && tensor.of_layer_product) {
+      update_by_muon(tensor, gradient, clips ? &norm : nullptr);
+      continue;
+    }
     OpShape shape = flat(gradient);
     shape.weight_decay = tensor.decays;
     shape.norm = clips;

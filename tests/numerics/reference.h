@@ -59,7 +59,10 @@ class Reference {
   void backward(std::int64_t micro_batch, double loss_scale);
   void run(const TrainingOp& op, std::size_t block, std::int64_t micro_batch, double loss_scale);
   void* operand(const TrainingOperand& operand, std::size_t block, std::int64_t micro_batch);
-  void update(ByParameter& gradients);  // only reads them; kernels take mutable pointers
+  // Only reads them, though kernels take mutable pointers; but Muon leaves in the place of a
+  // matrix's gradient what its momentum makes of it.
+  void update(ByParameter& gradients);
+  void update_by_muon(const Tensor& tensor, std::vector<float>& gradient, float* norm);
 
   OpGraph graph_;
   TrainingSpec training_;

@@ -119,7 +119,9 @@ TEST_CASE("what is measured is what plans are made of: every kernel of a trainin
           OpKind::softcap, OpKind::softcap_gradient, OpKind::transpose_blocks, OpKind::take_columns,
           OpKind::put_columns, OpKind::packed_attention, OpKind::packed_attention_gradient, OpKind::take_rows,
           OpKind::take_rows_gradient, OpKind::put_rows, OpKind::put_rows_gradient, OpKind::append_rows,
-          OpKind::append_rows_gradient, OpKind::normalize_pixels};
+          OpKind::append_rows_gradient, OpKind::normalize_pixels,
+          // of Muon, once a step; its products are measured
+          OpKind::muon_momentum, OpKind::normalize_matrix, OpKind::newton_schulz_polynomial, OpKind::muon};
       CHECK((measured.count(row.kind) == 1) == (left_out.count(row.kind) == 0 && !is_foreign(row.kind)));
     }
   }

@@ -47,6 +47,22 @@ constexpr OperandRow sgd_operands[] = {{input, 0, read, in_fp32(flat)},
                                        {output, 1, update, in_fp32(flat), if_master},
                                        {loss_scale, 0, read, scale_state, if_scaled}};
 
+// gradient, momentum, (norm), (loss scale)
+constexpr OperandRow muon_momentum_operands[] = {{input, 0, update, in_fp32(flat)},
+                                                 {output, 0, update, in_fp32(flat)},
+                                                 {input, 1, read, one, if_norm},
+                                                 {loss_scale, 0, read, scale_state, if_scaled}};
+// x in fp32, its sum of squares, the result
+constexpr OperandRow normalize_matrix_operands[] = {
+    {input, 0, read, in_fp32(matrix)}, {input, 1, read, one}, {output, 0, write, matrix}};
+constexpr OperandRow newton_schulz_polynomial_operands[] = {{input, 0, read, matrix}, {output, 0, update, matrix}};
+// direction, parameter, (norm), (master), (loss scale)
+constexpr OperandRow muon_operands[] = {{input, 0, read, flat},
+                                        {parameter, 0, update, flat},
+                                        {input, 1, read, one, if_norm},
+                                        {output, 0, update, in_fp32(flat), if_master},
+                                        {loss_scale, 0, read, scale_state, if_scaled}};
+
 // Work --------------------------------------------------------------------------------------------
 
 OpWork sum_squares_work(const OpShape& s, DataType) {
@@ -76,6 +92,20 @@ OpWork adamw_8bit_work(const OpShape& s, DataType type) {
 OpWork sgd_work(const OpShape& s, DataType type) {  // `second`: with momentum
   return {flops((2 + (s.weight_decay ? 2 : 0) + (s.second ? 2 : 0)) * s.rows),
           Bytes((4 + (s.second ? 8 : 0) + parameter_bytes(s, type)) * s.rows)};
+}
+// Times the factor of its norm 1; momentum: difference, product, sum 3; for the direction as many.
+OpWork muon_momentum_work(const OpShape& s, DataType) {
+  return {flops(7 * s.rows), Bytes(16 * s.rows)};
+}
+OpWork normalize_matrix_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes((4 + e(type)) * s.rows * s.columns + 4)};
+}
+// Two products and a sum; what the diagonal adds is not counted.
+OpWork newton_schulz_polynomial_work(const OpShape& s, DataType type) {
+  return {flops(3 * s.rows * s.columns), Bytes(3 * e(type) * s.rows * s.columns)};
+}
+OpWork muon_work(const OpShape& s, DataType type) {
+  return {flops((s.weight_decay ? 3 : 2) * s.rows), Bytes((e(type) + parameter_bytes(s, type)) * s.rows)};
 }
 OpWork update_loss_scale_work(const OpShape&, DataType) {
   return {flops(4), Bytes(4 + 2 * static_cast<std::int64_t>(sizeof(LossScale)))};
@@ -115,6 +145,20 @@ constexpr OpRow rows[] = {
      .measured_sizes = flat_sizes,
      .measured_with = with_decay_and_master},
     {.kind = OpKind::sgd, .name = "sgd", .operands = sgd_operands, .work = sgd_work, .measured_sizes = flat_sizes},
+    {.kind = OpKind::muon_momentum,
+     .name = "muon_momentum",
+     .operands = muon_momentum_operands,
+     .work = muon_momentum_work,
+     .measured_sizes = flat_sizes},
+    {.kind = OpKind::normalize_matrix,
+     .name = "normalize_matrix",
+     .operands = normalize_matrix_operands,
+     .work = normalize_matrix_work},
+    {.kind = OpKind::newton_schulz_polynomial,
+     .name = "newton_schulz_polynomial",
+     .operands = newton_schulz_polynomial_operands,
+     .work = newton_schulz_polynomial_work},
+    {.kind = OpKind::muon, .name = "muon", .operands = muon_operands, .work = muon_work, .measured_sizes = flat_sizes},
     {.kind = OpKind::update_loss_scale,
      .name = "update_loss_scale",
      .operands = update_loss_scale_operands,

@@ -89,6 +89,9 @@ TEST_CASE("a kernel receives the operands of its row that its shape and its back
   CHECK(count(OpKind::adamw_8bit, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 9);
   CHECK(count(OpKind::sgd, {}, false) == 2);
   CHECK(count(OpKind::sgd, {.second = true, .norm = true, .master = true, .scaled = true}, false) == 6);
+  CHECK(count(OpKind::muon_momentum, {}, false) == 2);
+  CHECK(count(OpKind::muon_momentum, {.norm = true, .scaled = true}, false) == 4);
+  CHECK(count(OpKind::muon, {.norm = true, .master = true, .scaled = true}, false) == 5);
   CHECK(count(OpKind::cross_entropy_gradient, {}, false) == 5);
   CHECK(count(OpKind::cross_entropy_gradient, {.scaled = true}, false) == 6);
   CHECK(count(OpKind::update_loss_scale, {}, false) == 2);
@@ -410,6 +413,15 @@ TEST_CASE("AdamW with moments of 8 bits moves 12 bytes fewer a parameter, and 16
         Bytes(18 * 1025 + 5 * 16));
   CHECK(row_of(OpKind::adamw_8bit).work({.rows = 1000}, DataType::fp32).flops >
         row_of(OpKind::adamw).work({.rows = 1000}, DataType::fp32).flops);
+}
+
+TEST_CASE("Muon's kernels read and write each of their operands once") {
+  CHECK(row_of(OpKind::muon_momentum).work({.rows = 1000}, DataType::fp32).bytes == Bytes(16000));
+  // A direction of 2 bytes; a master copy, read and written, and a parameter, written.
+  CHECK(row_of(OpKind::muon).work({.rows = 1000, .master = true}, DataType::bf16).bytes == Bytes(12000));
+  const OpShape square{.rows = 10, .columns = 10};
+  CHECK(row_of(OpKind::normalize_matrix).work(square, DataType::bf16).bytes == Bytes(604));
+  CHECK(row_of(OpKind::newton_schulz_polynomial).work(square, DataType::bf16).bytes == Bytes(600));
 }
 
 TEST_CASE("normalized pixels read four bytes each, and write a number") {

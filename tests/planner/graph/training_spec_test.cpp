@@ -45,6 +45,7 @@ TEST_CASE("Optimizers, schedules, dims and types have the names that files use")
   CHECK(std::string(name(Optimizer::adamw_8bit)) == "adamw_8bit");
   CHECK(std::string(name(Optimizer::adam)) == "adam");
   CHECK(std::string(name(Optimizer::sgd)) == "sgd");
+  CHECK(std::string(name(Optimizer::muon)) == "muon");
   CHECK(std::string(name(LearningRateSchedule::constant)) == "constant");
   CHECK(std::string(name(LearningRateSchedule::cosine)) == "cosine");
   CHECK(std::string(name(LearningRateSchedule::linear)) == "linear");

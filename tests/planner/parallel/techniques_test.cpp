@@ -184,6 +184,27 @@ TEST_CASE("moments in 8 bits are in memory") {
   CHECK(!illegal(tiny_gpt2(), training, spec));
 }
 
+TEST_CASE("Muon has whole matrices, without copies, and predicts no other engine") {
+  TrainingSpec training = batch_of(16);
+  training.optimizer = Optimizer::muon;
+  const auto reason_with = [&](int dp, int tp, int zero) {
+    ParallelSpec spec = layout(tiny_llama(), dp, tp, 1);
+    spec.zero_stage = zero;
+    return illegal(tiny_llama(), training, spec).value_or("legal");
+  };
+  CHECK(reason_with(2, 2, 1) == "legal");
+  CHECK(reason_with(2, 1, 3) ==
+        "optimizer muon orthogonalizes whole matrices, of whose gradients ZeRO stage 3 leaves a rank a shard; legal "
+        "stages: 0, 1, or another optimizer");
+  CHECK(reason_with(1, 4, 0) ==
+        "tensor parallelism over 4 cannot split 4 attention heads (2 key/value groups) where optimizer muon gathers "
+        "matrices without copies; legal degrees: 1, 2");
+  training.engine.name = "other";
+  CHECK(reason_with(1, 1, 0) ==
+        "optimizer muon is predicted as parplan's own runtime runs it, and engine other would divide its matrices "
+        "otherwise, or has it not; leave the engine out, or take optimizer adamw");
+}
+
 TEST_CASE("a master has replicas that are whole, and all state") {
   ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
   spec.dp_method = DataMethod::master;

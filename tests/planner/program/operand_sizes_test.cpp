@@ -38,6 +38,7 @@ TEST_CASE("operands of lowered kernels are as large as their rows say, tables at
       if (trial % 4 == 3) training.clip_norm = 0.5;
       if (trial % 5 == 3) training.optimizer = Optimizer::adamw_8bit;
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
+      if (trial % 5 == 2) training.optimizer = Optimizer::muon;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 4, 8};
       const ParallelSpec spec = or_with_master(random_spec(graph, training, ranks[trial % 4], random), random);

@@ -25,6 +25,7 @@ TEST_CASE("lowered Programs of random legal plans verify, on both backends, in e
       const bool fuse = random() % 4 != 0;
       if (trial % 4 == 3) training.clip_norm = 0.5;
       if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
+      if (trial % 5 == 2) training.optimizer = Optimizer::muon;
       if (trial % 10 == 4) training.momentum = 0.9;
       constexpr int ranks[] = {1, 2, 3, 4, 6, 8};
       const ParallelSpec spec = or_with_master(random_spec(graph, training, ranks[trial % 6], random), random);

@@ -37,7 +37,7 @@ using testing::training_of;
 TEST_CASE("an estimate has the memory that lowering plans and bounds below the simulated step, for every objective") {
   std::mt19937 random(3);
   double gaps = 0.0;
-  int count = 0, in_parts = 0, some_layers = 0;
+  int count = 0, in_parts = 0, some_layers = 0, with_muon = 0;
   for (int setting = 0; setting < 300; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = setting % 10 == 0 ? graph_of("tiny-mlp", 16) : random_graph(random, 16);
@@ -48,10 +48,12 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
-    training.optimizer = setting % 7 == 0   ? Optimizer::sgd
-                         : setting % 7 == 4 ? Optimizer::adamw_8bit
-                                            : Optimizer::adamw;
+    training.optimizer = setting % 7 == 0                              ? Optimizer::sgd
+                         : setting % 7 == 4                            ? Optimizer::adamw_8bit
+                         : setting % 7 == 2 && is_own(training.engine) ? Optimizer::muon
+                                                                       : Optimizer::adamw;
     if (setting % 14 == 0) training.momentum = 0.9;
+    with_muon += training.optimizer == Optimizer::muon;
     Estimator estimator(graph, cluster, training);
     const DeviceCountBound floor(graph, cluster, training);
     const std::vector<ParallelSpec> specs = enumerate_specs(
@@ -118,6 +120,7 @@ TEST_CASE("an estimate has the memory that lowering plans and bounds below the s
   CHECK(gaps / count < 0.3);
   CHECK(in_parts > 300);
   CHECK(some_layers > 300);
+  CHECK(with_muon > 10);
 }
 
 TEST_CASE("an estimate has the memory of every home that lowering plans, and only the device's must fit") {

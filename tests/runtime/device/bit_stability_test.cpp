@@ -122,6 +122,30 @@ TEST_CASE("the optimizer gives a parameter the same bits in every shard") {
   });
 }
 
+TEST_CASE("Muon gives a momentum and a parameter the same bits in every shard") {
+  const std::int64_t count = 101;
+  const Array norm(1, 7.0f), direction(numbers(count, 4));
+  on_every_instruction_set([&](Backend& backend) {
+    backend.set_scalars({.learning_rate = 0.013, .weight_decay = 0.17, .momentum = 0.93, .clip_norm = 1.0});
+    const auto update = [&](std::int64_t split, Array& g, Array& m, Array& p) {
+      for (const auto& [begin, end] : {std::pair{std::int64_t{0}, split}, std::pair{split, count}}) {
+        const OpShape shape{.rows = end - begin, .weight_decay = true, .norm = true, .factor = 1.7};
+        run(backend, OpKind::muon_momentum, shape, g.data() + begin, m.data() + begin, norm);
+        run(backend, OpKind::muon, shape, direction.data() + begin, p.data() + begin, norm);
+      }
+    };
+    Array g(numbers(count, 1)), m(numbers(count, 3)), p(numbers(count, 2));
+    update(0, g, m, p);
+    for (std::int64_t split = 1; split < count; ++split) {
+      Array g_split(numbers(count, 1), 1), m_split(numbers(count, 3), 2), p_split(numbers(count, 2), 3);
+      update(split, g_split, m_split, p_split);
+      CHECK(same_bits(g.data(), g_split.data(), count));
+      CHECK(same_bits(m.data(), m_split.data(), count));
+      CHECK(same_bits(p.data(), p_split.data(), count));
+    }
+  });
+}
+
 TEST_CASE("the optimizer gives a parameter and its codes the same bits in every shard of whole blocks") {
   const std::int64_t block = 256, count = 5 * block + 37;
   const Array norm(1, 7.0f), gradient(numbers(count, 1));

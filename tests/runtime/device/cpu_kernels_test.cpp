@@ -1309,6 +1309,63 @@ TEST_CASE("sgd follows torch.optim.SGD, with and without momentum and clipping")
   });
 }
 
+TEST_CASE("muon_momentum and muon follow torch.optim.Muon around its orthogonalization") {
+  const std::int64_t count = 37;
+  const Vector gradient = numbers(count, 1), parameter = numbers(count, 2), buffer = numbers(count, 3),
+               direction = numbers(count, 4);
+  const StepScalars t{.learning_rate = 0.1, .weight_decay = 0.2, .momentum = 0.9, .clip_norm = 1.0};
+  const OpShape shape{.rows = count, .norm = true};
+  OpShape moved{.rows = count, .weight_decay = true, .norm = true, .master = true, .factor = 3.0};
+  on_every_instruction_set([&](Backend& backend) {
+    backend.set_scalars(t);
+    const double clip = 1.0 / (4.0 + 1e-6);
+    Vector momentum, goes, wanted;
+    for (std::size_t i = 0; i < at(count); ++i) {
+      const double g = gradient[i] * clip;
+      momentum.push_back(0.9 * buffer[i] + 0.1 * g);
+      goes.push_back(0.9 * momentum.back() + 0.1 * g);
+      wanted.push_back(parameter[i] * (1.0 - 0.1 * 0.2) - 0.1 * 3.0 * direction[i]);
+    }
+    const Array norm(1, 16.0f);
+    Array g(gradient), m(buffer);
+    run(backend, OpKind::muon_momentum, shape, g, m, norm);
+    check_near(m, momentum, 1e-6);
+    check_near(g, goes, 1e-6);
+    Array low(count), master(parameter);
+    run(backend, OpKind::muon, moved, Array(direction), low, norm, master);
+    check_near(master, wanted, 1e-6);
+    CHECK(same_bits(low.data(), master.data(), count));
+    // Neither changes anything in a step whose loss scale was too large.
+    OpShape scaled = shape;
+    scaled.scaled = moved.scaled = true;
+    const Array overflow(1, INFINITY), scale(Vector{1024.0, 0.0, 0.0, 0.0});
+    run(backend, OpKind::muon_momentum, scaled, g, m, overflow, scale);
+    run(backend, OpKind::muon, moved, Array(direction), low, overflow, master, scale);
+    check_near(m, momentum, 1e-6);
+    check_near(g, goes, 1e-6);
+    check_near(master, wanted, 1e-6);
+  });
+}
+
+TEST_CASE("normalize_matrix divides by the norm, and newton_schulz_polynomial adds the diagonal") {
+  on_every_instruction_set([&](Backend& backend) {
+    const std::int64_t rows = 5, columns = 7;
+    const Vector x = numbers(rows * columns, 1);
+    Vector wanted;
+    for (const double number : x) wanted.push_back(number / 3.0);
+    Array y(rows * columns);
+    run(backend, OpKind::normalize_matrix, {.rows = rows, .columns = columns}, Array(x), Array(1, 9.0f), y);
+    check_near(y, wanted, 1e-6);
+    const Vector square = numbers(rows * rows, 2), fourth = numbers(rows * rows, 3);
+    Vector polynomial;
+    for (std::size_t i = 0; i < at(rows * rows); ++i)
+      polynomial.push_back((i % 6 == 0 ? 3.4445 : 0.0) - 4.7750 * square[i] + 2.0315 * fourth[i]);
+    Array result(fourth);
+    run(backend, OpKind::newton_schulz_polynomial, {.rows = rows, .columns = rows}, Array(square), result);
+    check_near(result, polynomial, 2e-6);
+  });
+}
+
 TEST_CASE("add_layer_norm and add_rms_norm equal the sum and the norm, one after the other, to the bit") {
   const std::int64_t rows = 5;
   for (const std::int64_t columns : {1, 16, 53})

@@ -71,6 +71,10 @@ constexpr Row rows[] = {
     {OpKind::adamw, adamw},
     {OpKind::adamw_8bit, adamw_8bit},
     {OpKind::sgd, sgd},
+    {OpKind::muon_momentum, muon_momentum},
+    {OpKind::normalize_matrix, normalize_matrix},
+    {OpKind::newton_schulz_polynomial, newton_schulz_polynomial},
+    {OpKind::muon, muon},
     {OpKind::update_loss_scale, update_loss_scale},
 };
 

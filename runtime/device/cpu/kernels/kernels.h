@@ -84,6 +84,10 @@ void sum_squares(const CpuKernelArguments& a);
 void adamw(const CpuKernelArguments& a);
 void adamw_8bit(const CpuKernelArguments& a);
 void sgd(const CpuKernelArguments& a);
+void muon_momentum(const CpuKernelArguments& a);
+void normalize_matrix(const CpuKernelArguments& a);
+void newton_schulz_polynomial(const CpuKernelArguments& a);
+void muon(const CpuKernelArguments& a);
 void update_loss_scale(const CpuKernelArguments& a);
 
 // ordered_reduction.cpp, for the communicators

@@ -1,4 +1,5 @@
 #include "planner/graph/dynamic_quantization.h"
+#include "planner/graph/newton_schulz.h"
 #include "runtime/device/cpu/kernels/kernels.h"
 #include "runtime/device/cpu/kernels/simd.h"
 
@@ -185,6 +186,23 @@ struct SgdConstants {
   }
 }
 
+// As torch.optim.Muon: the momentum is an average, and Nesterov's direction goes on to it from the
+// gradient.
+[[gnu::noinline]] void muon_momentum_steps(float factor, float rest, float* __restrict gradient,
+                                           float* __restrict momentum, std::int64_t n) {
+  for (std::int64_t i = 0; i < n / 16 * 16; ++i) {
+    const float g = gradient[i] * factor;
+    const float m = momentum[i] + rest * (g - momentum[i]);
+    momentum[i] = m;
+    gradient[i] = m + rest * (g - m);
+  }
+}
+
+[[gnu::noinline]] void muon_steps(float keep, float rate, const float* __restrict direction,
+                                  float* __restrict parameter, std::int64_t n) {
+  for (std::int64_t i = 0; i < n / 16 * 16; ++i) parameter[i] = parameter[i] * keep - rate * direction[i];
+}
+
 }  // namespace
 
 // x -> y += sum of x^2, added up in double precision
@@ -251,6 +269,53 @@ void sgd(const CpuKernelArguments& a) {
     in_sixteens<2>({a.floats(0), parameter}, elements(a.shape),
                    [&](float* const* p, std::int64_t n) { sgd_steps(constants, p[0], p[1], n); });
   }
+  gradients.deliver(a.floats(1), elements(a.shape));
+}
+
+// gradient, momentum, (norm), (loss scale)
+void muon_momentum(const CpuKernelArguments& a) {
+  OpShape shape = a.shape;
+  shape.master = false;  // it updates no parameter
+  const Gradients gradients({.shape = shape, .operands = a.operands, .scalars = a.scalars}, 2);
+  if (gradients.skipped) return;
+  const float rest = static_cast<float>(1.0 - a.scalars->momentum);
+  // The first array is not written back.
+  in_sixteens<3>({a.floats(0), a.floats(1), a.floats(0)}, elements(a.shape),
+                 [&](float* const* p, std::int64_t n) { muon_momentum_steps(gradients.factor, rest, p[2], p[1], n); });
+}
+
+// x, its sum of squares -> x / norm
+void normalize_matrix(const CpuKernelArguments& a) {
+  const float* x = a.floats(0);
+  float* y = a.floats(2);
+  const double norm = __builtin_sqrt(static_cast<double>(*a.floats(1)));
+  const float inverse = static_cast<float>(1.0 / (norm > least_matrix_norm ? norm : least_matrix_norm));
+  for_each_wide(elements(a.shape),
+                [&](std::int64_t i, auto lanes) { store(y + i, load(x + i, lanes) * inverse, lanes); });
+}
+
+// A, A A -> in the place of the second, a I + b A + c A A
+void newton_schulz_polynomial(const CpuKernelArguments& a) {
+  const std::int64_t rows = a.shape.rows, columns = a.shape.columns;
+  const float* square = a.floats(0);
+  float* result = a.floats(1);
+  const float b = static_cast<float>(newton_schulz.b), c = static_cast<float>(newton_schulz.c);
+  for_each_wide(rows * columns, [&](std::int64_t i, auto lanes) {
+    store(result + i, load(square + i, lanes) * b + load(result + i, lanes) * c, lanes);
+  });
+  for (std::int64_t i = 0; i < rows && i < columns; ++i) result[i * columns + i] += static_cast<float>(newton_schulz.a);
+}
+
+// direction, parameter, (norm), (master), (loss scale). As torch.optim.Muon.
+void muon(const CpuKernelArguments& a) {
+  const StepScalars& t = *a.scalars;
+  const Gradients gradients(a, 2);
+  if (gradients.skipped) return;
+  const double decay = a.shape.weight_decay ? t.weight_decay : 0.0;
+  const float keep = static_cast<float>(1.0 - t.learning_rate * decay),
+              rate = static_cast<float>(t.learning_rate * a.shape.factor);
+  in_sixteens<2>({a.floats(0), gradients.updated(a.floats(1))}, elements(a.shape),
+                 [&](float* const* p, std::int64_t n) { muon_steps(keep, rate, p[0], p[1], n); });
   gradients.deliver(a.floats(1), elements(a.shape));
 }
 

@@ -84,6 +84,10 @@ void sum_squares(const CudaKernelArguments& a);
 void adamw(const CudaKernelArguments& a);
 void adamw_8bit(const CudaKernelArguments& a);
 void sgd(const CudaKernelArguments& a);
+void muon_momentum(const CudaKernelArguments& a);
+void normalize_matrix(const CudaKernelArguments& a);
+void newton_schulz_polynomial(const CudaKernelArguments& a);
+void muon(const CudaKernelArguments& a);
 void update_loss_scale(const CudaKernelArguments& a);
 
 // memory_pattern.cu, for Backend::fill and end_of_unlike

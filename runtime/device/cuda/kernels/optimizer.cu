@@ -1,5 +1,6 @@
 #include "planner/graph/cuda_workspace.h"
 #include "planner/graph/dynamic_quantization.h"
+#include "planner/graph/newton_schulz.h"
 #include "runtime/device/cuda/kernels/kernels.h"
 #include "runtime/device/cuda/kernels/load_store.h"
 #include "runtime/device/cuda/kernels/thread_reduction.h"
@@ -237,6 +238,101 @@ __global__ void sgd_steps(FlatRange range, StepOperands operands, const float* g
   });
 }
 
+struct MuonConstants {
+  float factor, rest, keep, rate;
+  bool skipped;
+};
+
+__device__ inline MuonConstants muon_constants(const StepOperands& o, double length) {
+  const StepScalars& t = *o.scalars;
+  const Gradients gradients = gradients_of(o);
+  const double decay = o.weight_decay ? t.weight_decay : 0.0;
+  return {.factor = gradients.factor,
+          .rest = static_cast<float>(1.0 - t.momentum),
+          .keep = static_cast<float>(1.0 - t.learning_rate * decay),
+          .rate = static_cast<float>(t.learning_rate * length),
+          .skipped = gradients.skipped};
+}
+
+// As torch.optim.Muon: the momentum is an average, and Nesterov's direction goes on to it from the
+// gradient.
+template <int most>
+__global__ void muon_momentum_steps(FlatRange range, StepOperands operands, float* gradient, float* momentum) {
+  __shared__ MuonConstants shared;
+  if (threadIdx.x == 0) shared = muon_constants(operands, 0.0);
+  __syncthreads();
+  const MuonConstants c = shared;
+  if (c.skipped) return;
+  for_each_flat<most>(range, [&](std::int64_t i, auto count) {
+    constexpr int n = decltype(count)::width;
+    float g[n], m[n];
+    load(gradient + i, g);
+    load(momentum + i, m);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float scaled = g[k] * c.factor;
+      m[k] = fmaf(c.rest, scaled - m[k], m[k]);
+      g[k] = fmaf(c.rest, scaled - m[k], m[k]);
+    }
+    store(momentum + i, m);
+    store(gradient + i, g);
+  });
+}
+
+template <class T, int most>
+__global__ void divide_by_norm(FlatRange range, const float* x, const float* sum_of_squares, T* y) {
+  const float norm = sqrtf(*sum_of_squares), least = static_cast<float>(least_matrix_norm);
+  const float inverse = 1.0f / (norm > least ? norm : least);
+  for_each_flat<most>(range, [&](std::int64_t i, auto count) {
+    float values[decltype(count)::width];
+    load(x + i, values);
+#pragma unroll
+    for (float& value : values) value *= inverse;
+    store(y + i, values);
+  });
+}
+
+// Elements i * (columns + 1) are the diagonal.
+template <class T, int most>
+__global__ void polynomial_of_square(FlatRange range, std::int64_t columns, const T* square, T* result) {
+  for_each_flat<most>(range, [&](std::int64_t i, auto count) {
+    constexpr int n = decltype(count)::width;
+    float s[n], r[n];
+    load(square + i, s);
+    load(result + i, r);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const float diagonal = (i + k) % (columns + 1) == 0 ? static_cast<float>(newton_schulz.a) : 0.0f;
+      r[k] = fmaf(static_cast<float>(newton_schulz.c), r[k], fmaf(static_cast<float>(newton_schulz.b), s[k], diagonal));
+    }
+    store(result + i, r);
+  });
+}
+
+template <class T, bool has_master, int most>
+__global__ void muon_steps(FlatRange range, StepOperands operands, double length, const T* direction, T* parameter,
+                           float* master) {
+  __shared__ MuonConstants shared;
+  if (threadIdx.x == 0) shared = muon_constants(operands, length);
+  __syncthreads();
+  const MuonConstants c = shared;
+  if (c.skipped) return;
+  for_each_flat<most>(range, [&](std::int64_t i, auto count) {
+    constexpr int n = decltype(count)::width;
+    float d[n], p[n];
+    load(direction + i, d);
+    if constexpr (has_master) {
+      load(master + i, p);
+    } else {
+      load(parameter + i, p);
+    }
+#pragma unroll
+    for (int k = 0; k < n; ++k) p[k] = fmaf(-c.rate, d[k], p[k] * c.keep);
+    if constexpr (has_master) store(master + i, p);
+    store(parameter + i, p);
+  });
+}
+
 // Each block computes the step's constants once: there are enough blocks to fill a GPU several
 // times over, and no more.
 constexpr std::int64_t step_blocks = 4096;
@@ -342,6 +438,72 @@ void sgd(const CudaKernelArguments& a) {
                  rest.operands, gradient, parameter, buffer, rest.master);
         },
         step_blocks);
+  });
+}
+
+// gradient, momentum, (norm), (loss scale)
+void muon_momentum(const CudaKernelArguments& a) {
+  OpShape shape = a.shape;
+  shape.master = false;  // it updates no parameter
+  const CudaKernelArguments without_master{
+      .shape = shape, .type = a.type, .operands = a.operands, .scalars = a.scalars, .stream = a.stream};
+  const StepRest rest = read_rest(without_master, 2);
+  float *gradient = a.at<float>(0), *momentum = a.at<float>(1);
+  submit_flat<width>(
+      elements(a.shape), {gradient, momentum},
+      [&](auto count, FlatRange range, const Grid& grid) {
+        launch("muon_momentum", muon_momentum_steps<decltype(count)::width>, grid, a.stream, range, rest.operands,
+               gradient, momentum);
+      },
+      step_blocks);
+}
+
+// x, its sum of squares -> x / norm
+void normalize_matrix(const CudaKernelArguments& a) {
+  const float *x = a.at<const float>(0), *sum_of_squares = a.at<const float>(1);
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    T* y = a.at<T>(2);
+    submit_flat<vector_width<T>>(
+        elements(a.shape), {x, y},
+        [&](auto count, FlatRange range, const Grid& grid) {
+          launch("normalize_matrix", divide_by_norm<T, decltype(count)::width>, grid, a.stream, range, x,
+                 sum_of_squares, y);
+        },
+        step_blocks);
+  });
+}
+
+// A, A A -> in the place of the second, a I + b A + c A A
+void newton_schulz_polynomial(const CudaKernelArguments& a) {
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    const T* square = a.at<const T>(0);
+    T* result = a.at<T>(1);
+    submit_flat<vector_width<T>>(elements(a.shape), {square, result},
+                                 [&](auto count, FlatRange range, const Grid& grid) {
+                                   launch("newton_schulz_polynomial", polynomial_of_square<T, decltype(count)::width>,
+                                          grid, a.stream, range, a.shape.columns, square, result);
+                                 });
+  });
+}
+
+// direction, parameter, (norm), (master), (loss scale)
+void muon(const CudaKernelArguments& a) {
+  const StepRest rest = read_rest(a, 2);
+  dispatch(a.type, [&](auto number) {
+    using T = typename decltype(number)::Type;
+    const T* direction = a.at<const T>(0);
+    T* parameter = a.at<T>(1);
+    const auto submit = [&](auto count, FlatRange range, const Grid& grid) {
+      constexpr int n = decltype(count)::width;
+      launch("muon", rest.master != nullptr ? muon_steps<T, true, n> : muon_steps<T, false, n>, grid, a.stream, range,
+             rest.operands, a.shape.factor, direction, parameter, rest.master);
+    };
+    if (rest.master != nullptr)
+      submit_flat<width>(elements(a.shape), {direction, parameter, rest.master}, submit, step_blocks);
+    else
+      submit_flat<width>(elements(a.shape), {direction, parameter}, submit, step_blocks);
   });
 }
 
