@@ -217,7 +217,7 @@ TEST_CASE("blocks that differ in ZeRO stage, sequence parallelism and recompute 
       std::string what = describe(spec) + vary_blocks(graph, spec, job.layout, random);
       std::mt19937 apart = random;  // so that the draw changes no others
       for (BlockLayout& layout : job.layout.layouts) {
-        layout.saved = apart() % 2 == 0 ? Home::device : Home::host;
+        layout.saved = all_homes[apart() % all_homes.size()];
         what += fmt::format(" saved on the {};", name(layout.saved));
       }
       INFO(model << ": " << what);
@@ -382,7 +382,7 @@ TEST_CASE("ranks with several stages train as a single stage does, to the bit wi
     const Schedule schedule = random_interleaved(ranks, chunks, count, random);
     if (find_fault(schedule, count)) continue;
     ++ran;
-    if (ran % 3 == 0) cut.offload = Offload::activations;
+    if (ran % 3 == 0) cut.offload = Offload{.activations = Home::host};
     const Job job{.graph = &graph, .training = training, .layout = lay_out(cut, place(graph, spec)),
                   .schedule = schedule, .backend = BackendKind::cpu, .overhead = {}};
     INFO(describe(cut) << ", " << count << " micro-batches");
