@@ -51,8 +51,9 @@ std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster
   text += explain_space(result.counts);
   for (const Remedy& remedy : result.remedies) text += fmt::format("what would make it fit: {}\n", describe(remedy));
   if (result.remedies.empty())
-    text += "what would make it fit: nothing that was tried (memory, devices, layout, offload, batch, sequence, "
-            "precision, optimizer)\n";
+    text +=
+        "what would make it fit: nothing that was tried (memory, devices, layout, offload, batch, sequence, "
+        "precision, optimizer)\n";
   return text;
 }
 

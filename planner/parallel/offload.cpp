@@ -25,9 +25,9 @@ std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& tr
                                 int most) {
   std::vector<int> values;
   for (const Offload& offload : all_offloads())
-    if (const int value = number_of(offload);
-        value <= most && (offload == Offload{} || is_own(training.engine)) && !repeats_parameters(spec, offload) &&
-        !drives_quantized_state(training, offload))
+    if (const int value = number_of(offload); value <= most && (offload == Offload{} || is_own(training.engine)) &&
+                                              !repeats_parameters(spec, offload) &&
+                                              !drives_quantized_state(training, offload))
       values.push_back(value);
   std::ranges::sort(values);
   return values;
@@ -52,9 +52,10 @@ std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const Train
   }
   if (drives_quantized_state(training, spec.offload)) {
     other.optimizer = Home::host;
-    return fmt::format("offload {} keeps the optimizer's state in fp32 on NVMe, and optimizer {} has it in 8 bits; "
-                       "legal: offload {}, or another optimizer",
-                       name(spec.offload), name(training.optimizer), name(other));
+    return fmt::format(
+        "offload {} keeps the optimizer's state in fp32 on NVMe, and optimizer {} has it in 8 bits; "
+        "legal: offload {}, or another optimizer",
+        name(spec.offload), name(training.optimizer), name(other));
   }
   return std::nullopt;
 }

@@ -80,9 +80,10 @@ std::optional<std::string> wrong_with(const Offload& offload) {
     if (index_of(home) > index_of(part.furthest))
       return fmt::format("{} stay in memory; legal: {}, or none", part.words, word(part, part.furthest));
     if (part.is_updated && home != Home::device && offload.optimizer == Home::device)
-      return fmt::format("{} are where the host updates them only with the optimizer's state; legal: optimizer+{} or "
-                         "optimizer:nvme+{}, or none",
-                         part.words, word(part, home), word(part, home));
+      return fmt::format(
+          "{} are where the host updates them only with the optimizer's state; legal: optimizer+{} or "
+          "optimizer:nvme+{}, or none",
+          part.words, word(part, home), word(part, home));
   }
   return std::nullopt;
 }

@@ -289,7 +289,7 @@ Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t
 // in the buffer on the host that was read for it from NVMe. In offload_state.cpp.
 struct StatePieces {
   std::optional<Piece> first_moment, second_moment, master;
-  std::optional<Piece> parameters;  // only where they are on NVMe
+  std::optional<Piece> parameters;                   // only where they are on NVMe
   std::optional<Piece> first_scales, second_scales;  // of moments in 8 bits
 };
 StatePieces state_pieces(const Lowering& lowering, std::size_t bucket, BucketRange range);

@@ -183,7 +183,8 @@ const char* words(BufferRole role) {
       return "saved on its way to and from the host {}";
     case BufferRole::staged_for_weights:
       return "saved for weight gradients on its way to and from the host {}";
-    case BufferRole::staged_on_host: return "saved on its way to and from NVMe {}";
+    case BufferRole::staged_on_host:
+      return "saved on its way to and from NVMe {}";
     case BufferRole::input: return "arriving activation {}";
     case BufferRole::output: return "activation to send {}";
     case BufferRole::scratch: return "scratch";

@@ -117,12 +117,12 @@ enum class BufferRole {
   master,
   host_parameters,  // updated on the host in half precision, to be copied to the device
   loss_scale,
-  staged_state,  // on the host, what a bucket that is updated has on NVMe of its state and parameters
+  staged_state,       // on the host, what a bucket that is updated has on NVMe of its state and parameters
   staged_parameters,  // on the host, parameters that are on NVMe, on their way to the device
-  host_gradients,   // of this rank's shard, for an update on the host
-  host_norm,        // a copy for such updates; where gradients are on the host, summed there
-  host_loss_scale,  // the same
-  gathered,         // ZeRO-3, or parameters elsewhere: those of a block while it computes
+  host_gradients,     // of this rank's shard, for an update on the host
+  host_norm,          // a copy for such updates; where gradients are on the host, summed there
+  host_loss_scale,    // the same
+  gathered,           // ZeRO-3, or parameters elsewhere: those of a block while it computes
   gathered_frozen,
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
@@ -135,8 +135,8 @@ enum class BufferRole {
   staged,            // on the device, what a block has saved elsewhere
   staged_for_weights,
   staged_on_host,  // what a block has saved in a file, both ways
-  input,   // an activation from another rank, until its backward
-  output,  // an activation on its way to another rank
+  input,           // an activation from another rank, until its backward
+  output,          // an activation on its way to another rank
   scratch,
   gradient,  // of an activation between blocks
   norm,

@@ -11,8 +11,9 @@
 // are read into one of a few buffers on the host, updated there by the host's processor, and written
 // back, while the next bucket's are read (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857;
 // in DeepSpeed runtime/swap_tensor/pipelined_optimizer_swapper.py). The first buckets are read while
-// the step computes gradients, as soon as nothing else is: the buffers are free then. An update rewrites parameters in half
-// precision from their master copy, and is a kernel that updates them in place: they are read, too.
+// the step computes gradients, as soon as nothing else is: the buffers are free then. An update
+// rewrites parameters in half precision from their master copy, and is a kernel that updates them
+// in place: they are read, too.
 namespace parplan {
 namespace {
 
@@ -72,8 +73,7 @@ void read_state(Lowering& lowering, std::size_t index) {
 
 void begin_reads_of_state(Lowering& lowering) {
   const std::vector<std::size_t> buckets = staged_buckets(lowering);
-  for (std::size_t k = 0; k < std::min(buckets.size(), lowering.staged_state.size()); ++k)
-    {
+  for (std::size_t k = 0; k < std::min(buckets.size(), lowering.staged_state.size()); ++k) {
     read_state(lowering, buckets[k]);
     may_follow_early(lowering);
   }
@@ -94,7 +94,8 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   const auto staged = lowering.state_in.find(index);
   const auto place = [&](std::optional<int> own, std::int64_t element) -> std::optional<Piece> {
     if (!own) return std::nullopt;
-    if (lowering.program.buffers[*own].home != Home::nvme) return in_shard(bucket, *own, range, element, Access::update);
+    if (lowering.program.buffers[*own].home != Home::nvme)
+      return in_shard(bucket, *own, range, element, Access::update);
     Piece piece = in_shard(bucket, staged->second, range, element, Access::update);
     piece.offset += begin;
     begin += bucket.shard_elements * element;

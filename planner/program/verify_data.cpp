@@ -43,7 +43,7 @@ struct State {
   bool outdated = false;  // parameters that this rank's host has updated since
   bool unread = false;   // written, and not read since
   bool uncopied = false;  // a sum of gradients that is on its way to the host, and not there yet
-  int freed_by = 0;      // call, where it is freed
+  int freed_by = 0;       // call, where it is freed
   Stream writer_stream{};
   Touch writer;
   std::array<Touch, stream_count> readers;  // last since the last write, per stream
@@ -735,7 +735,7 @@ class DataCheck {
   std::vector<Fault>& faults_;
   std::size_t most_;
   std::set<std::pair<Rule, std::pair<int, std::optional<int>>>> known_;
-  std::vector<Intervals<State>> contents_;                             // per buffer
+  std::vector<Intervals<State>> contents_;                      // per buffer
   std::vector<char> is_sent_;                                   // per buffer: gradients that a master takes
   std::vector<char> in_first_part_;                             // per call: of backward_inputs
   std::vector<char> is_sum_, is_staged_;                        // per buffer: find_sums_on_host

@@ -18,13 +18,13 @@ namespace {
 
 // What is known about some bytes of a buffer.
 struct InFlight {
-  int of_file = -1;           // on the host: the buffer in the file that it was read from; -1: none
-  std::int64_t shift = 0;     // then: how many bytes further it is there
-  bool unwritten = false;     // updated since, and not written back
-  bool outdated = false;      // the host has updated it since, elsewhere
-  bool unread = false;        // written by a copy, and not read since
-  int writer = 0;             // call
-  int writing = 0;            // instruction
+  int of_file = -1;        // on the host: the buffer in the file that it was read from; -1: none
+  std::int64_t shift = 0;  // then: how many bytes further it is there
+  bool unwritten = false;  // updated since, and not written back
+  bool outdated = false;   // the host has updated it since, elsewhere
+  bool unread = false;     // written by a copy, and not read since
+  int writer = 0;          // call
+  int writing = 0;         // instruction
 };
 
 // Plays one rank's calls in launch order, two steps long: the second finds what the first leaves.
@@ -139,8 +139,7 @@ class FileCheck {
     const bool in_file = buffer(id).home == Home::nvme;
     fault(c, i,
           fmt::format("dropped {}: {} reads {}, which the host has updated and not {}", in_file ? "write" : "copy",
-                      describe(instruction), bytes_of(id, piece),
-                      in_file ? "written to it" : "copied to the device"));
+                      describe(instruction), bytes_of(id, piece), in_file ? "written to it" : "copied to the device"));
   }
   void check_written(int id, int c, int i, const Instruction& instruction, const Piece& piece) {
     if (piece.state.unwritten)
@@ -188,8 +187,7 @@ class FileCheck {
       return check_origin(call, c, i, instruction, from, to, [&](int file) {
         const Bucket* const bucket = bucket_of(file);
         if (bucket == nullptr) return !buffer(file).persistent;
-        return bucket->parameters == file ? !buffer(to).persistent
-                                          : bucket->parameters == to && bucket->master == file;
+        return bucket->parameters == file ? !buffer(to).persistent : bucket->parameters == to && bucket->master == file;
       });
     check_origin(call, c, i, instruction, from, to, [&](int file) { return file == to; });
     if (!buffer(to).persistent) return;
@@ -248,7 +246,7 @@ class FileCheck {
   std::size_t most_;
   std::set<std::pair<int, std::optional<int>>> known_;
   std::vector<Intervals<InFlight>> contents_;  // per buffer
-  std::vector<char> is_on_way_;  // per buffer: to or from a file, or in one until the step has read it
+  std::vector<char> is_on_way_;                // per buffer: to or from a file, or in one until the step has read it
 };
 
 }  // namespace

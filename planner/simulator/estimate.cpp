@@ -129,8 +129,7 @@ const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSp
     return sum;
   };
   const auto time = [&](const std::vector<ByteRange>& ranges) {
-    return sum_of(ranges,
-                  [&](Bytes bytes) { return host_copy_time(bytes, *where.device, where.rates, where.host); });
+    return sum_of(ranges, [&](Bytes bytes) { return host_copy_time(bytes, *where.device, where.rates, where.host); });
   };
   const auto in_file = [&](Stream stream, const std::vector<ByteRange>& ranges) {
     return sum_of(ranges, [&](Bytes bytes) { return file_time(stream, bytes, where.nvme); });
@@ -148,8 +147,8 @@ const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSp
     copies.back_without_input = copies.out_without_input - copies.for_weights + for_first_part;
     if (spec.offload.activations != Home::nvme) continue;
     // An input that lies apart is not there.
-    copies.write = in_file(Stream::to_nvme, saved_ranges(block, false)) +
-                   in_file(Stream::to_nvme, for_weights_ranges(block));
+    copies.write =
+        in_file(Stream::to_nvme, saved_ranges(block, false)) + in_file(Stream::to_nvme, for_weights_ranges(block));
     copies.read = in_file(Stream::from_nvme, saved_ranges(block, false));
   }
   return &entry->second;

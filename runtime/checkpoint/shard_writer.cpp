@@ -42,13 +42,13 @@ CheckpointFile write_shard(const std::string& folder, const std::string& name, c
 
 ShardWriter::ShardWriter(std::string folder, std::vector<Shard> shards, WrittenShards before) {
   for (const Shard& shard : shards) held_ += std::ssize(shard.data);
-  files_ = std::async(std::launch::async, [this, folder = std::move(folder), shards = std::move(shards),
-                                           before = std::move(before)] {
-    if (before.failure) throw RunError(*before.failure);
-    std::vector<CheckpointFile> files = before.files;
-    for (const Shard& shard : shards) files.push_back(write_shard(folder, shard, stop_));
-    return files;
-  });
+  files_ = std::async(std::launch::async,
+                      [this, folder = std::move(folder), shards = std::move(shards), before = std::move(before)] {
+                        if (before.failure) throw RunError(*before.failure);
+                        std::vector<CheckpointFile> files = before.files;
+                        for (const Shard& shard : shards) files.push_back(write_shard(folder, shard, stop_));
+                        return files;
+                      });
 }
 
 ShardWriter::~ShardWriter() {

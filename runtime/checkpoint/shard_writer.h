@@ -3,8 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <future>
 #include <functional>
+#include <future>
 #include <optional>
 #include <span>
 #include <string>

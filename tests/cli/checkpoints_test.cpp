@@ -193,8 +193,8 @@ TEST_CASE("a checkpoint that cannot be written ends no run, leaves nothing, and 
   const std::string plan = trainings.plan("plan.yaml", two_data_ranks);
   // Files of at most 64 KiB: the shards of this model are larger, plan and report are not.
   const Called called =
-      shell(fmt::format("( ulimit -f 64; {} run {} --quiet --steps 3 --every 2 --checkpoint {} ) 2>&1",
-                        PARPLAN_BINARY, plan, trainings.checkpoints));
+      shell(fmt::format("( ulimit -f 64; {} run {} --quiet --steps 3 --every 2 --checkpoint {} ) 2>&1", PARPLAN_BINARY,
+                        plan, trainings.checkpoints));
   CHECK(called.code == 1);
   for (const int step : {2, 3})
     CHECK(called.out.find(fmt::format("error: no checkpoint of step {}: cannot write '{}/step-{:08}.incomplete/"
@@ -209,8 +209,7 @@ TEST_CASE("a file for offload that is larger than the limit on files ends the ru
   const std::string cluster(std::istreambuf_iterator<char>(cores), {});
   const std::string with_drives =
       trainings.folder.write("cluster.yaml", cluster + "nvme: {read: 1 GB/s, write: 1 GB/s, latency: 100 us}\n");
-  const std::string plan =
-      trainings.plan("plan.yaml", {"--devices", "1", "--offload", "optimizer:nvme"}, with_drives);
+  const std::string plan = trainings.plan("plan.yaml", {"--devices", "1", "--offload", "optimizer:nvme"}, with_drives);
   const Called called = shell(fmt::format("( ulimit -f 64; {} run {} --quiet --steps 1 --nvme-dir {} ) 2>&1",
                                           PARPLAN_BINARY, plan, trainings.folder.path("")));
   CHECK(called.code == 1);

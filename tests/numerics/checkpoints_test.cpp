@@ -206,8 +206,8 @@ TEST_CASE("state and parameters on NVMe go to a checkpoint and come back in piec
     Job other = job;
     other.training.seed += 1;
     Trainer reader(graph, other);
-    restore(reader.job, graph, training,
-            *find_checkpoint(path, graph, reader.plan, reader.facts(), *reader.rendezvous), small);
+    restore(reader.job, graph, training, *find_checkpoint(path, graph, reader.plan, reader.facts(), *reader.rendezvous),
+            small);
     const std::string again = folder.path("again");
     make_folder(again);
     reader.save(again, 2);

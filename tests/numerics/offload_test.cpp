@@ -166,8 +166,7 @@ TEST_CASE("random legal plans with gradients and parameters on the host train to
       for (const Offload& other : all_offloads()) {
         ParallelSpec with = spec;
         with.offload = other;
-        if ((other.gradients != Home::device || other.parameters != Home::device) &&
-            !illegal(graph, training, with))
+        if ((other.gradients != Home::device || other.parameters != Home::device) && !illegal(graph, training, with))
           legal.push_back(other);
       }
       REQUIRE(!legal.empty());

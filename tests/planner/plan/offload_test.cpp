@@ -6,8 +6,8 @@
 #include <set>
 #include <string>
 
-#include "planner/base/error.h"
 #include "planner/base/enum_index.h"
+#include "planner/base/error.h"
 
 namespace parplan {
 namespace {
@@ -69,8 +69,8 @@ TEST_CASE("an offload is written in one way, and read with its parts in any orde
 TEST_CASE("a word that is no offload says what is wrong with it, and what to write") {
   const std::string parts =
       "optimizer, optimizer:nvme, gradients, parameters, parameters:nvme, activations, activations:nvme";
-  CHECK(why_not("optimiser") == "error: expected none, or parts joined by +: " + parts +
-                                    "; found 'optimiser'; did you mean 'optimizer'?");
+  CHECK(why_not("optimiser") ==
+        "error: expected none, or parts joined by +: " + parts + "; found 'optimiser'; did you mean 'optimizer'?");
   CHECK(why_not("optimizer+") == "error: expected none, or parts joined by +: " + parts + "; found 'optimizer+'");
   CHECK(why_not("none+activations").starts_with("error: expected none, or parts joined by +: "));
   CHECK(why_not("optimizer:nvme+optimizer") ==

@@ -442,9 +442,10 @@ TEST_CASE("parameters that are read before their update is written, and slots on
   CHECK(has_fault("dropped write: copy", [&](Program& program) {
     const std::size_t written = own_calls("write.state").front();
     const int file = program.calls[written].buffers.back();
-    const auto read = std::ranges::find_if(own_calls("read.parameters"), [&](std::size_t call) {
-      return program.calls[call].buffers.front() == file;
-    });
+    const std::vector<std::size_t> reads = own_calls("read.parameters");
+    const auto read =
+        std::ranges::find_if(reads, [&](std::size_t call) { return program.calls[call].buffers.front() == file; });
+    REQUIRE(read != reads.end());
     const Call early = program.calls[*read];
     program.calls.insert(program.calls.begin() + static_cast<std::ptrdiff_t>(written), early);
     ++program.tasks.back().last_call;
@@ -470,8 +471,7 @@ TEST_CASE("parameters that are read before their update is written, and slots on
         return read > writes[before] && read < writes[w] && programs[0].calls[read].buffers.front() == other;
       });
       if (own == other || is_read) continue;
-      CHECK(has_fault("lost value: copy",
-                      [&](Program& program) { program.calls[writes[w]].buffers.back() = other; }));
+      CHECK(has_fault("lost value: copy", [&](Program& program) { program.calls[writes[w]].buffers.back() = other; }));
       ++reused;
       break;
     }

@@ -201,9 +201,9 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
     const Offload offload = all_offloads()[1 + setting % (all_offloads().size() - 1)];
-    training.optimizer = setting % 5 == 0                                       ? Optimizer::sgd
+    training.optimizer = setting % 5 == 0                                      ? Optimizer::sgd
                          : setting % 5 == 3 && offload.optimizer != Home::nvme ? Optimizer::adamw_8bit
-                                                                                 : Optimizer::adamw;
+                                                                               : Optimizer::adamw;
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs =
         enumerate_specs(graph, training, std::min(8, cluster.devices()), {{Choice::offload, offload}});
