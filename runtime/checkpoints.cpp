@@ -259,8 +259,8 @@ void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, 
     const Arena& arena = job.arena(rank);
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& state : all_state(program, program.buckets[b], training.precision)) {
-        // Codes share scales, so that a block of them is made whole. Else what lies between slices is
-        // as it was initialised.
+        // Codes share scales, so that a block of them is made whole. Else what lies between slices
+        // is as it was initialised.
         auto values =
             allocated<float>(state.scales ? state.end - state.begin : 0, "what a checkpoint holds of a block");
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.begin, state.end)) {

@@ -16,8 +16,9 @@
 namespace parplan {
 namespace {
 
-// Sums of gradients are 4 of the 16 bytes or more that training keeps of a parameter; in a file
-// they would go there and back for every micro-batch, and once more for the norm (docs/techniques.md).
+// Sums of gradients have no file: they would go there and back for every micro-batch, and once more
+// for the norm. DeepSpeed, too, adds them up in memory, and has them in a file only between the
+// last backward and the update (deepspeed/runtime/zero/stage3.py, partition_grads).
 constexpr OffloadPart parts[] = {
     {.home = &Offload::optimizer, .name = "optimizer", .words = "the optimizer's state", .furthest = Home::nvme},
     {.home = &Offload::gradients,

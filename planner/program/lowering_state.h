@@ -285,8 +285,8 @@ BucketRange shard_of(const Bucket& bucket);
 Piece gradient_piece(const Lowering& lowering, std::size_t bucket, int buffer, BucketRange range, Access access);
 Piece parameter_piece(const Lowering& lowering, std::size_t bucket, BucketRange range, Access access);
 Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access);
-// Where an update finds a bucket's state and parameters for these elements: in their own buffers, or
-// in the buffer on the host that was read for it from NVMe. In offload_state.cpp.
+// Where an update finds a bucket's state and parameters for these elements: in their own buffers,
+// or in the buffer on the host that was read for it from NVMe. In offload_state.cpp.
 struct StatePieces {
   std::optional<Piece> first_moment, second_moment, master;
   std::optional<Piece> parameters;                   // only where they are on NVMe

@@ -5,11 +5,11 @@
 
 #include "planner/program/lowering_state.h"
 
-// When the device's next blocks need what is in a file, it is read ahead: passes add each read right
-// before the copy that takes it on, and it is moved here to where it may be at the earliest, behind
-// the call that leaves its buffer on the host free, and behind the one that writes what it reads.
-// So as many reads are ahead as there are such buffers, over the ends of actions and of micro-batches
-// (in DeepSpeed runtime/swap_tensor/partitioned_param_swapper.py, with prefetches by
+// When the device's next blocks need what is in a file, it is read ahead: passes add each read
+// right before the copy that takes it on, and it is moved here to where it may be at the earliest,
+// behind the call that leaves its buffer on the host free, and behind the one that writes what it
+// reads. So as many reads are ahead as there are such buffers, over the ends of actions and of
+// micro-batches (in DeepSpeed runtime/swap_tensor/partitioned_param_swapper.py, with prefetches by
 // runtime/zero/partitioned_param_coordinator.py).
 namespace parplan {
 

@@ -8,12 +8,12 @@
 #include "planner/program/memory.h"
 
 // The optimizer's state where it is on NVMe, and parameters that are there: bucket by bucket they
-// are read into one of a few buffers on the host, updated there by the host's processor, and written
-// back, while the next bucket's are read (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857;
-// in DeepSpeed runtime/swap_tensor/pipelined_optimizer_swapper.py). The first buckets are read while
-// the step computes gradients, as soon as nothing else is: the buffers are free then. An update
-// rewrites parameters in half precision from their master copy, and is a kernel that updates them
-// in place: they are read, too.
+// are read into one of a few buffers on the host, updated there by the host's processor, and
+// written back, while the next bucket's are read (ZeRO-Infinity, Rajbhandari et al. 2021,
+// arXiv:2104.07857; in DeepSpeed runtime/swap_tensor/pipelined_optimizer_swapper.py). The first
+// buckets are read while the step computes gradients, as soon as nothing else is: the buffers are
+// free then. An update rewrites parameters in half precision from their master copy, and is a
+// kernel that updates them in place: they are read, too.
 namespace parplan {
 namespace {
 

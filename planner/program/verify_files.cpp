@@ -1,6 +1,6 @@
-// What is in a file: state returns to where it was read from, and is not read between its update and
-// its return; what layers keep there is read before its place is written again, and so is what lies
-// in a buffer on its way.
+// What is in a file: state returns to where it was read from, and is not read between its update
+// and its return; what layers keep there is read before its place is written again, and so is what
+// lies in a buffer on its way.
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -183,7 +183,8 @@ class FileCheck {
     const Operand& from = instruction.operands.front();
     const int to = bound(call, instruction.operands.back());
     if (buffer(to).home != Home::nvme)
-      // What layers keep, and parameters, to where a block computes; else a bucket's own master copy.
+      // What layers keep, and parameters, to where a block computes; else a bucket's own master
+      // copy.
       return check_origin(call, c, i, instruction, from, to, [&](int file) {
         const Bucket* const bucket = bucket_of(file);
         if (bucket == nullptr) return !buffer(file).persistent;

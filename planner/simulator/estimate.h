@@ -95,8 +95,8 @@ class Estimator {
     Seconds copied;                         // after the last backward until all gradients are on the host
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
     Seconds drives;                         // from the step's start until its state on NVMe is written
-    // Of a micro-batch: reads from and writes to NVMe of parameters and of what blocks save; and those
-    // of its updates.
+    // Of a micro-batch: reads from and writes to NVMe of parameters and of what blocks save; and
+    // those of its updates.
     Seconds reads, writes;
     Seconds update_reads, update_writes;
     Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited

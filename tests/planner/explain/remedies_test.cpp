@@ -104,7 +104,16 @@ TEST_CASE("a plan must fit its share of the host's memory, too") {
   crowded.request.cluster.groups.front().host->memory = 2 * host;
   CHECK(suggest(crowded.request).plan);
   crowded.request.cluster.groups.front().host->memory = Bytes(1000);
-  CHECK(!suggest(crowded.request).plan);
+  const SuggestResult none = suggest(crowded.request);
+  CHECK(!none.plan);
+  // The host is what lacks room, and nothing on it a change that makes a plan fit.
+  REQUIRE(none.shortage);
+  CHECK(none.shortage->home == Home::host);
+  CHECK(none.shortage->available == Bytes(500));
+  CHECK(none.shortage->needed > none.shortage->available);
+  const Remedy* remedy = find(none.remedies, "offload");
+  REQUIRE(remedy != nullptr);
+  CHECK(std::get<std::string>(remedy->value) == "none");
 }
 
 TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is what makes a plan fit") {

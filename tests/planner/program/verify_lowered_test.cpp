@@ -482,7 +482,8 @@ TEST_CASE("parameters that are read before their update is written, and slots on
   CHECK(has_fault("lost value: copy", [&](Program& program) {
     program.calls[brought[1]].buffers.back() = program.calls[brought[0]].buffers.back();
   }));
-  // A read that does not wait for the buffer, or for the write, and a copy that does not wait for it.
+  // A read that does not wait for the buffer, or for the write, and a copy that does not wait for
+  // it.
   for (const std::string_view name : {"read.saved", "fetch.saved", "fetch.parameters", "write.saved"})
     CHECK(has_fault("missing event: copy", [&](Program& program) {
       for (const std::size_t call : own_calls(name)) program.calls[call].waits.clear();
