@@ -11,7 +11,7 @@
 namespace parplan {
 namespace {
 
-CheckpointFile write_shard(const std::string& folder, const Shard& shard, const std::atomic<bool>& stop) {
+CheckpointFile write_held(const std::string& folder, const Shard& shard, const std::atomic<bool>& stop) {
   std::span<const std::byte> rest = shard.data;
   return write_shard(folder, shard.name, shard.header, [&] {
     if (stop) throw RunError("the run ends");
@@ -46,7 +46,7 @@ ShardWriter::ShardWriter(std::string folder, std::vector<Shard> shards, WrittenS
                       [this, folder = std::move(folder), shards = std::move(shards), before = std::move(before)] {
                         if (before.failure) throw RunError(*before.failure);
                         std::vector<CheckpointFile> files = before.files;
-                        for (const Shard& shard : shards) files.push_back(write_shard(folder, shard, stop_));
+                        for (const Shard& shard : shards) files.push_back(write_held(folder, shard, stop_));
                         return files;
                       });
 }

@@ -446,7 +446,8 @@ TEST_CASE("parameters that are read before their update is written, and slots on
     const auto read =
         std::ranges::find_if(reads, [&](std::size_t call) { return program.calls[call].buffers.front() == file; });
     REQUIRE(read != reads.end());
-    const Call early = program.calls[*read];
+    Call early = program.calls[*read];
+    early.records.reset();
     program.calls.insert(program.calls.begin() + static_cast<std::ptrdiff_t>(written), early);
     ++program.tasks.back().last_call;
   }));
