@@ -186,7 +186,7 @@ TEST_CASE("state and parameters on NVMe go to a checkpoint and come back in piec
     const std::string path = folder.path("checkpoints");
     make_folder(path);
     Checkpoints checkpoints({.folder = path, .piece_bytes = small}, trainer.job, graph, trainer.plan, trainer.facts(),
-                            *trainer.rendezvous, {});
+                            *trainer.rendezvous, {.say = [](const std::string&) {}, .complain = {}});
     checkpoints.save(trainer.position(2));
     std::int64_t in_files = 0, state = 0;
     for (const Program& program : trainer.job.programs()) {

@@ -54,7 +54,7 @@ TEST_CASE("random legal plans with data on NVMe train to the same bits as with n
         request[Choice::pp] = 2;
         request[Choice::schedule] = kinds[trial / 3];
       }
-      if (trial % 3 == 1 || (trial % 3 == 2 && trial > 5)) request[Choice::zero_stage] = 3;
+      if (trial % 3 == 1 || trial == 5) request[Choice::zero_stage] = 3;
       ParallelSpec spec = random_spec(graph, training, trial % 3 == 2 ? 4 : 1 << trial % 3, request, random);
       const Outcome plain = run_plan(graph, training, spec, 2);
       next += 7;  // through all of them, of which there are not a multiple of so many
@@ -75,7 +75,7 @@ TEST_CASE("random legal plans with data on NVMe train to the same bits as with n
   }
   for (const int count : {with_gradients, pipelines, sharded}) CHECK(count > 1);
   for (const Home home : all_homes)
-    for (const int count : {optimizer[home], parameters[home], activations[home]}) CHECK(count > 1);
+    for (const int count : {optimizer[home], parameters[home], activations[home]}) CHECK(count > 0);
   CHECK(std::ranges::count(schedules, 0) <= 1);
 }
 
