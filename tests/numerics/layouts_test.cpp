@@ -157,7 +157,7 @@ void check_homes(const Job& job, const Program& program) {
     if (copied) expected[*copied] = Home::host;
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     INFO(program.buffers[b].name);
-    if (program.buffers[b].name.starts_with("optimizer state on its way")) expected[b] = Home::host;
+    if (program.buffers[b].name.starts_with("what is updated on its way")) expected[b] = Home::host;
     CHECK(program.buffers[b].home == expected[b]);
   }
 }
@@ -323,7 +323,7 @@ TEST_CASE("state on the host trains to the same bits as on the device, block by 
           copies.insert(copies.end(), {bucket.master, bucket.host_gradients, bucket.host_parameters});
         // What is on the host only while it is updated.
         for (std::size_t b = 0; b < program.buffers.size(); ++b)
-          if (program.buffers[b].name.starts_with("optimizer state on its way")) copies.push_back(static_cast<int>(b));
+          if (program.buffers[b].name.starts_with("what is updated on its way")) copies.push_back(static_cast<int>(b));
         for (const std::optional<int> copy : copies)
           if (copy)
             bytes[program.buffers[*copy].home] -= align_up(Bytes(program.buffers[*copy].bytes), buffer_alignment).count;
