@@ -40,8 +40,9 @@ void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, 
     StateHomes& homes = drawn.placements.state.homes;
     homes = {
         .parameters = in_memory(), .gradients = in_memory(), .optimizer = random() % 8 == 0 ? Home::nvme : in_memory()};
-    // A device's kernels do not reach what they would update there.
-    if (homes.optimizer != Home::device && random() % 4 == 0) homes.parameters = Home::nvme;
+    // Neither a device's updates nor gathers of what was updated reach a file.
+    const bool gathers = own.zero_stage < 3 && own.replicas() > 1;
+    if (homes.optimizer != Home::device && !gathers && random() % 4 == 0) homes.parameters = Home::nvme;
     return drawn;
   };
   const BlockLayout of_tied = draw();

@@ -53,12 +53,12 @@ TEST_CASE("every offload has a word of its own, a number, and the parts that the
 }
 
 TEST_CASE("an offload is written in one way, and read with its parts in any order") {
-  CHECK(name({}) == "none");
+  CHECK(name(Offload{}) == "none");
   CHECK(parse_offload("activations+parameters:nvme+optimizer:nvme") ==
         Offload{.optimizer = Home::nvme, .parameters = Home::nvme, .activations = Home::host});
   CHECK(name(parse_offload("activations+parameters:nvme+optimizer:nvme")) ==
         "optimizer:nvme+parameters:nvme+activations");
-  CHECK(phrase({}) == "without anything in host memory");
+  CHECK(phrase(Offload{}) == "without anything in host memory");
   CHECK(phrase({.activations = Home::host}) == "with what layers keep for their backward in host memory");
   CHECK(phrase({.optimizer = Home::host, .gradients = Home::host, .parameters = Home::host}) ==
         "with the optimizer's state, gradients and parameters in host memory");
