@@ -42,7 +42,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"input_slots", {"in_flight", "in_flight+1"}},
     {"offload",
      {"none", "optimizer", "activations", "optimizer+activations", "optimizer+gradients",
-      "optimizer+gradients+activations", "activations:nvme"}},
+      "optimizer+gradients+activations"}},
     {"dp_method", {"all_reduce", "master"}},
     {"tp_overlap", {"none", "ring"}},
     {"prefetch_depth", {"0", "1", "2"}},
