@@ -122,6 +122,9 @@ struct ValueParser {
   ChoiceValue operator()(const AxisOrder&) const {
     return parse_quantity(option, text, [](const std::string& order) { return parse_order(order); });
   }
+  ChoiceValue operator()(const Offload&) const {
+    return parse_quantity(option, text, [](const std::string& offload) { return parse_offload(offload); });
+  }
   ChoiceValue operator()(const std::vector<int>&) const {
     std::vector<int> numbers;
     for (std::size_t begin = 0; begin <= text.size();) {

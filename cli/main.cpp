@@ -1,5 +1,6 @@
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
@@ -82,6 +83,7 @@ int main(int count, char** words) {
   main_has_begun = true;
   others_end = std::set_terminate(end);
   occupy_closed_descriptors();
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond `ulimit -f` fails, and says so
   return parplan::run_command_line(std::vector<std::string>(words + (count > 0 ? 1 : 0), words + count), std::cout,
                                    std::cerr);
 }

@@ -146,13 +146,8 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
                  "{} should be free for what predictions miss\n",
                  format_bytes(needed), format_bytes(capacity), format_share(plan.cluster.memory_headroom, 1.0));
       break;
-    case MemoryVerdict::does_not_fit: {
-      constexpr PerHome<const char*> what{.device = "memory", .host = "host memory", .nvme = "NVMe"},
-          whose{.device = "a device", .host = "its share of the host", .nvme = "its share of the drives"};
-      const Shortage lack = shortage_of(subject_of(plan)).value();
-      fmt::print(terminal.err, "warning: the plan does not fit: it needs {} of {} on its worst rank, and {} has {}\n",
-                 format_bytes(lack.needed), what[lack.home], whose[lack.home], format_bytes(lack.available));
-    }
+    case MemoryVerdict::does_not_fit:
+      fmt::print(terminal.err, "warning: the plan does not fit: {}\n", words_of(shortage_of(subject_of(plan)).value()));
   }
   return exit_done;
 }

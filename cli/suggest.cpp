@@ -42,10 +42,18 @@ struct SuggestArguments {
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
-  std::string text = fmt::format("no feasible plan: of {} candidates none fits in {} of memory a device\n",
-                                 result.counts.candidates, device_memory(cluster)) +
-                     explain_space(result.counts);
+  // Where the devices have room for one, the host or its drives have not.
+  std::string text = fmt::format("no feasible plan: of {} candidates none fits", result.counts.candidates);
+  if (result.shortage && result.shortage->home != Home::device)
+    text += fmt::format("; of the one that needs the least memory on a device: {}\n", words_of(*result.shortage));
+  else
+    text += fmt::format(" in {} of memory a device\n", device_memory(cluster));
+  text += explain_space(result.counts);
   for (const Remedy& remedy : result.remedies) text += fmt::format("what would make it fit: {}\n", describe(remedy));
+  if (result.remedies.empty())
+    text +=
+        "what would make it fit: nothing that was tried (memory, devices, layout, offload, batch, sequence, "
+        "precision, optimizer)\n";
   return text;
 }
 

@@ -90,7 +90,7 @@ std::string tight_memory(const Plan& plan) {
 // A layout that uses the host's memory or its drives, on a cluster that does not state what that
 // takes.
 void check_host(const Cluster& cluster, const LayoutRequest& layout) {
-  const Offload offload = given<Offload>(layout, Choice::offload).value_or(Offload::none);
+  const Offload offload = given<Offload>(layout, Choice::offload).value_or(Offload{});
   if (const std::optional<std::string> reason = lacks_homes(cluster, offload)) throw ConfigError(*reason);
 }
 
@@ -155,6 +155,7 @@ SuggestResult suggest(const SuggestRequest& request) {
     SuggestRequest whole = request;
     whole.cluster.memory_headroom = 0.0;
     result.remedies = find_remedies(whole, found);
+    if (found.smallest) result.shortage = shortage_of(whole.cluster, found.smallest->spec, found.smallest->result);
     return result;
   }
   result.plan = complete(request, found.plans.front().spec);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "planner/graph/op_graph.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/reasons.h"
 #include "planner/search/node_group_arrangements.h"
@@ -20,6 +21,8 @@ struct SuggestResult {
   SearchCounts counts;
   // Where there is no plan: what would make it fit, each checked by the same search.
   std::vector<Remedy> remedies;
+  // And what the candidate lacks that needs the least memory on its devices.
+  std::optional<Shortage> shortage = {};
 };
 
 // search_arrangements within the memory that the cluster's headroom leaves; where nothing fits

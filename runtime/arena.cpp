@@ -79,11 +79,11 @@ void Arena::read(int buffer, void* to, Bytes bytes, Bytes from) const {
   backend_.synchronize();
 }
 
-void Arena::write(int buffer, const void* from, Bytes bytes) const {
+void Arena::write(int buffer, const void* from, Bytes bytes, Bytes to) const {
   if (bytes.count == 0) return;
-  if (program_.buffers[buffer].home == Home::nvme) return file_->write(in_file(buffer), from, bytes.count);
+  if (program_.buffers[buffer].home == Home::nvme) return file_->write(in_file(buffer) + to.count, from, bytes.count);
   backend_.attach_thread();
-  backend_.copy(compute_stream, at(buffer), from, bytes);
+  backend_.copy(compute_stream, at(buffer) + to.count, from, bytes);
   backend_.synchronize();
 }
 

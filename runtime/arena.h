@@ -37,10 +37,10 @@ class Arena {
   std::byte* begin(Home home) const { return blocks_[home].get(); }
   Bytes size(Home home) const { return Bytes(program_.arena_bytes[home]); }
 
-  // Copies between the caller's memory and a buffer, from its start or `from` bytes behind it;
+  // Copies between the caller's memory and a buffer, from its start or so many bytes behind it;
   // returns when the copy is done.
   void read(int buffer, void* to, Bytes bytes, Bytes from = Bytes(0)) const;
-  void write(int buffer, const void* from, Bytes bytes) const;
+  void write(int buffer, const void* from, Bytes bytes, Bytes to = Bytes(0)) const;
   // Sets a whole buffer to 0; it begins at a whole word, and the rest of its last word is padding.
   void zero(int buffer) const;
 

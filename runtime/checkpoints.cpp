@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 #include <map>
+#include <mutex>
 #include <random>
 #include <set>
 #include <sstream>
@@ -21,6 +22,7 @@
 #include "planner/program/bucket_work.h"
 #include "planner/program/orthogonalize.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/shard_writer.h"
 #include "runtime/device/cpu/host_conversion.h"
 #include "runtime/launch/fingerprint.h"
 #include "runtime/parameters.h"
@@ -75,9 +77,8 @@ bool is_signed(State state) {
   return state == State::first_moment;
 }
 
-void write_state(const Arena& arena, const StateBuffer& state, const std::vector<float>& values) {
+void write_codes(const Arena& arena, const StateBuffer& state, const std::vector<float>& values) {
   const std::int64_t count = std::ssize(values);
-  if (!state.scales) return write_numbers(arena, state.buffer, state.type, values.data(), count);
   auto codes = allocated<std::uint8_t>(count, "what a checkpoint holds of a block");
   auto scales = allocated<float>(quantization_blocks(count), "what a checkpoint holds of a block");
   quantize(is_signed(state.state), values.data(), count, codes.data(), scales.data());
@@ -85,10 +86,11 @@ void write_state(const Arena& arena, const StateBuffer& state, const std::vector
   arena.write(*state.scales, scales.data(), Bytes(std::ssize(scales) * size_of(DataType::fp32)));
 }
 
-// Reads a slice in fp32.
-void read_slice(const Arena& arena, const WrittenSlice& written, std::byte* to, const std::string& file) {
+// Reads so many elements of a slice from its first one on, in fp32.
+void read_elements(const Arena& arena, const WrittenSlice& written, std::int64_t count, std::byte* to,
+                   const std::string& file) {
   const std::string what = fmt::format("the checkpoint's file {}", file);
-  const std::int64_t count = written.slice.elements(), held = size_of(written.type);
+  const std::int64_t held = size_of(written.type);
   if (held == size_of(DataType::fp32))
     return arena.read(written.buffer, to, Bytes(count * held), Bytes(written.at * held));
   auto narrow = allocated<std::byte>(count * held, what);
@@ -105,6 +107,28 @@ void read_slice(const Arena& arena, const WrittenSlice& written, std::byte* to, 
     widen(written.type, narrow.data(), count, wide.data());
   }
   std::ranges::copy(std::as_bytes(std::span(wide)), to);
+}
+
+// Whether a file of a checkpoint is written piece by piece, before the run goes on: where it has
+// something that is on NVMe, of which the host then never has more than a piece.
+bool is_streamed(const Program& program, const std::vector<WrittenSlice>& slices) {
+  return std::ranges::any_of(
+      slices, [&](const WrittenSlice& written) { return program.buffers[written.buffer].home == Home::nvme; });
+}
+
+// Calls visit(slice, elements before it) for pieces of a slice, each of at most so many elements,
+// which lie one behind the other.
+template <class Visit>
+void for_each_piece(const LogicalSlice& slice, std::int64_t most, Visit visit) {
+  const std::int64_t rows = std::max<std::int64_t>(most / std::max<std::int64_t>(slice.columns, 1), 1);
+  const std::int64_t columns = std::min(slice.columns, most);
+  for (std::int64_t row = 0; row < slice.rows; row += rows)
+    for (std::int64_t column = 0; column < slice.columns; column += columns)
+      visit(LogicalSlice{.row = slice.row + row,
+                         .column = slice.column + column,
+                         .rows = std::min(rows, slice.rows - row),
+                         .columns = std::min(columns, slice.columns - column)},
+            row * slice.columns + column);
 }
 
 // The states that a plan's training keeps of a parameter.
@@ -228,20 +252,34 @@ std::vector<std::string> changed_facts(const CheckpointIndex& index, const std::
   return all;
 }
 
-void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, const CheckpointReader& from) {
+void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, const CheckpointReader& from,
+             std::int64_t piece_bytes) {
   for_each_hosted(job, [&](std::size_t, int rank) {
     const Program& program = job.programs()[rank];
     const Arena& arena = job.arena(rank);
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& state : all_state(program, program.buckets[b], training.precision)) {
-        auto values = allocated<float>(state.end - state.begin, "what a checkpoint holds of a block");
+        // Codes share scales, so that a block of them is made whole. Else what lies between slices
+        // is as it was initialised.
+        auto values =
+            allocated<float>(state.scales ? state.end - state.begin : 0, "what a checkpoint holds of a block");
         for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.begin, state.end)) {
           const std::string name = state_name(state.state, graph.tensors[held.tensor], training);
           const CheckpointTensor* const tensor = from.find(name);
           PARPLAN_ASSERT(tensor != nullptr, name);
-          from.read(*tensor, held.slice, values.data() + (held.at - state.begin));
+          const std::int64_t at = held.at - state.begin;
+          if (state.scales) {
+            from.read(*tensor, held.slice, values.data() + at);
+            continue;
+          }
+          const std::int64_t most = piece_bytes / size_of(DataType::fp32);
+          auto piece = allocated<float>(std::min(most, held.slice.elements()), "a piece of a checkpoint");
+          for_each_piece(held.slice, most, [&](const LogicalSlice& slice, std::int64_t before) {
+            from.read(*tensor, slice, piece.data());
+            write_numbers(arena, state.buffer, state.type, piece.data(), slice.elements(), at + before);
+          });
         }
-        write_state(arena, state, values);
+        if (state.scales) write_codes(arena, state, values);
       }
     const std::optional<LossScale>& scale = from.index().loss_scale;
     if (program.loss_scale_buffer && scale) arena.write(*program.loss_scale_buffer, &*scale, Bytes(sizeof *scale));
@@ -333,10 +371,30 @@ Shard Checkpoints::snapshot(const ShardLayout& layout) const {
   allocate(shard.data, elements * element, fmt::format("the checkpoint's file {}", layout.name));
   std::byte* to = shard.data.data();
   for (const WrittenSlice& written : layout.slices) {
-    read_slice(arena, written, to, layout.name);
+    read_elements(arena, written, written.slice.elements(), to, layout.name);
     to += written.slice.elements() * element;
   }
   return shard;
+}
+
+CheckpointFile Checkpoints::stream(const ShardLayout& layout, const std::string& folder) const {
+  constexpr std::int64_t element = size_of(DataType::fp32);
+  const std::int64_t most = options_.piece_bytes / element;
+  const Arena& arena = job_.arena(layout.rank);
+  std::vector<std::byte> piece;
+  std::size_t slice = 0;
+  std::int64_t done = 0;  // of it
+  return write_shard(folder, layout.name, layout.header, [&]() -> std::span<const std::byte> {
+    while (slice < layout.slices.size() && done == layout.slices[slice].slice.elements()) ++slice, done = 0;
+    if (slice == layout.slices.size()) return {};
+    WrittenSlice rest = layout.slices[slice];
+    const std::int64_t count = std::min(most, rest.slice.elements() - done);
+    rest.at += done;
+    done += count;
+    allocate(piece, count * element, fmt::format("a piece of the checkpoint's file {}", layout.name));
+    read_elements(arena, rest, count, piece.data(), layout.name);
+    return piece;
+  });
 }
 
 void Checkpoints::save(const TrainingPosition& position) {
@@ -363,16 +421,37 @@ void Checkpoints::save(const TrainingPosition& position) {
   std::vector<std::vector<Shard>> by_rank(job_.hosted().size());
   for_each_hosted(job_, [&](std::size_t i, int rank) {
     for (const ShardLayout& layout : shards_)
-      if (layout.rank == rank) by_rank[i].push_back(snapshot(layout));
+      if (layout.rank == rank && !is_streamed(job_.programs()[rank], layout.slices))
+        by_rank[i].push_back(snapshot(layout));
   });
   refused = text_of(broadcast(rendezvous_, std::as_bytes(std::span(refused)), 0));
   if (!refused.empty()) {
     fail(refused);
     return;
   }
+  const std::string folder = path_of_incomplete(options_.folder, position.step);
   std::vector<Shard> own;
   for (std::vector<Shard>& shards : by_rank) std::ranges::move(shards, std::back_inserter(own));
-  writer_ = std::make_unique<ShardWriter>(path_of_incomplete(options_.folder, position.step), std::move(own));
+  WrittenShards streamed;
+  std::mutex mutex;
+  for_each_hosted(job_, [&](std::size_t, int rank) {
+    try {
+      for (const ShardLayout& layout : shards_) {
+        if (layout.rank != rank || !is_streamed(job_.programs()[rank], layout.slices)) continue;
+        CheckpointFile file = stream(layout, folder);
+        const std::scoped_lock lock(mutex);
+        streamed.files.push_back(std::move(file));
+      }
+    } catch (const RunError& error) {
+      const std::scoped_lock lock(mutex);
+      streamed.failure = error.what();
+    }
+  });
+  writer_ = std::make_unique<ShardWriter>(folder, std::move(own), std::move(streamed));
+}
+
+std::int64_t Checkpoints::held() const {
+  return writer_ == nullptr ? 0 : writer_->held();
 }
 
 void Checkpoints::poll() {

@@ -23,6 +23,7 @@ struct CheckpointOptions {
   std::int64_t keep = 0;    // how many of the newest; 0: all
   bool resume = false;      // from the newest in the folder
   bool parameters_only = false;
+  std::int64_t piece_bytes = checkpoint_piece_bytes;  // of a file with state that is on NVMe, at a time
 };
 
 // What checkpoints hold of a job's training, beside the numbers of its parameters.
@@ -48,8 +49,10 @@ std::unique_ptr<CheckpointReader> find_checkpoint(const std::string& folder, con
 // What else differs, for the user: "learning rate is 0.001, and was 0.0006".
 std::vector<std::string> changed_facts(const CheckpointIndex& index, const std::vector<Fact>& facts);
 
-// Fills the hosted ranks with a checkpoint's state, each with what it holds.
-void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, const CheckpointReader& from);
+// Fills the hosted ranks with a checkpoint's state, each with what it holds, piece by piece: only
+// codes of 8 bits are made of a whole block's numbers.
+void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, const CheckpointReader& from,
+             std::int64_t piece_bytes = checkpoint_piece_bytes);
 
 // Writes checkpoints while the job goes on.
 class Checkpoints {
@@ -61,9 +64,12 @@ class Checkpoints {
   Checkpoints(CheckpointOptions options, const LocalJob& job, const OpGraph& graph, const Plan& plan,
               std::vector<Fact> facts, Rendezvous& rendezvous, Talk talk);
 
-  // Between two steps: copies the state of the hosted ranks, and lets a thread write it. First
-  // waits for the checkpoint before this one.
+  // Between two steps: copies the state of the hosted ranks, and lets a thread write it; files with
+  // state that is on NVMe it writes itself, through a piece of memory for each rank
+  // (checkpoint_piece_bytes). First waits for the checkpoint before this one.
   void save(const TrainingPosition& position);
+  // Bytes of host memory that the copies take while they are written.
+  std::int64_t held() const;
   // Between two steps: where all processes have written their files, completes the checkpoint.
   void poll();
   // Waits until the last checkpoint is complete.
@@ -84,6 +90,7 @@ class Checkpoints {
   std::vector<ShardLayout> lay_out_shards() const;
   std::vector<CheckpointTensor> list_tensors() const;
   Shard snapshot(const ShardLayout& layout) const;
+  CheckpointFile stream(const ShardLayout& layout, const std::string& folder) const;
   bool is_written(std::chrono::milliseconds patience);
   void complete();
   void fail(const std::string& reason);

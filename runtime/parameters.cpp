@@ -53,12 +53,13 @@ void read_numbers(const Arena& arena, int buffer, DataType type, float* values, 
 
 }  // namespace
 
-void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count) {
-  const Bytes bytes(count * size_of(type));
-  if (size_of(type) == sizeof(float)) return arena.write(buffer, values, bytes);
+void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count,
+                   std::int64_t at) {
+  const Bytes bytes(count * size_of(type)), to(at * size_of(type));
+  if (size_of(type) == sizeof(float)) return arena.write(buffer, values, bytes, to);
   auto narrowed = allocated<std::byte>(bytes.count, "parameters in the plan's precision");
   narrow(type, values, count, narrowed.data());
-  arena.write(buffer, narrowed.data(), bytes);
+  arena.write(buffer, narrowed.data(), bytes, to);
 }
 
 InitialValues initializer(std::uint64_t seed) {

@@ -26,8 +26,10 @@ InitialValues initializer(std::uint64_t seed);
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
                 const InitialValues& values);
 
-// Writes fp32 values to the start of a buffer of `type`, rounded to it.
-void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count);
+// Writes fp32 values to a buffer of `type`, rounded to it, from its start or so many elements
+// behind it.
+void write_numbers(const Arena& arena, int buffer, DataType type, const float* values, std::int64_t count,
+                   std::int64_t at = 0);
 
 enum class ParameterContent { values, gradients };
 

@@ -115,10 +115,6 @@ std::optional<std::string> lacks_nvme(const Cluster& cluster) {
   return std::nullopt;
 }
 
-std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, int pipeline_rank) {
-  return host_memory(cluster, mesh, groups_of_stage(cluster, mesh, pipeline_rank));
-}
-
 namespace {
 
 // A rank's share of what a machine of these kinds has, where its file states it: the least.

@@ -37,10 +37,8 @@ std::optional<HostShare> host_share(const NodeGroup& group, int active);
 // Why plans that use the host's memory cannot be timed on the cluster; nothing where they can.
 std::optional<std::string> lacks_host(const Cluster& cluster);
 
-// What of the host's memory a rank of the pipeline may take; nothing where the cluster does not
-// state it. The least of heterogeneous machines.
-std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, int pipeline_rank);
-// The same on these kinds of device, as bits by their groups in the cluster.
+// What of the host's memory a rank may take on these kinds of device, as bits by their groups in
+// the cluster; nothing where that does not state it. The least of heterogeneous machines.
 std::optional<Bytes> host_memory(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups);
 // Likewise of its NVMe drives.
 std::optional<Bytes> nvme_capacity(const Cluster& cluster, const DeviceMesh& mesh, std::uint64_t groups);

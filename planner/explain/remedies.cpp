@@ -53,6 +53,8 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
     if (space.frugaler) {
       const std::vector<ChoiceValue> frugaler = space.frugaler(request.training, *given);
       others.assign(frugaler.begin(), frugaler.end());
+      // The host or its drives may be what lacks room.
+      if (choice->choice == Choice::offload) others.emplace_back(std::nullopt);
     }
     for (const std::optional<ChoiceValue>& other : others) {
       const Offload* const offload = other ? std::get_if<Offload>(&*other) : nullptr;
@@ -75,13 +77,13 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
 std::optional<Remedy> offloaded(const SuggestRequest& request) {
   if (request.layout[Choice::offload] || !is_accelerator(request.cluster.backend())) return std::nullopt;
   const ChoiceRow& row = row_of(Choice::offload);
-  for (const OffloadRow& one : offload_rows()) {
-    if (one.kind == Offload::none || lacks_homes(request.cluster, one.kind)) continue;
+  for (const Offload& one : all_offloads()) {
+    if (one == Offload{} || lacks_homes(request.cluster, one)) continue;
     SuggestRequest changed = request;
-    changed.layout[Choice::offload] = one.kind;
+    changed.layout[Choice::offload] = one;
     if (!fits(changed)) continue;
-    std::optional<Remedy> found = remedy(changed, row.key, phrase(row, one.kind), {});
-    if (found) found->value = remedy_value(one.kind);
+    std::optional<Remedy> found = remedy(changed, row.key, phrase(row, one), {});
+    if (found) found->value = remedy_value(one);
     return found;
   }
   return std::nullopt;

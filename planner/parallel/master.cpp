@@ -22,9 +22,9 @@ std::optional<std::string> illegal_master(const OpGraph& /*graph*/, const Traini
   if (spec.zero_stage > 0)
     return fmt::format("dp_method master keeps all state on one device, and zero_stage is {}; legal stages: 0",
                        spec.zero_stage);
-  if (includes(spec.offload, Offload::optimizer))
+  if (spec.offload.optimizer != Home::device)
     return fmt::format("dp_method master updates on its device, and offload is {}; legal: none, {}", name(spec.offload),
-                       name(Offload::activations));
+                       name(Offload{.activations = Home::host}));
   return std::nullopt;
 }
 

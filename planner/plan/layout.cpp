@@ -24,7 +24,7 @@ int Layout::stage_of_block(int block) const {
 }
 
 StateHomes state_homes(const ParallelSpec& spec) {
-  return row_of(spec.offload).state;
+  return state_homes(spec.offload);
 }
 
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
@@ -36,7 +36,7 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
                      .cp_ulysses = spec.mesh.cp_ulysses,
                      .dp_method = spec.dp_method,
                      .tp_overlap = spec.tp_overlap,
-                     .saved = row_of(spec.offload).saved};
+                     .saved = spec.offload.activations};
   layout.degree.pp = 1;
   return layout;
 }

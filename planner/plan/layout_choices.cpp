@@ -63,7 +63,7 @@ std::vector<ChoiceValue> recomputes() {
 
 std::vector<ChoiceValue> offloads() {
   std::vector<ChoiceValue> values;
-  for (const OffloadRow& row : offload_rows()) values.emplace_back(row.kind);
+  for (const Offload& offload : all_offloads()) values.emplace_back(offload);
   return values;
 }
 
@@ -662,20 +662,20 @@ constexpr std::array rows = {
     ChoiceRow{.choice = Choice::offload,
               .key = "offload",
               .option = "--offload",
-              .operand = "none|optimizer|activations|PARTS",
-              .description = "what is kept in host memory: nothing, the optimizer's state, which the host's processor "
-                             "then updates (ZeRO-Offload), what layers keep for their backward (activations); or "
-                             "parts, joined by + in this order: optimizer, with it gradients, parameters (ZeRO-3); "
-                             "activations; optimizer:nvme has that state in files on NVMe (ZeRO-Infinity)",
+              .operand = "none|PARTS",
+              .description = "what is kept in host memory: nothing, or parts joined by +: optimizer, its state, which "
+                             "the host's processor then updates (ZeRO-Offload), with it gradients and parameters "
+                             "(ZeRO-3); activations, what layers keep for their backward; optimizer:nvme, "
+                             "parameters:nvme and activations:nvme are in files on NVMe (ZeRO-Infinity)",
               .get = get<&ParallelSpec::offload>,
               .set = set<&ParallelSpec::offload>,
               .named = offloads,
               .may_be_absent = true,
               .word =
                   [](const ParallelSpec& spec) {
-                    return spec.offload == Offload::none ? "" : fmt::format("offload={}", name(spec.offload));
+                    return spec.offload == Offload{} ? "" : fmt::format("offload={}", name(spec.offload));
                   },
-              .phrase = [](const ChoiceValue& value) { return std::string(row_of(std::get<Offload>(value)).phrase); }},
+              .phrase = [](const ChoiceValue& value) { return phrase(std::get<Offload>(value)); }},
     ChoiceRow{
         .choice = Choice::dp_method,
         .key = "dp_method",

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "planner/base/units.h"
 #include "planner/cluster/cluster.h"
@@ -27,5 +29,15 @@ const char* words_of(MemoryVerdict verdict);  // "fits", "tight", "does not fit"
 // What the allocator keeps is given back before a step fails for want of memory: PyTorch frees what
 // it caches and tries again (c10/cuda/CUDACachingAllocator.cpp, malloc).
 MemoryVerdict memory_verdict(const MemoryUse& use, Bytes capacity, double headroom);
+
+// The home that has less room than the worst rank needs there, the host or its drives before the
+// device; nothing where all is there. A device has it all where a plan is tight.
+struct Shortage {
+  Home home{};
+  Bytes needed, available;
+};
+std::optional<Shortage> shortage_of(const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);
+// "it needs 3 GiB of host memory on its worst rank, and its share of the host has 1 GiB".
+std::string words_of(const Shortage& shortage);
 
 }  // namespace parplan

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -11,52 +10,62 @@
 
 namespace parplan {
 
-// What a rank keeps in its host's memory, or on its drives: nothing; the optimizer's state, with
-// the parameters in fp32, where the host's processor updates them (ZeRO-Offload, Ren et al. 2021,
-// arXiv:2101.06840); what layers keep for their backward, copied out after the forward and back
-// before the backward (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; Megatron-LM's
-// --cpu-offloading). Beside the optimizer's state: sums of gradients, which are on the device only
-// while a backward adds to them (DeepSpeed's offload_optimizer), and parameters, which are there
-// only while their block computes (offload_param; FSDP's CPUOffload is all three). With `nvme`, the
-// optimizer's state is in a file on the machine's NVMe drives, and on the host only while the host
-// updates a bucket (ZeRO-Infinity; DeepSpeed's offload_optimizer with device nvme). Bits: rows hold
-// the combinations that there are.
-enum class Offload : std::uint8_t {
-  none = 0,
-  optimizer = 1,
-  activations = 2,
-  gradients = 4,
-  parameters = 8,
-  nvme = 16
+// What a rank keeps elsewhere than on its device: a home for each part of its data.
+struct Offload {
+  // With the parameters in fp32; the host's processor updates them (ZeRO-Offload, Ren et al. 2021,
+  // arXiv:2101.06840). In a file, it is on the host only while the host updates a bucket
+  // (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; DeepSpeed's offload_optimizer).
+  Home optimizer{};
+  // Sums, which are on the device only while a backward adds to them (also offload_optimizer).
+  Home gradients{};
+  // On the device only while their block computes (DeepSpeed's offload_param).
+  Home parameters{};
+  // What layers keep for their backward, copied out after the forward and back before the backward
+  // (ZeRO-Infinity; Megatron-LM's --cpu-offloading).
+  Home activations{};
+  auto operator<=>(const Offload&) const = default;
 };
-inline constexpr std::array offload_parts = {Offload::optimizer, Offload::activations, Offload::gradients,
-                                             Offload::parameters, Offload::nvme};
-constexpr Offload operator|(Offload a, Offload b) {
-  return static_cast<Offload>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
-}
-constexpr Offload without(Offload whole, Offload part) {
-  return static_cast<Offload>(static_cast<std::uint8_t>(whole) & ~static_cast<std::uint8_t>(part));
-}
-constexpr bool includes(Offload whole, Offload part) {
-  return (static_cast<std::uint8_t>(whole) & static_cast<std::uint8_t>(part)) == static_cast<std::uint8_t>(part);
-}
-const char* name(Offload offload);
 
-// Where each kind of a rank's data lies under one of them.
-struct OffloadRow {
-  Offload kind{};
-  const char* name = nullptr;    // "optimizer+activations"
-  const char* phrase = nullptr;  // "with ... in host memory"
-  StateHomes state = {};         // of parameters
-  Home saved{};                  // what a layer keeps from its forward for its backward
+// A part, in the order in which a word names them.
+struct OffloadPart {
+  Home Offload::*home = nullptr;
+  const char* name = nullptr;   // "activations"
+  const char* words = nullptr;  // "what layers keep for their backward"
+  Home furthest{};              // the last of `all_homes` in which it may be
+  bool is_updated = false;      // by the host, so that it may be there where the optimizer's state is
 };
-// In the order of help and of `legal_offloads`: nothing first, all that there is last.
-std::span<const OffloadRow> offload_rows();
-// InternalError where no row has it.
-const OffloadRow& row_of(Offload offload);
+std::span<const OffloadPart> offload_parts();
+
+// All that there are, whatever the plan: nothing first, all that there is last; what uses more of
+// NVMe behind what uses less.
+std::span<const Offload> all_offloads();
+// Why it is none of these, in words; nothing where it is one.
+std::optional<std::string> wrong_with(const Offload& offload);
+
+// "none", or the parts that are not on the device, joined by +: "optimizer:nvme+activations".
+std::string name(const Offload& offload);
+// "with the optimizer's state on NVMe, and gradients in host memory".
+std::string phrase(const Offload& offload);
+// Reads a name, whose parts may have any order. A ConfigError says what is wrong with it.
+Offload parse_offload(const std::string& text);
+
+// A number for each, 0 for nothing, from which it can be made again: for techniques, which list
+// numbers.
+int number_of(const Offload& offload);
+Offload offload_of(int number);
+
+// Whether every part is as far from the device as in another, or further.
+bool includes(const Offload& whole, const Offload& part);
+// Whether any part is in this home.
+bool uses(const Offload& offload, Home home);
+// The same, with what is in a file in the host's memory.
+Offload on_host_instead(const Offload& offload);
+
+// Where the state of parameters is.
+StateHomes state_homes(const Offload& offload);
 
 // Why what it uses of the host, or of its NVMe drives, cannot be timed on the cluster; nothing
 // where it can.
-std::optional<std::string> lacks_homes(const Cluster& cluster, Offload offload);
+std::optional<std::string> lacks_homes(const Cluster& cluster, const Offload& offload);
 
 }  // namespace parplan

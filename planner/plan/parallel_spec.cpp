@@ -50,7 +50,7 @@ std::string stages_text(const ParallelSpec& spec) {
 }
 
 bool brings_parameters(const ParallelSpec& spec) {
-  return (spec.zero_stage == 3 && spec.replicas() > 1) || includes(spec.offload, Offload::parameters);
+  return (spec.zero_stage == 3 && spec.replicas() > 1) || spec.offload.parameters != Home::device;
 }
 
 namespace {

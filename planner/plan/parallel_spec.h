@@ -89,7 +89,7 @@ struct ParallelSpec {
   TiedGradients tied_gradients = TiedGradients::together;
   InputSlots input_slots = InputSlots::in_flight;
   ContextMethod cp_method = ContextMethod::all_gather;  // so where the context axis has one rank
-  Offload offload = Offload::none;
+  Offload offload;
   DataMethod dp_method = DataMethod::all_reduce;  // so where the data axis has one rank
   TensorOverlap tp_overlap = TensorOverlap::none;  // so without sequence parallelism
   // Blocks whose parameters are gathered, or come from the host, ahead of the one that computes; so

@@ -365,6 +365,7 @@ struct ValueReader {
   ChoiceValue operator()(std::int64_t) const { return node.as_integer(row.minimum, most); }
   ChoiceValue operator()(bool) const { return node.as_bool(); }
   ChoiceValue operator()(const AxisOrder&) const { return at_place(node, parse_order); }
+  ChoiceValue operator()(const Offload&) const { return at_place(node, parse_offload); }
   ChoiceValue operator()(const std::vector<int>&) const {
     std::vector<int> numbers;
     for (const YamlNode& item : node.items()) numbers.push_back(static_cast<int>(item.as_integer(row.minimum, most)));

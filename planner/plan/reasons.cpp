@@ -72,14 +72,23 @@ Waiting waiting(const Plan& plan) {
   return {.filling = filling, .others = time.bubble - filling};
 }
 
+namespace {
+
+// In any home.
+bool lacks_room(const Plan& plan) {
+  return memory_share(plan) > 1.0 || shortage_of(plan.cluster, plan.spec, plan.prediction);
+}
+
+}  // namespace
+
 Constraint binding_constraint(const Plan& plan) {
-  if (memory_share(plan) > 1.0) return Constraint::memory;
+  if (lacks_room(plan)) return Constraint::memory;
   return largest(computing(plan).value / 2, communicating(plan).value / 2,
                  waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
-  if (memory_share(plan) > 1.0) return Constraint::memory;
+  if (lacks_room(plan)) return Constraint::memory;
   const StepTime& time = plan.prediction.time;
   const Objective objective = plan.search.objective;
   std::array<double, static_cast<std::size_t>(Resource::count_)> gains{};

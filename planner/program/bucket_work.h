@@ -104,4 +104,10 @@ inline std::int64_t bytes_of_state(const TrainingSpec& training, const StateHome
   return state_bytes * (int{state.first_moment} + int{state.second_moment} + int{state.master});
 }
 
+// Bytes of each parameter that are on NVMe and that an update by the host reads and writes.
+inline std::int64_t bytes_on_nvme(const TrainingSpec& training, const StateHomes& homes) {
+  return (homes.optimizer == Home::nvme ? bytes_of_state(training, homes) : 0) +
+         (homes.parameters == Home::nvme ? size_of(in_memory(training.precision)) : 0);
+}
+
 }  // namespace parplan

@@ -119,7 +119,8 @@ void lower_blocks(Lowering& lowering) {
           .input_bytes = lowered.input_bytes,
           .output_bytes = lowered.output_bytes,
           .gradient_bytes = lowered.gradient_bytes};
-      if (lowering.home_of_saved(b) == Home::host) add_saved_copies(lowering, lowered, segments->second);
+      if (const Home home = lowering.home_of_saved(b); home != Home::device)
+        add_saved_copies(lowering, lowered, home, segments->second);
     }
   }
 }
@@ -145,6 +146,7 @@ Program lower(JobLowering& shared, int rank) {
   begin_step(lowering);
   run_actions(lowering);
   end_step(lowering);
+  read_ahead(lowering);
   set_neighbours(lowering);
   order_calls(lowering.program);
   plan_memory(lowering.program, job.training, job.overhead);

@@ -81,12 +81,14 @@ struct Lowering {
     std::int64_t input_bytes = 0;   // of the activation that enters, and of its gradient
     std::int64_t output_bytes = 0;  // of the one that leaves
     std::int64_t gradient_bytes = 0;  // LoweredBlock
-    // Copies where a block keeps what it saves on the host: there, and back (offload_saved.cpp).
+    // Copies where a block keeps what it saves on the host or in a file: there, and back; by way of
+    // the host, in two steps (offload_saved.cpp).
     struct Copies {
       std::optional<int> out, back;
+      std::optional<int> write, read;
     };
     Copies saved = {}, for_weights = {};
-    std::optional<int> for_first_part = {};  // back: of what is kept for weights, what the first part reads
+    Copies for_first_part = {};  // back: of what is kept for weights, what the first part reads
   };
   static std::int64_t bytes_for_weights(const BlockSegments& block) {
     return block.for_weights_bytes + block.left_bytes;
@@ -101,7 +103,7 @@ struct Lowering {
   std::vector<std::optional<int>> frozen_buckets;  // likewise: of its own frozen parameters
 
   // Numbers of buffers. The buffers of a list take turns.
-  std::vector<int> gathered;  // ZeRO-3, or parameters on the host: of a block; as many as gathered_buffers
+  std::vector<int> gathered;  // ZeRO-3, or parameters elsewhere: of a block; as many as gathered_buffers
   std::vector<int> gathered_frozen;
   std::vector<int> unreduced;   // ZeRO-2, 3: gradients of a block; two
   std::optional<int> gathered_tied;
@@ -111,7 +113,8 @@ struct Lowering {
     bool holds_gradients = false;  // of uses since the last reduction
   };
   std::map<int, UnreducedTied> unreduced_tied;
-  std::vector<int> staged_state;      // on the host, for optimizer state on NVMe
+  std::vector<int> staged_state;       // on the host, for what is updated on NVMe
+  std::vector<int> staged_parameters;  // on the host, for parameters on NVMe
   std::vector<int> staged_gradients;  // sums that are on the host while a backward adds to them
   // By bucket: whether an earlier backward of the step has left such a sum on the host.
   std::vector<char> has_sum;
@@ -121,8 +124,9 @@ struct Lowering {
   // By block of the graph, for those that the rank holds: the positions.
   std::vector<int> position_in_slot, position_for_weights;
   std::vector<int> head;  // what the last block saves, where it has slots of its own
-  // On the device, for blocks that keep what they save on the host.
+  // On the device, for blocks that keep what they save elsewhere; on the host, for files.
   std::vector<int> staged, staged_for_weights;
+  std::vector<int> staged_on_host;
   std::vector<int> input;       // of a stage, from another rank, where it lies apart
   std::vector<int> gradient;    // of an activation between blocks
   std::vector<int> output;      // an activation on its way to another rank
@@ -135,8 +139,17 @@ struct Lowering {
   int frozen_gathers = 0;
   int reductions = 0;
   int stagings = 0, stagings_for_weights = 0, gradient_stagings = 0, state_stagings = 0;
-  // By bucket with its optimizer state on NVMe: the buffer on the host that has been read for it.
+  int parameter_stagings = 0, stagings_on_host = 0;
+  // By bucket that is updated on NVMe: the buffer on the host that has been read for it.
   std::map<std::size_t, int> state_in;
+  // Reads from NVMe that `read_ahead` moves, each before another call.
+  struct EarlyRead {
+    int call = 0;
+    int before = 0;
+  };
+  std::vector<EarlyRead> early_reads;
+  // By buffer in a file or on the host for one: the last call that it takes part in.
+  std::map<int, int> last_use;
   // Calls are many, and few differ in more than their buffers. Where the bindings of a Segment
   // stand in what `add_call` is given, by Segment; the Segments of `call_again`, by what they move.
   std::vector<std::vector<std::size_t>> bound_at;
@@ -187,8 +200,9 @@ bool sums_squares_on_host(const Lowering& lowering);             // offload.cpp
 void begin_norm_on_host(Lowering& lowering);                     // offload.cpp
 void return_norm(Lowering& lowering);                            // offload.cpp
 void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
-// Where the optimizer's state is on NVMe (offload_state.cpp): reads for the first buckets, ahead of
-// the forward; and once a bucket is updated, the write of its state, and the read for a later one.
+// Where an update's state or parameters are on NVMe (offload_state.cpp): reads for the first
+// buckets, which may be early; and once a bucket is updated, the write of both, and the read for a
+// later one.
 void begin_reads_of_state(Lowering& lowering);
 void write_state(Lowering& lowering, std::size_t bucket);
 // Where sums of a bucket's gradients are on the host (offload_gradients.cpp): a buffer on the
@@ -200,21 +214,28 @@ void copy_sum_out(Lowering& lowering, int bucket, int from, bool last_micro_batc
 // What the ranks of other axes than the data axis add to gradients that it has summed, in that
 // buffer, or in the bucket's own at the end of the step. In step_begin_and_end.cpp.
 void reduce_over_other_axes(Lowering& lowering, int bucket, int gradients);
-// Where parameters are on the host: the copy of this rank's shard into the place of the whole.
+// Reads as early as their buffers allow what the device needs from NVMe (offload_files.cpp).
+void read_ahead(Lowering& lowering);
+// Notes a read that was just added: what it reads is in the file, and its buffer on the host free,
+// once the last calls on these are done. And that a call is the last on a buffer so far.
+void may_be_early(Lowering& lowering, int file, int on_host);
+void may_follow_early(Lowering& lowering);  // it comes behind all others so far
+void note_use(Lowering& lowering, int buffer);
+// Where parameters are elsewhere: the copy of this rank's shard into the place of the whole.
 void bring_parameters(Lowering& lowering, int bucket, int whole);  // offload.cpp
 // Where a block's calls find what its forward has saved: the buffers of a slot, or, where that is
-// on the host, others on the device that take turns.
+// elsewhere, others on the device that take turns.
 struct SavedBuffers {
   int saved = 0;
   std::optional<int> for_weights;
 };
-// For a forward, after which what a block keeps on the host is copied there; and for a backward or
-// a part of it, copied back. Other blocks find it in their slot. In offload_saved.cpp.
+// For a forward, after which what a block keeps elsewhere is copied there; and for a backward or a
+// part of it, copied back. Other blocks find it in their slot. In offload_saved.cpp.
 SavedBuffers saved_for_forward(Lowering& lowering, int block, const ActionSlots& slots);
 void copy_saved_out(Lowering& lowering, int block, const ActionSlots& slots, const SavedBuffers& from);
 SavedBuffers fetch_saved(Lowering& lowering, int block, const ActionSlots& slots, Phase phase);
-// The Segments of these copies.
-void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Lowering::BlockSegments& segments);
+// The Segments of these copies, for a block that keeps what it saves in `home`.
+void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Home home, Lowering::BlockSegments& segments);
 // Muon's part of the end of the step (orthogonalize.cpp): the momentum of a bucket's matrices, in
 // the place of their gradients; and their update along the directions that follow from it. Where
 // the data axis shards the optimizer, momenta are gathered, one rank orthogonalizes all matrices of
@@ -273,10 +294,11 @@ BucketRange shard_of(const Bucket& bucket);
 Piece gradient_piece(const Lowering& lowering, std::size_t bucket, int buffer, BucketRange range, Access access);
 Piece parameter_piece(const Lowering& lowering, std::size_t bucket, BucketRange range, Access access);
 Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access);
-// Where an update finds a bucket's state for these elements: in the state's own buffers, or in the
-// buffer on the host that was read for it from NVMe. In offload_state.cpp.
+// Where an update finds a bucket's state and parameters for these elements: in their own buffers,
+// or in the buffer on the host that was read for it from NVMe. In offload_state.cpp.
 struct StatePieces {
   std::optional<Piece> first_moment, second_moment, master;
+  std::optional<Piece> parameters;                   // only where they are on NVMe
   std::optional<Piece> first_scales, second_scales;  // of moments in 8 bits
 };
 StatePieces state_pieces(const Lowering& lowering, std::size_t bucket, BucketRange range);

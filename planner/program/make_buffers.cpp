@@ -84,6 +84,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   std::int64_t input = 0;
   std::int64_t head = 0;
   std::int64_t staged = 0, staged_for_weights = 0;
+  bool saves_to_file = false;
   const auto take_most = [](std::vector<SavedSizes>& sizes, int position, std::int64_t bytes, Home home) {
     const auto at = static_cast<std::size_t>(position);
     if (sizes.size() <= at) sizes.resize(at + 1);
@@ -101,7 +102,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
         take_most(saved, lowering.position_in_slot[b], segments.saved_bytes, home);
       take_most(for_weights, lowering.position_for_weights[b], segments.for_weights_bytes, home);
       take_most(left, lowering.position_for_weights[b], segments.left_bytes, Home::device);
-      if (home == Home::host) {
+      if (home != Home::device) {
+        saves_to_file = saves_to_file || home == Home::nvme;
         staged = std::max(staged, segments.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, segments.for_weights_bytes);
       }
@@ -121,6 +123,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
                         .left = left,
                         .staged_bytes = staged,
                         .staged_for_weights_bytes = staged_for_weights,
+                        .saves_to_file = saves_to_file,
                         .gradient_bytes = gradient,
                         .sent_bytes = sent,
                         .scratch_bytes = scratch,
@@ -158,7 +161,9 @@ const char* words(BufferRole role) {
     case BufferRole::master: return "master copy of {}";
     case BufferRole::loss_scale: return "loss scale";
     case BufferRole::staged_state:
-      return "optimizer state on its way to and from NVMe {}";
+      return "what is updated on its way to and from NVMe {}";
+    case BufferRole::staged_parameters:
+      return "parameters on their way from NVMe {}";
     case BufferRole::host_gradients: return "gradients of {} for the host";
     case BufferRole::host_parameters: return "parameters of {} from the host";
     case BufferRole::host_norm: return "gradient norm for the host";
@@ -182,6 +187,8 @@ const char* words(BufferRole role) {
       return "saved on its way to and from the host {}";
     case BufferRole::staged_for_weights:
       return "saved for weight gradients on its way to and from the host {}";
+    case BufferRole::staged_on_host:
+      return "saved on its way to and from NVMe {}";
     case BufferRole::input: return "arriving activation {}";
     case BufferRole::output: return "activation to send {}";
     case BufferRole::scratch: return "scratch";
@@ -228,6 +235,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::staged_state:
       lowering.staged_state.push_back(number);
       break;
+    case BufferRole::staged_parameters:
+      lowering.staged_parameters.push_back(number);
+      break;
     case BufferRole::host_gradients: bucket().host_gradients = number; break;
     case BufferRole::host_parameters: bucket().host_parameters = number; break;
     case BufferRole::host_norm: program.host_norm_buffer = number; break;
@@ -259,6 +269,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
       break;
     case BufferRole::staged_for_weights:
       lowering.staged_for_weights.push_back(number);
+      break;
+    case BufferRole::staged_on_host:
+      lowering.staged_on_host.push_back(number);
       break;
     case BufferRole::input: lowering.input.push_back(number); break;
     case BufferRole::output: lowering.output.push_back(number); break;

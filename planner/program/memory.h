@@ -40,8 +40,10 @@ struct RankSizes {
   // Likewise what forwards save, and what backward_inputs leaves, for backward_weights.
   std::span<const SavedSizes> for_weights = {};
   std::span<const SavedSizes> left = {};
-  // The most that a block with these on the host has of them on the device: 0 where none has.
+  // The most that a block with these on the host or in a file has of them on the device: 0 where
+  // none has.
   std::int64_t staged_bytes = 0, staged_for_weights_bytes = 0;
+  bool saves_to_file = false;  // where such blocks have them
   // Activations between blocks: the largest gradient (0 where no backward needs one), and the
   // largest sent to another rank (0 where none is).
   std::int64_t gradient_bytes = 0;
@@ -77,6 +79,11 @@ inline constexpr int staging_buffers = 3;
 // arXiv:2104.07857; DeepSpeed's pipeline_read and pipeline_write).
 inline constexpr int state_buffers = 3;
 
+// Buffers on the host that take turns for parameters in a file on their way to the device: as many
+// are read ahead, for the blocks that come (DeepSpeed's offload_param.buffer_count, 5 unless set:
+// deepspeed/runtime/zero/offload_config.py). As many for what layers keep in a file, both ways.
+inline constexpr int file_buffers = 5;
+
 // Whether sums of gradients are on the host, and on the device only while a backward adds to them.
 // Those of a tied parameter add up over several blocks, and stay on the device.
 inline bool stages_gradients(const BucketSizes& bucket) {
@@ -84,7 +91,7 @@ inline bool stages_gradients(const BucketSizes& bucket) {
 }
 // Whether parameters are whole on the device only while their block computes.
 inline bool are_brought(const DataShards& shards, const StateHomes& homes) {
-  return shards.parameters || homes.parameters == Home::host;
+  return shards.parameters || homes.parameters != Home::device;
 }
 
 // Blocks ahead of the one that computes whose parameters are brought, in a forward or a backward,
@@ -111,11 +118,12 @@ enum class BufferRole {
   master,
   host_parameters,  // updated on the host in half precision, to be copied to the device
   loss_scale,
-  staged_state,     // on the host, of a bucket whose optimizer state is on NVMe, while it is updated
-  host_gradients,   // of this rank's shard, for an update on the host
-  host_norm,        // a copy for such updates; where gradients are on the host, summed there
-  host_loss_scale,  // the same
-  gathered,         // ZeRO-3, or parameters on the host: those of a block while it computes
+  staged_state,       // on the host, what a bucket that is updated has on NVMe of its state and parameters
+  staged_parameters,  // on the host, parameters that are on NVMe, on their way to the device
+  host_gradients,     // of this rank's shard, for an update on the host
+  host_norm,          // a copy for such updates; where gradients are on the host, summed there
+  host_loss_scale,    // the same
+  gathered,           // ZeRO-3, or parameters elsewhere: those of a block while it computes
   gathered_frozen,
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
@@ -125,10 +133,11 @@ enum class BufferRole {
   head,              // the same of the last block, where it has slots of its own
   for_weights,       // by a block's forward for its backward_weights
   left,              // by a block's backward_inputs for its backward_weights
-  staged,            // on the device, what a block has saved on the host
+  staged,            // on the device, what a block has saved elsewhere
   staged_for_weights,
-  input,   // an activation from another rank, until its backward
-  output,  // an activation on its way to another rank
+  staged_on_host,  // what a block has saved in a file, both ways
+  input,           // an activation from another rank, until its backward
+  output,          // an activation on its way to another rank
   scratch,
   gradient,  // of an activation between blocks
   norm,
@@ -227,7 +236,13 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   });
   bool any_on_host = false;
   std::int64_t staged_buckets = 0, staged_state = 0;
+  std::int64_t filed_buckets = 0, filed = 0;  // with parameters in a file
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
+    if (const std::int64_t bytes = local(bucket, bucket.shards.parameters) * element;
+        bucket.homes.parameters == Home::nvme && bytes > 0) {
+      filed_buckets += bucket.times;
+      filed = std::max(filed, bytes);
+    }
     if (bucket.frozen || !updates_on_host(bucket.homes)) return;
     any_on_host = true;
     const std::int64_t shard = local(bucket, bucket.shards.optimizer);
@@ -240,9 +255,10 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
              shard * gradient_bytes(training));
     visit_as(bucket.homes.parameters == Home::device && is_half(training.precision), BufferRole::host_parameters,
              MemoryCategory::parameters, shard * element);
-    if (bucket.homes.optimizer != Home::nvme || shard * bytes_of_state(training, bucket.homes) == 0) return;
+    const std::int64_t bytes = shard * bytes_on_nvme(training, bucket.homes);
+    if (bytes == 0) return;
     staged_buckets += bucket.times;
-    staged_state = std::max(staged_state, shard * bytes_of_state(training, bucket.homes));
+    staged_state = std::max(staged_state, bytes);
   });
   if (staged_buckets > 0)
     visit(RankBuffer{.role = BufferRole::staged_state,
@@ -250,6 +266,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                      .home = Home::host,
                      .bytes = staged_state,
                      .slots = static_cast<int>(std::min<std::int64_t>(staged_buckets, state_buffers))});
+  if (filed_buckets > 0)
+    visit(RankBuffer{.role = BufferRole::staged_parameters,
+                     .category = MemoryCategory::buffers,
+                     .home = Home::host,
+                     .bytes = filed,
+                     .slots = static_cast<int>(std::min<std::int64_t>(filed_buckets, file_buffers))});
   const auto on_host = [&](BufferRole role, std::int64_t bytes) {
     visit(RankBuffer{.role = role, .category = MemoryCategory::buffers, .home = Home::host, .bytes = bytes});
   };
@@ -305,6 +327,13 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (sizes.staged_bytes > 0) one(BufferRole::staged, MemoryCategory::activations, sizes.staged_bytes, staging_buffers);
   if (sizes.staged_for_weights_bytes > 0)
     one(BufferRole::staged_for_weights, MemoryCategory::activations, sizes.staged_for_weights_bytes, staging_buffers);
+  if (const std::int64_t bytes = std::max(sizes.staged_bytes, sizes.staged_for_weights_bytes);
+      sizes.saves_to_file && bytes > 0)
+    visit(RankBuffer{.role = BufferRole::staged_on_host,
+                     .category = MemoryCategory::activations,
+                     .home = Home::host,
+                     .bytes = bytes,
+                     .slots = file_buffers});
   if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);
   // An arena ends with a buffer that is filled to its last byte, which scratch need not be.
   const bool goes_back = sizes.gradient_bytes > 0;

@@ -8,7 +8,8 @@
 // al. 2021, arXiv:2101.06840): gradients of a bucket when the backward has summed them, so that
 // their copy overlaps with the backward of other blocks, and the updated parameters. Where these
 // are on the host for good, they are copied up whenever their block computes (ZeRO-Infinity,
-// Rajbhandari et al. 2021, arXiv:2104.07857).
+// Rajbhandari et al. 2021, arXiv:2104.07857); where they are in a file, from a buffer on the host
+// into which they are read ahead.
 namespace parplan {
 namespace {
 
@@ -95,18 +96,31 @@ void bring_parameters(Lowering& lowering, int index, int whole) {
   const bool is_shard = lowering.rank_buckets[index].shards.parameters;
   const std::int64_t begin = is_shard ? bucket.shard_begin * element : 0,
                      bytes = (is_shard ? bucket.shard_elements : bucket.elements) * element;
+  const bool in_file = lowering.rank_buckets[index].homes.parameters == Home::nvme && bytes > 0;
+  int from = bucket.parameters;
+  if (in_file) {
+    from = lowering.staged_parameters[lowering.parameter_stagings++ % lowering.staged_parameters.size()];
+    constexpr const char* read = "read.parameters";
+    call_again(lowering, {read, 0, bytes, 0}, {bucket.parameters, from}, {}, [&]() -> Call& {
+      return call_on_pieces(lowering, read, Stream::from_nvme, {copy_on(Stream::from_nvme, type)},
+                            {{{bucket.parameters, 0, bytes, Access::read}, {from, 0, bytes, Access::write}}});
+    });
+    may_be_early(lowering, bucket.parameters, from);
+  }
   constexpr const char* title = "fetch.parameters";
-  call_again(lowering, {title, begin, bytes, 0}, {bucket.parameters, whole}, {}, [&]() -> Call& {
-    const Instruction up = copy_to(Home::device, type);
-    return call_on_pieces(lowering, title, up.stream, {up},
-                          {{{bucket.parameters, 0, bytes, Access::read}, {whole, begin, bytes, Access::write}}});
-  });
+  call_again(lowering, {title, begin, bytes, 0}, {from, whole}, in_file ? BufferIds{from} : BufferIds(),
+             [&]() -> Call& {
+               const Instruction up = copy_to(Home::device, type);
+               return call_on_pieces(lowering, title, up.stream, {up},
+                                     {{{from, 0, bytes, Access::read}, {whole, begin, bytes, Access::write}}});
+             });
+  if (in_file) note_use(lowering, from);
 }
 
 void copy_updated_parameters(Lowering& lowering, int index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const StateHomes& homes = lowering.rank_buckets[index].homes;
-  if (!updates_on_host(homes) || homes.parameters == Home::host || bucket.shard_elements == 0 || !bucket.gradients)
+  if (!updates_on_host(homes) || homes.parameters != Home::device || bucket.shard_elements == 0 || !bucket.gradients)
     return;
   const DataType type = in_memory(lowering.job.training.precision);
   const BucketRange shard = shard_of(bucket);

@@ -7,21 +7,32 @@
 #include "planner/program/lowering_state.h"
 #include "planner/program/memory.h"
 
-// The optimizer's state where it is on NVMe: bucket by bucket it is read into one of a few buffers
-// on the host, updated there by the host's processor, and written back, while the next bucket's is
-// read (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; in DeepSpeed
-// runtime/swap_tensor/pipelined_optimizer_swapper.py). The first buckets are read while the step
-// computes gradients: the buffers are free then.
+// The optimizer's state where it is on NVMe, and parameters that are there: bucket by bucket they
+// are read into one of a few buffers on the host, updated there by the host's processor, and
+// written back, while the next bucket's are read (ZeRO-Infinity, Rajbhandari et al. 2021,
+// arXiv:2104.07857; in DeepSpeed runtime/swap_tensor/pipelined_optimizer_swapper.py). The first
+// buckets are read while the step computes gradients, as soon as nothing else is: the buffers are
+// free then. An update rewrites parameters in half precision from their master copy, and is a
+// kernel that updates them in place: they are read, too.
 namespace parplan {
 namespace {
 
-// A bucket's buffers in the file, in the order in which they lie in a buffer on the host.
-std::vector<int> state_on_nvme(const Lowering& lowering, std::size_t index) {
+struct InFile {
+  int buffer = 0;
+  DataType type = DataType::fp32;
+};
+// What an update finds of a bucket in the file, in the order in which it lies in a buffer on the
+// host.
+std::vector<InFile> state_on_nvme(const Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
-  std::vector<int> buffers;
-  if (lowering.rank_buckets[index].homes.optimizer != Home::nvme || bucket.shard_elements == 0) return buffers;
-  for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment, bucket.master})
-    if (buffer) buffers.push_back(*buffer);
+  const StateHomes& homes = lowering.rank_buckets[index].homes;
+  std::vector<InFile> buffers;
+  if (!bucket.gradients || bucket.shard_elements == 0) return buffers;
+  if (homes.optimizer == Home::nvme)
+    for (const std::optional<int> buffer : {bucket.first_moment, bucket.second_moment, bucket.master})
+      if (buffer) buffers.push_back({.buffer = *buffer});
+  if (homes.parameters == Home::nvme)
+    buffers.push_back({.buffer = bucket.parameters, .type = in_memory(lowering.job.training.precision)});
   return buffers;
 }
 
@@ -34,20 +45,23 @@ std::vector<std::size_t> staged_buckets(const Lowering& lowering) {
 }
 
 void copy_state(Lowering& lowering, const char* name, std::size_t index, Stream stream, BufferIds frees) {
-  const std::int64_t bytes = lowering.program.buckets[index].shard_elements * state_bytes;
   const int staged = lowering.state_in.at(index);
   std::vector<std::vector<Piece>> pieces;
-  for (const int buffer : state_on_nvme(lowering, index)) {
-    Piece in_file{buffer, 0, bytes, Access::read};
-    Piece on_host{staged, static_cast<std::int64_t>(pieces.size()) * bytes, bytes, Access::write};
+  std::vector<Instruction> copies;
+  std::int64_t begin = 0;
+  for (const InFile& part : state_on_nvme(lowering, index)) {
+    const std::int64_t bytes = lowering.program.buckets[index].shard_elements * size_of(part.type);
+    Piece in_file{part.buffer, 0, bytes, Access::read};
+    Piece on_host{staged, begin, bytes, Access::write};
+    begin += bytes;
+    copies.push_back(copy_on(stream, part.type));
     if (stream == Stream::to_nvme) {
       std::swap(in_file.access, on_host.access);
       std::swap(in_file, on_host);
     }
     pieces.push_back({in_file, on_host});
   }
-  call_on_pieces(lowering, name, stream, std::vector(pieces.size(), copy_on(stream, DataType::fp32)), pieces,
-                 std::move(frees));
+  call_on_pieces(lowering, name, stream, std::move(copies), pieces, std::move(frees));
 }
 
 void read_state(Lowering& lowering, std::size_t index) {
@@ -59,8 +73,10 @@ void read_state(Lowering& lowering, std::size_t index) {
 
 void begin_reads_of_state(Lowering& lowering) {
   const std::vector<std::size_t> buckets = staged_buckets(lowering);
-  for (std::size_t k = 0; k < std::min(buckets.size(), lowering.staged_state.size()); ++k)
+  for (std::size_t k = 0; k < std::min(buckets.size(), lowering.staged_state.size()); ++k) {
     read_state(lowering, buckets[k]);
+    may_follow_early(lowering);
+  }
 }
 
 void write_state(Lowering& lowering, std::size_t index) {
@@ -78,7 +94,8 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   const auto staged = lowering.state_in.find(index);
   const auto place = [&](std::optional<int> own, std::int64_t element) -> std::optional<Piece> {
     if (!own) return std::nullopt;
-    if (staged == lowering.state_in.end()) return in_shard(bucket, *own, range, element, Access::update);
+    if (lowering.program.buffers[*own].home != Home::nvme)
+      return in_shard(bucket, *own, range, element, Access::update);
     Piece piece = in_shard(bucket, staged->second, range, element, Access::update);
     piece.offset += begin;
     begin += bucket.shard_elements * element;
@@ -100,6 +117,8 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   else if (pieces.second_moment && bucket.without_second > bucket.shard_begin)
     pieces.second_moment->offset -= (bucket.without_second - bucket.shard_begin) * state.moment_bytes(1);
   pieces.master = place(bucket.master, state_bytes);
+  if (lowering.program.buffers[bucket.parameters].home == Home::nvme)
+    pieces.parameters = place(bucket.parameters, size_of(in_memory(lowering.job.training.precision)));
   pieces.first_scales = scales(bucket.first_scales);
   pieces.second_scales = scales(bucket.second_scales);
   return pieces;

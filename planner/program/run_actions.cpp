@@ -16,11 +16,11 @@ namespace {
 
 // Parameters --------------------------------------------------------------------------------------
 
-// Into the whole: this rank's shard, where it is on the host, and those of the others.
+// Into the whole: this rank's shard, where it is not on the device, and those of the others.
 void gather_into(Lowering& lowering, int index, int whole) {
   const Bucket& bucket = lowering.program.buckets[index];
   const RankBucket& of = lowering.rank_buckets[index];
-  const bool is_brought = of.homes.parameters == Home::host;
+  const bool is_brought = of.homes.parameters != Home::device;
   if (is_brought) bring_parameters(lowering, index, whole);
   if (!of.shards.parameters) return;
   const DataType type = in_memory(lowering.job.training.precision);
@@ -51,7 +51,7 @@ struct WholeParameters {
   std::optional<int> own, frozen, tied;
 };
 
-// ZeRO-3, or parameters on the host: the whole buckets of a block, each gathered or copied into one
+// ZeRO-3, or parameters elsewhere: the whole buckets of a block, each gathered or copied into one
 // of the buffers that take turns, the first `turning`. Nothing where the block has no such
 // parameters of its own.
 WholeParameters gather(Lowering& lowering, int block, std::size_t turning) {
@@ -424,7 +424,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     const auto [saved, for_weights] = fetched ? *fetched : fetch_saved(lowering, block, slots, action.phase);
     if (block > first) fetched = fetch_saved(lowering, block - 1, slots, action.phase);
     BufferIds frees{saved};
-    if (has_parts && (!in_parts || segments.for_first_part)) frees.push_back(*for_weights);
+    if (has_parts && (!in_parts || segments.for_first_part.back)) frees.push_back(*for_weights);
     if (input && block == range.first) frees.push_back(*input);
     if (!passes_on && block == first) frees.push_back(gradient);
     const int call = lowering.next_call();

@@ -188,6 +188,7 @@ UpdateOperands operands_on_host(const Lowering& lowering, std::size_t index, Ran
         in_shard(bucket, *bucket.host_parameters, range, size_of(training.precision), Access::update);
   else if (operands.state.master && !is_half(training.precision))
     operands.parameter = *std::exchange(operands.state.master, std::nullopt);
+  if (operands.state.parameters) operands.parameter = *operands.state.parameters;
   if (operands.norm) operands.norm->buffer = *program.host_norm_buffer;
   if (operands.loss_scale) operands.loss_scale->buffer = *program.host_loss_scale_buffer;
   return operands;
@@ -290,7 +291,6 @@ void begin_step(Lowering& lowering) {
   if (program.norm_buffer) clear(lowering, *program.norm_buffer);
   if (sums_squares_on_host(lowering)) begin_norm_on_host(lowering);
   if (program.loss_buffer) clear(lowering, *program.loss_buffer);
-  begin_reads_of_state(lowering);
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});
 }
 
@@ -298,6 +298,7 @@ void begin_step(Lowering& lowering) {
 void end_step(Lowering& lowering) {
   Program& program = lowering.program;
   const int first = lowering.next_call();
+  begin_reads_of_state(lowering);
   reduce_at_end(lowering);
   for (std::size_t i = program.buckets.size(); i-- > 0;)
     for (const Axis axis : parameter_axes) reduce_partial_gradients(lowering, i, accumulators(lowering, i), axis);

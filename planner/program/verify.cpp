@@ -340,6 +340,7 @@ std::vector<Fault> find_faults(std::span<const Program> programs) {
   std::vector<Fault> faults;
   find_structure_faults(programs, faults);
   if (!faults.empty()) return faults;
+  for (const Program& program : programs) find_file_faults(program, faults);
   for (const Program& program : programs) find_data_faults(program, faults);
   for (const Program& program : programs) find_ring_faults(program, faults);
   for (const Program& program : programs) find_exchange_faults(program, faults);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "planner/graph/dynamic_quantization.h"
+#include "planner/program/verify_intervals.h"
 #include "planner/program/verify_passes.h"
 
 namespace parplan {
@@ -44,50 +45,12 @@ struct State {
   bool outdated = false;  // parameters that this rank's host has updated since
   bool unread = false;   // written, and not read since
   bool uncopied = false;  // a sum of gradients that is on its way to the host, and not there yet
-  int freed_by = 0;      // call, where it is freed
-  int of_file = -1;      // the buffer on NVMe that it was read from; -1: none
-  bool unwritten = false;  // updated since, and not written back
+  int freed_by = 0;       // call, where it is freed
   Stream writer_stream{};
   Touch writer;
   std::array<Touch, stream_count> readers;  // last since the last write, per stream
 };
-
-struct Interval {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  State state;
-};
-
-// The bytes of one buffer, cut where uses of it begin and end.
-class Intervals {
- public:
-  explicit Intervals(std::int64_t bytes) {
-    if (bytes > 0) all_.push_back({0, bytes, {}});
-  }
-  // Whole intervals that make up [begin, end). Valid until the next call.
-  std::span<Interval> within(std::int64_t begin, std::int64_t end) {
-    if (begin >= end) return {};
-    const std::size_t first = cut(begin);
-    const std::size_t last = cut(end);
-    return {all_.data() + first, last - first};
-  }
-  std::span<Interval> all() { return all_; }
-
- private:
-  // The position of the interval that begins at `at`, which is cut if none does.
-  std::size_t cut(std::int64_t at) {
-    const auto found =
-        std::lower_bound(all_.begin(), all_.end(), at, [](const Interval& i, std::int64_t b) { return i.begin < b; });
-    const std::size_t position = static_cast<std::size_t>(found - all_.begin());
-    if ((found != all_.end() && found->begin == at) || at >= all_.back().end) return position;
-    Interval tail = all_[position - 1];
-    all_[position - 1].end = tail.begin = at;
-    all_.insert(found, tail);
-    return position;
-  }
-
-  std::vector<Interval> all_;
-};
+using Interval = Intervals<State>::Interval;
 
 // The part of [begin, end) that a mark covers, relative to begin.
 struct Mark {
@@ -251,12 +214,6 @@ class DataCheck {
                 fmt::format("dropped copy: frees sums of gradients in {}, which nothing has copied to the host",
                             bytes_of(id, interval.begin, interval.end)));
         interval.state.uncopied = false;
-        if (interval.state.unwritten)
-          fault(Rule::reduction, c, {},
-                fmt::format("dropped write: frees {}, which the host has updated and not written to '{}'",
-                            bytes_of(id, interval.begin, interval.end), buffer(interval.state.of_file).name));
-        interval.state.of_file = -1;
-        interval.state.unwritten = false;
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
         State& freed = interval.state;
@@ -284,7 +241,7 @@ class DataCheck {
     }
     check_reductions(call, c, i, instruction);
     if (optimizer && instruction.op == OpKind::adamw_8bit) check_blocks(call, c, i, instruction);
-    check_state(call, c, i, instruction);
+    check_norm(call, c, i, instruction);
     check_directions(call, c, i, instruction);
 
     const bool gathers = gathers_directions(call, instruction);
@@ -308,8 +265,6 @@ class DataCheck {
         state.readers.fill({});
         state.unread = operand.access == Access::write || bound(call, operand) == program_.host_norm_buffer;
         state.uncopied = is_staged_[bound(call, operand)] != 0 && instruction.kind != InstructionKind::copy;
-        if (operand.access == Access::write) state.of_file = -1;
-        state.unwritten = operand.access != Access::write && state.of_file >= 0;
         if (operand.access == Access::write)
           state.partial = state.across = state.reduced = state.stale = state.outdated = false;
         if (gradient) state.partial = true;
@@ -327,7 +282,6 @@ class DataCheck {
     pass_marks(call, instruction, before);
     if (optimizer) update_parameters(call, instruction);
     if (instruction.kind == InstructionKind::copy) {
-      move_state(call, instruction);
       return_parameters(call, instruction);
       take_sums(call, instruction);
     }
@@ -471,10 +425,6 @@ class DataCheck {
             fmt::format("dropped copy: {} writes over sums of gradients in {}, to which no backward has added since "
                         "call {} wrote them",
                         describe(instruction), bytes_of(id, interval.begin, interval.end), state.writer.call));
-    if (state.unwritten)
-      fault(Rule::reduction, c, i,
-            fmt::format("dropped write: {} writes over {}, which the host has updated and not written to '{}'",
-                        describe(instruction), bytes_of(id, interval.begin, interval.end), buffer(state.of_file).name));
     if (id == program_.host_norm_buffer && state.unread && state.writer_stream == Stream::host)
       fault(Rule::reduction, c, i,
             fmt::format("dropped copy: {} writes over the host's sum of squares, which is not on the device",
@@ -491,11 +441,6 @@ class DataCheck {
           fault(Rule::reduction, interval.state.writer.call, interval.state.writer.instruction,
                 fmt::format("dropped copy: nothing has copied sums of gradients in {} to the host",
                             bytes_of(static_cast<int>(b), interval.begin, interval.end)));
-        else if (interval.state.unwritten)
-          fault(Rule::reduction, interval.state.writer.call, interval.state.writer.instruction,
-                fmt::format("dropped write: nothing has written {}, which the host has updated, to '{}'",
-                            bytes_of(static_cast<int>(b), interval.begin, interval.end),
-                            buffer(interval.state.of_file).name));
         else if (is_lost(static_cast<int>(b), interval.state))
           fault(Rule::definition, interval.state.writer.call, interval.state.writer.instruction,
                 fmt::format("lost value: nothing reads {}, which call {} wrote",
@@ -641,70 +586,16 @@ class DataCheck {
                         name(instruction.group), list_ranks(program_.group(instruction.group))));
   }
 
-  // State that goes through the host -------------------------------------------------------------
-
-  // Which bucket has a buffer in the file.
-  const Bucket* bucket_of_state(int id) const {
-    for (const Bucket& bucket : program_.buckets)
-      if (bucket.first_moment == id || bucket.second_moment == id || bucket.master == id) return &bucket;
-    return nullptr;
-  }
-
-  // State returns to where it was read from; an update works on one bucket's gradients and state;
-  // and what goes to the device from there is the bucket's own master copy.
-  void check_state(const Call& call, int c, int i, const Instruction& instruction) {
-    if (instruction.operands.empty()) return;
-    const Operand &first = instruction.operands.front(), &last = instruction.operands.back();
-    const auto is_from = [&](const Operand& operand, const auto& is_right) {
-      for (const Interval& interval : bytes(call, operand)) {
-        const int file = interval.state.of_file;
-        if (file < 0 || is_right(file)) continue;
-        fault(Rule::reduction, c, i,
-              fmt::format("wrong state: {} takes {}, which was read from '{}', for '{}'", describe(instruction),
-                          bytes_of(bound(call, operand), interval.begin, interval.end), buffer(file).name,
-                          buffer(bound(call, instruction.kind == InstructionKind::copy ? last : first)).name));
-        return;
-      }
-    };
-    if (instruction.kind == InstructionKind::copy) {
-      const int to = bound(call, last);
-      if (buffer(to).home == Home::nvme) {
-        is_from(first, [&](int file) { return file == to; });
-        for (const Interval& interval : bytes(call, first))
-          if (interval.state.of_file < 0)
-            return fault(
-                Rule::reduction, c, i,
-                fmt::format("wrong state: {} takes {}, which nothing has read from '{}'", describe(instruction),
-                            bytes_of(bound(call, first), interval.begin, interval.end), buffer(to).name));
-      } else {
-        is_from(first, [&](int file) {
-          const Bucket* bucket = bucket_of_state(file);
-          return bucket != nullptr && bucket->parameters == to && bucket->master == file;
-        });
-      }
-    }
-    if (is_optimizer(instruction) && instruction.home == Home::host) {
-      const int gradients = bound(call, first);
-      for (const Operand& operand : instruction.operands)
-        if (bound(call, operand) == program_.host_norm_buffer)
-          for (const Interval& interval : bytes(call, operand))
-            if (interval.state.writer_stream == Stream::host)
-              return fault(Rule::reduction, c, i,
-                           fmt::format("dropped copy: {} reads the host's own sum of squares, not that of all ranks",
-                                       describe(instruction)));
-      for (const Operand& operand : instruction.operands)
-        is_from(operand, [&](int file) {
-          const Bucket* bucket = bucket_of_state(file);
-          return bucket != nullptr && (bucket->gradients == gradients || bucket->host_gradients == gradients);
-        });
-    }
-  }
-  void move_state(const Call& call, const Instruction& instruction) {
-    const Operand &source = instruction.operands.front(), &target = instruction.operands.back();
-    if (instruction.stream == Stream::from_nvme)
-      for (Interval& interval : bytes(call, target)) interval.state.of_file = bound(call, source);
-    if (instruction.stream == Stream::to_nvme)
-      for (Interval& interval : bytes(call, source)) interval.state.unwritten = false;
+  // Updates by the host take the norm of all ranks, which comes back from the device.
+  void check_norm(const Call& call, int c, int i, const Instruction& instruction) {
+    if (!is_optimizer(instruction) || instruction.home != Home::host) return;
+    for (const Operand& operand : instruction.operands)
+      if (bound(call, operand) == program_.host_norm_buffer)
+        for (const Interval& interval : bytes(call, operand))
+          if (interval.state.writer_stream == Stream::host)
+            return fault(Rule::reduction, c, i,
+                         fmt::format("dropped copy: {} reads the host's own sum of squares, not that of all ranks",
+                                     describe(instruction)));
   }
 
   // The master's sum is whole afterwards; what a replica has sent, it must not send again.
@@ -740,7 +631,7 @@ class DataCheck {
 
   void pass_marks(const Call& call, const Instruction& instruction, const std::vector<std::vector<Mark>>& before) {
     const Operand& target = instruction.operands.back();
-    Intervals& contents = contents_[bound(call, target)];
+    Intervals<State>& contents = contents_[bound(call, target)];
     const std::vector<int>& ranks = program_.group(instruction.group);
     switch (instruction.kind) {
       case InstructionKind::all_reduce_sum:
@@ -785,7 +676,7 @@ class DataCheck {
   }
 
   // All of the target has every mark that a part of the source has.
-  static void spread_marks(Intervals& contents, const Operand& target, const std::vector<Mark>& marks) {
+  static void spread_marks(Intervals<State>& contents, const Operand& target, const std::vector<Mark>& marks) {
     Mark any;
     for (const Mark& mark : marks) {
       any.partial |= mark.partial;
@@ -800,7 +691,7 @@ class DataCheck {
   }
   // What was partial is summed over the whole data axis; or first over a shard group, then over its
   // replicas.
-  void reduce(const Instruction& instruction, Intervals& contents, std::int64_t begin, std::int64_t end) const {
+  void reduce(const Instruction& instruction, Intervals<State>& contents, std::int64_t begin, std::int64_t end) const {
     const bool over_all = over_data(instruction);
     const bool over_shard = !over_all && over_members(instruction, Members::shard);
     const bool over_replicas = !over_all && over_members(instruction, Members::replicas);
@@ -818,7 +709,7 @@ class DataCheck {
       }
     }
   }
-  static void scatter(Intervals& contents, std::int64_t begin, std::int64_t end) {
+  static void scatter(Intervals<State>& contents, std::int64_t begin, std::int64_t end) {
     for (Interval& interval : contents.within(begin, end)) {
       interval.state.content = Content::scattered;
       interval.state.partial = interval.state.across = interval.state.reduced = false;
@@ -853,30 +744,16 @@ class DataCheck {
     const std::int64_t element = size_of(instruction.type);
     for (const Bucket& bucket : program_.buckets) {
       const bool on_host = instruction.home == Home::host && buffer(bucket.parameters).home == Home::device &&
-                           (bucket.master == id || bucket.host_parameters == id || is_read_for(bucket, id));
+                           (bucket.master == id || bucket.host_parameters == id);
       if (on_host) {
         const Operand& updated = instruction.operands[1];
-        // State that was read from NVMe lies part after part.
-        const std::int64_t shift =
-            begin_of_shard(bucket, element) - (is_read_for(bucket, id) ? begin_of_master(bucket) : 0);
+        const std::int64_t shift = begin_of_shard(bucket, element);
         for (Interval& interval : contents_[bucket.parameters].within(shift + updated.offset,
                                                                       shift + updated.offset + updated.bytes))
           interval.state.outdated = true;
       }
       if (bucket.parameters == id) others_are_stale(bucket, element);
     }
-  }
-  // Whether a buffer on the host holds the bucket's master copy from NVMe.
-  bool is_read_for(const Bucket& bucket, int id) {
-    return bucket.master && buffer(*bucket.master).home == Home::nvme &&
-           std::ranges::any_of(contents_[id].all(),
-                               [&](const Interval& interval) { return interval.state.of_file == *bucket.master; });
-  }
-  std::int64_t begin_of_master(const Bucket& bucket) const {
-    std::int64_t begin = 0;
-    for (const std::optional<int> before : {bucket.first_moment, bucket.second_moment})
-      if (before) begin += buffer(*before).bytes;
-    return begin;
   }
   // Sums on their way to the host are there. Once they are summed over the data axis, those that
   // this rank updates are all that it needs.
@@ -912,7 +789,7 @@ class DataCheck {
     if (!several_data_ranks() || buffer(bucket.parameters).bytes < bucket.elements * element) return;
     const std::int64_t begin = bucket.shard_begin * element;
     const std::int64_t end = begin + bucket.shard_elements * element;
-    Intervals& contents = contents_[bucket.parameters];
+    Intervals<State>& contents = contents_[bucket.parameters];
     for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
     for (Interval& interval : contents.within(end, bucket.elements * element)) interval.state.stale = true;
   }
@@ -925,7 +802,7 @@ class DataCheck {
   std::vector<Fault>& faults_;
   std::size_t most_;
   std::set<std::pair<Rule, std::pair<int, std::optional<int>>>> known_;
-  std::vector<Intervals> contents_;                             // per buffer
+  std::vector<Intervals<State>> contents_;                      // per buffer
   std::vector<char> is_sent_;                                   // per buffer: gradients that a master takes
   std::vector<char> in_first_part_;                             // per call: of backward_inputs
   std::vector<char> is_sum_, is_staged_;                        // per buffer: find_sums_on_host

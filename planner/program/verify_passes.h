@@ -14,6 +14,7 @@ namespace parplan {
 inline constexpr std::size_t most_faults = 20;
 
 void find_structure_faults(std::span<const Program> programs, std::vector<Fault>& faults);
+void find_file_faults(const Program& program, std::vector<Fault>& faults);           // of what is on NVMe
 void find_data_faults(const Program& program, std::vector<Fault>& faults);           // order, definition, reductions
 void find_ring_faults(const Program& program, std::vector<Fault>& faults);           // around the context axis
 void find_exchange_faults(const Program& program, std::vector<Fault>& faults);       // in groups of the context axis

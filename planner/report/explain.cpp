@@ -72,7 +72,11 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
   switch (constraint) {
     case Constraint::memory: {
       std::vector<std::string> signs;
-      if (memory_share(plan) > 1.0) signs.push_back("the plan does not fit");
+      if (const std::optional<Shortage> lack = shortage_of(plan.cluster, plan.spec, plan.prediction);
+          lack && lack->home != Home::device)
+        signs.push_back(fmt::format("the plan does not fit: {}", words_of(*lack)));
+      else if (memory_share(plan) > 1.0)
+        signs.emplace_back("the plan does not fit");
       if (time.recompute.value > 0.0)
         signs.push_back(
             fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));

@@ -244,16 +244,7 @@ MemoryVerdict verdict_of(const RowSubject& subject) {
 }
 
 std::optional<Shortage> shortage_of(const RowSubject& subject) {
-  const MemoryUse& use = subject.result.memory;
-  const std::uint64_t groups = groups_of_fullest(subject.cluster, subject.spec, subject.result);
-  const std::optional<Bytes> host = host_memory(subject.cluster, subject.spec.mesh, groups);
-  if (host && use.host > *host) return Shortage{.home = Home::host, .needed = use.host, .available = *host};
-  const std::optional<Bytes> drives = nvme_capacity(subject.cluster, subject.spec.mesh, groups);
-  if (drives && use.nvme > *drives) return Shortage{.home = Home::nvme, .needed = use.nvme, .available = *drives};
-  const Bytes capacity = memory_capacity(subject.cluster, groups);
-  if (memory_verdict(use, capacity, subject.cluster.memory_headroom) == MemoryVerdict::does_not_fit)
-    return Shortage{.home = Home::device, .needed = use.peak(), .available = capacity};
-  return std::nullopt;
+  return shortage_of(subject.cluster, subject.spec, subject.result);
 }
 
 RowSubject subject_of(const Plan& plan) { return subject_of(plan, 1); }

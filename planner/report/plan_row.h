@@ -30,12 +30,6 @@ std::optional<bool> told_from_first(const RowSubject& subject);
 RowSubject subject_of(const Plan& plan);
 // By its predicted or measured memory, and the headroom of its cluster.
 MemoryVerdict verdict_of(const RowSubject& subject);
-// The home that has less room than the worst rank needs there, the host or its drives before the
-// device; nothing where all is there. A device has it all where a plan is tight.
-struct Shortage {
-  Home home{};
-  Bytes needed, available;
-};
 std::optional<Shortage> shortage_of(const RowSubject& subject);
 // The plan itself (rank 1) or one of its alternatives (rank 2 and up).
 RowSubject subject_of(const Plan& plan, int rank);

@@ -483,7 +483,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   // Stages that recompute some of their layers take no less than without recompute: where all that
   // they save stays on the device.
   const bool has_fewest = has_fewest_layers(spec, mixes);
-  if (has_fewest && row_of(spec.offload).saved == Home::host) {
+  if (has_fewest && spec.offload.activations != Home::device) {
     below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
     return below;
   }

@@ -246,9 +246,10 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
   if (!has_host || space.request[Choice::offload]) return std::nullopt;
   Restriction offload{.what = "offload", .wider = {}};
   if (space.objective == Objective::memory) {
-    for (const OffloadRow& row : offload_rows())
-      if (row.kind != Offload::none && !lacks_homes(space.cluster, row.kind))
-        offload.wider.push_back({.request = with(space.request, Choice::offload, row.kind),
+    // What is in a file leaves as much of the device as what is on the host.
+    for (const Offload& other : all_offloads())
+      if (other != Offload{} && !uses(other, Home::nvme) && !lacks_homes(space.cluster, other))
+        offload.wider.push_back({.request = with(space.request, Choice::offload, other),
                                  .width = space.width,
                                  .beyond = {.of_degrees = has_anything, .layout = {}}});
   } else {

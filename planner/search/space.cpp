@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <ranges>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <variant>
@@ -45,6 +46,8 @@ void append_numbers(const ChoiceValue& value, std::vector<std::int64_t>& numbers
         if constexpr (std::ranges::range<Value>) {
           numbers.push_back(std::ranges::distance(one));
           for (const auto& each : one) numbers.push_back(static_cast<std::int64_t>(each));
+        } else if constexpr (std::is_same_v<Value, Offload>) {
+          numbers.push_back(number_of(one));
         } else {
           numbers.push_back(static_cast<std::int64_t>(one));
         }

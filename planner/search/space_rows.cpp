@@ -211,7 +211,7 @@ void as_many_as_in_flight(const SpaceContext& /*context*/, const ParallelSpec& /
 // What the host updates is slower on every cluster, and what is copied there is no faster: only for
 // those who ask for it, or need it.
 void nothing_on_host(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
-  values.emplace_back(Offload::none);
+  values.emplace_back(Offload{});
 }
 
 // All ranks reducing gradients is never slower: only for those who ask.
@@ -321,12 +321,16 @@ Values next_depths(const SpaceRow& /*row*/, const SpaceContext& context, const P
   return depths;
 }
 
-// One part less on the host.
+// One part a step closer to the device: on the host instead of in a file, or not there.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
-  for (const Offload part : offload_parts)
-    for (const OffloadRow& row : offload_rows())
-      if (includes(own.offload, part) && row.kind == without(own.offload, part)) less.emplace_back(row.kind);
+  for (const OffloadPart& part : offload_parts()) {
+    const Home home = own.offload.*part.home;
+    if (home == Home::device) continue;
+    Offload closer = own.offload;
+    closer.*part.home = all_homes[index_of(home) - 1];
+    if (!wrong_with(closer)) less.emplace_back(closer);
+  }
   return less;
 }
 
@@ -388,9 +392,8 @@ Values fewer_in_flight(const TrainingSpec& /*training*/, const ChoiceValue& give
 
 Values more_on_host(const TrainingSpec& /*training*/, const ChoiceValue& given) {
   Values more;
-  for (const OffloadRow& row : offload_rows())
-    if (row.kind != std::get<Offload>(given) && includes(row.kind, std::get<Offload>(given)))
-      more.emplace_back(row.kind);
+  for (const Offload& other : all_offloads())
+    if (other != std::get<Offload>(given) && includes(other, std::get<Offload>(given))) more.emplace_back(other);
   return more;
 }
 

@@ -116,19 +116,24 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
 }
 
 Home Estimator::home_of_saved(const ParallelSpec& spec, std::size_t kind) const {
-  return is_layer_kind_[kind] && has_backward(graph_, graph_.kinds[kind]) ? row_of(spec.offload).saved : Home::device;
+  return is_layer_kind_[kind] && has_backward(graph_, graph_.kinds[kind]) ? spec.offload.activations : Home::device;
 }
 
 const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSpec& spec, int shapes, int environment) {
-  if (row_of(spec.offload).saved == Home::device) return nullptr;
+  if (spec.offload.activations == Home::device) return nullptr;
   const auto [entry, inserted] = copies_.try_emplace({shapes, environment});
   if (!inserted) return &entry->second;
   const Environment& where = environments_[environment];
-  const auto time = [&](const std::vector<ByteRange>& ranges) {
+  const auto sum_of = [](const std::vector<ByteRange>& ranges, const auto& time_of) {
     Seconds sum;
-    for (const ByteRange& range : ranges)
-      sum += host_copy_time(Bytes(range.end - range.begin), *where.device, where.rates, where.host);
+    for (const ByteRange& range : ranges) sum += time_of(Bytes(range.end - range.begin));
     return sum;
+  };
+  const auto time = [&](const std::vector<ByteRange>& ranges) {
+    return sum_of(ranges, [&](Bytes bytes) { return host_copy_time(bytes, *where.device, where.rates, where.host); });
+  };
+  const auto in_file = [&](Stream stream, const std::vector<ByteRange>& ranges) {
+    return sum_of(ranges, [&](Bytes bytes) { return file_time(stream, bytes, where.nvme); });
   };
   const std::vector<LoweredBlock>& kinds = shapes_[shapes]->kinds;
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
@@ -141,6 +146,11 @@ const std::vector<Estimator::SavedCopies>* Estimator::copies_of(const ParallelSp
     const Seconds for_first_part = time(ranges_read(block.backward_inputs, binding::for_weights));
     copies.back = copies.out - copies.for_weights + for_first_part;
     copies.back_without_input = copies.out_without_input - copies.for_weights + for_first_part;
+    if (spec.offload.activations != Home::nvme) continue;
+    // An input that lies apart is not there.
+    copies.write =
+        in_file(Stream::to_nvme, saved_ranges(block, false)) + in_file(Stream::to_nvme, for_weights_ranges(block));
+    copies.read = in_file(Stream::from_nvme, saved_ranges(block, false));
   }
   return &entry->second;
 }
@@ -265,10 +275,15 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     costs.regather = collective(InstructionKind::all_gather, whole * element);
     costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec, training_) * element);
     if (runs_back) costs.gather_again = costs.gather;
-    if (homes.parameters == Home::host) {
-      for (const std::int64_t elements : {whole, padded(frozen, spec, training_)})
-        if (elements > 0) costs.up += copy((shards.parameters ? elements / spec.shard_ranks() : elements) * element);
+    if (homes.parameters != Home::device) {
+      for (const std::int64_t elements : {whole, padded(frozen, spec, training_)}) {
+        if (elements == 0) continue;
+        const std::int64_t bytes = (shards.parameters ? elements / spec.shard_ranks() : elements) * element;
+        costs.up += copy(bytes);
+        if (homes.parameters == Home::nvme) costs.read_up += file_time(Stream::from_nvme, Bytes(bytes), where.nvme);
+      }
       if (runs_back) costs.up_again = costs.up;
+      if (runs_back) costs.read_again = costs.read_up;
     }
     const bool has_master = spec.dp_method == DataMethod::master;
     if (has_master)
@@ -312,6 +327,11 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
         const Bytes part(local(shards.optimizer) * state_bytes);
         costs.read = static_cast<double>(parts) * file_time(Stream::from_nvme, part, where.nvme);
         costs.write = static_cast<double>(parts) * file_time(Stream::to_nvme, part, where.nvme);
+      }
+      if (homes.parameters == Home::nvme) {
+        const Bytes part(local(shards.optimizer) * element);
+        costs.read += file_time(Stream::from_nvme, part, where.nvme);
+        costs.write += file_time(Stream::to_nvme, part, where.nvme);
       }
     } else {
       // The first rank's shard, which begins with the matrices.
@@ -462,6 +482,10 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     rank.back += static_cast<double>(shape.micro_batches) * bound.back + bound.other_back;
     rank.finish = std::max(rank.finish, bound.finish);
     rank.drives = std::max(rank.drives, bound.drives);
+    rank.reads += static_cast<double>(shape.micro_batches) * bound.reads;
+    rank.writes += static_cast<double>(shape.micro_batches) * bound.writes;
+    rank.update_reads += bound.update_reads;
+    rank.update_writes += bound.update_writes;
     if (rank_of_stage_[s] == rank_of_stage_.front()) step.parts += bound.parts;
   }
   for (const RankBound& rank : ranks_) {
@@ -471,7 +495,9 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     step.finish = std::max(step.finish, finish);
     step.updated = std::max(step.updated, *rank.before + rank.busy + rank.copied + finish);
     step.data = std::max(step.data, rank.data);
-    step.drives = std::max(step.drives, rank.drives);
+    // Each way one after another.
+    step.drives =
+        std::max({step.drives, rank.drives, rank.reads + rank.update_reads, rank.writes + rank.update_writes});
     step.copies = std::max(step.copies, *rank.before + std::max(rank.out, rank.back));
   }
   return step;
@@ -672,7 +698,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const Seconds normed = std::max({whole, step.synchronised, step.data, step.copies}) + agreed +
                          (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
   const StateHomes& homes = placements.state.homes;
-  const bool moves_state = homes.gradients == Home::host || homes.parameters == Home::host;
+  const bool moves_state = homes.gradients != Home::device || homes.parameters != Home::device;
   estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
   estimate.lower_bound = std::max(estimate.lower_bound, step.drives);
@@ -699,7 +725,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   Seconds waits_for_host = step.copies - computing;
   for (const StageBound& bound : bounds_)
     waits_for_host = std::max(waits_for_host, static_cast<double>(shape.micro_batches) * bound.stalls);
-  if (row_of(spec.offload).saved == Home::host || moves_state)
+  if (spec.offload.activations != Home::device || moves_state)
     estimate.time.offload += std::min(std::max(waits_for_host, Seconds(0.0)), left());
   estimate.time.exposed.dp += left();
   return estimate;

@@ -73,12 +73,13 @@ bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh);
 class Estimator {
   struct Costs;
   struct DataCosts;
-  // What copies take where a block keeps what it saves on the host, both ways in a micro-batch:
+  // What copies take where a block keeps what it saves elsewhere, both ways in a micro-batch:
   // where its input lies with the rest, and where it does not.
   struct SavedCopies {
     Seconds out, back;
     Seconds out_without_input, back_without_input;
     Seconds for_weights;  // back once more, for the second part of a backward
+    Seconds write, read;  // at least, where that is in a file
   };
   // The least times of a stage.
   struct StageBound {
@@ -94,6 +95,10 @@ class Estimator {
     Seconds copied;                         // after the last backward until all gradients are on the host
     Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
     Seconds drives;                         // from the step's start until its state on NVMe is written
+    // Of a micro-batch: reads from and writes to NVMe of parameters and of what blocks save; and
+    // those of its updates.
+    Seconds reads, writes;
+    Seconds update_reads, update_writes;
     Seconds finish_behind;                  // of these, what follows the last backward where no norm is awaited
     Seconds data;                           // of a step on the data stream
     Seconds out, back;                      // of a micro-batch: copies of what its blocks save to and from the host
@@ -242,10 +247,11 @@ class Estimator {
     Seconds orthogonalize, exchange;
     Seconds across;  // hybrid sharding: of the sum of a shard over its replicas
     Seconds to_host, from_host;  // copies of gradients and of updated parameters, where the host updates
-    Seconds read, write;         // of the optimizer's state, where that is on NVMe
-    // Copies of a block's parameters to the device, before each of its gathers, where they are on
-    // the host; and for its backward.
+    Seconds read, write;         // by an update, of what is on NVMe
+    // Copies of a block's parameters to the device, before each of its gathers, where they are
+    // elsewhere; and for its backward.
     Seconds up, up_again;
+    Seconds read_up, read_again;  // from NVMe before these, where they are there
     // A copy of sums of gradients on the host, each way in a micro-batch: not back before the
     // first, and `to_host` after the last.
     Seconds sum;
@@ -310,6 +316,7 @@ class Estimator {
     Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
     Seconds norms, updates, regathers, returns, finish;
     Seconds drives;
+    Seconds reads, writes, update_reads, update_writes;
     Seconds copied;
     Seconds data;
     Seconds out, back;  // copies to and from the host, in a step
@@ -322,7 +329,7 @@ class Estimator {
     Seconds finish;
     Seconds data;
     Seconds copies;  // when all copies to and from the host are done
-    Seconds drives;  // when all state on NVMe is written, if a rank had nothing else to do
+    Seconds drives;  // when all reads and writes on NVMe are done, if a rank had nothing else to do
     StepTime parts;  // of a micro-batch on the first rank
   };
 

@@ -39,7 +39,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0, gradient = 0, staged = 0, staged_for_weights = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
-    if (home_of_saved(spec, k) == Home::host) {
+    if (home_of_saved(spec, k) != Home::device) {
       staged = std::max(staged, shapes.kinds[k].saved_bytes);
       staged_for_weights = std::max(staged_for_weights, shapes.kinds[k].for_weights_bytes);
     }
@@ -57,6 +57,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                                      .saved = {},
                                      .staged_bytes = staged,
                                      .staged_for_weights_bytes = staged_for_weights,
+                                     .saves_to_file = spec.offload.activations == Home::nvme,
                                      .gradient_bytes = gradient,
                                      .sent_bytes = crossing,
                                      .scratch_bytes = scratch,
@@ -137,7 +138,7 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
       sizes_.pop_back();
     }
     share(saved_, sizes_, Home::device);
-    share(host_saved_, host_sizes_, Home::host);
+    share(host_saved_, host_sizes_, spec.offload.activations);
   }
   saved_.insert(saved_.end(), host_saved_.begin(), host_saved_.end());
   return head;
@@ -216,7 +217,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1, .home = home});
         input = std::max(input, block.input_bytes);
       }
-      if (home == Home::host) {
+      if (home != Home::device) {
         staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       }
@@ -269,6 +270,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .left = left_,
                                   .staged_bytes = staged,
                                   .staged_for_weights_bytes = staged_for_weights,
+                                  .saves_to_file = spec.offload.activations == Home::nvme,
                                   .gradient_bytes = gradient,
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,

@@ -63,7 +63,7 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
 //
 // The optimizer's state on NVMe is read, updated and written bucket by bucket, through a few
 // buffers; reads and writes go on beside all else, also of ranks that carry out their own
-// communication.
+// communication. A step takes at least all reads, and all writes.
 //
 // Ranks that carry out their own communication do all of this one after another.
 Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
@@ -124,6 +124,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
              .up_again = own.up_again + (has_backward(graph_, range.first + i) ? tied.up : Seconds(0.0))};
     most_up = std::max(most_up, visit.up);
     bound.other_back += static_cast<double>(micro) * (visit.up + visit.up_again);
+    bound.reads += own.read_up + own.read_again + tied.read_up;
+    bound.update_reads += own.read;
+    bound.update_writes += own.write;
     // The sums of the bucket's gradients go out after each backward that adds to them, and come
     // back before all but the first; in two parts, for each of the parts.
     Seconds of_backward, of_weights;
@@ -147,6 +150,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       const bool with_input = i > 0 || stage == 0;
       visit.out = with_input ? saved.out : saved.out_without_input;
       visit.back = with_input ? saved.back : saved.back_without_input;
+      bound.writes += saved.write;
+      bound.reads += saved.read;
       const Seconds again = in_parts ? saved.for_weights : Seconds(0.0);
       bound.out += visit.out;
       bound.back += visit.back + again;
@@ -225,7 +230,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.forward = std::max(bound.forward, down);
       bound.backward = std::max(bound.backward, up);
     }
-    if (every_own && count >= 2 && homes.parameters == Home::host) {
+    if (every_own && count >= 2 && homes.parameters != Home::device) {
       Seconds down = visits_.front().forward + visits_.back().forward,
               up = visits_.front().backward + visits_.back().backward;
       for (int i = 1; i < count; ++i) {
@@ -264,7 +269,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       if (!in_parts) bound.occupied = std::max(bound.occupied, all);
       const Seconds forward = std::max(bound.forward, down);
       const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
-      if (homes.parameters == Home::host) bound.stalls += (forward - bound.forward) + (backward - bound.backward);
+      if (homes.parameters != Home::device) bound.stalls += (forward - bound.forward) + (backward - bound.backward);
       stall += backward - bound.backward;
       bound.forward = forward;
       bound.backward = backward;
@@ -316,7 +321,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   const bool regathers = shards.optimizer && !shards.parameters;
   // State on NVMe: a bucket's is read once that of the bucket state_buffers before it is written,
   // for the first of them at any time, and written once it is updated.
-  const bool on_nvme = homes.optimizer == Home::nvme;
+  const bool on_nvme = homes.optimizer == Home::nvme || homes.parameters == Home::nvme;
   std::vector<Seconds> written;  // by bucket
   Seconds read, write;           // the ends of the last ones
   bool reads_first = false;      // whether reading the first ones takes time

@@ -11,35 +11,45 @@
 namespace parplan {
 namespace {
 
-CheckpointFile write_shard(const std::string& folder, const Shard& shard, const std::atomic<bool>& stop) {
-  constexpr std::size_t chunk = std::size_t{1} << 22;
-  NewFile file(folder + '/' + shard.name);
-  Crc32 crc;
-  const auto put = [&](std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      if (stop) throw RunError("the run ends");
-      const auto piece = bytes.first(std::min(chunk, bytes.size()));
-      crc.add(piece);
-      file.write(piece);
-      bytes = bytes.subspan(piece.size());
-    }
-  };
-  put(std::as_bytes(std::span(shard.header)));
-  put(shard.data);
-  file.close();
-  return {.name = shard.name,
-          .bytes = static_cast<std::int64_t>(shard.header.size() + shard.data.size()),
-          .crc32 = crc.value()};
+CheckpointFile write_held(const std::string& folder, const Shard& shard, const std::atomic<bool>& stop) {
+  std::span<const std::byte> rest = shard.data;
+  return write_shard(folder, shard.name, shard.header, [&] {
+    if (stop) throw RunError("the run ends");
+    const auto piece = rest.first(std::min(static_cast<std::size_t>(checkpoint_piece_bytes), rest.size()));
+    rest = rest.subspan(piece.size());
+    return piece;
+  });
 }
 
 }  // namespace
 
-ShardWriter::ShardWriter(std::string folder, std::vector<Shard> shards)
-    : files_(std::async(std::launch::async, [this, folder = std::move(folder), shards = std::move(shards)] {
-        std::vector<CheckpointFile> files;
-        for (const Shard& shard : shards) files.push_back(write_shard(folder, shard, stop_));
-        return files;
-      })) {}
+CheckpointFile write_shard(const std::string& folder, const std::string& name, const std::string& header,
+                           const std::function<std::span<const std::byte>()>& next) {
+  NewFile file(folder + '/' + name);
+  Crc32 crc;
+  CheckpointFile written{.name = name};
+  const auto put = [&](std::span<const std::byte> bytes) {
+    crc.add(bytes);
+    file.write(bytes);
+    written.bytes += std::ssize(bytes);
+  };
+  put(std::as_bytes(std::span(header)));
+  for (std::span<const std::byte> piece = next(); !piece.empty(); piece = next()) put(piece);
+  file.close();
+  written.crc32 = crc.value();
+  return written;
+}
+
+ShardWriter::ShardWriter(std::string folder, std::vector<Shard> shards, WrittenShards before) {
+  for (const Shard& shard : shards) held_ += std::ssize(shard.data);
+  files_ = std::async(std::launch::async,
+                      [this, folder = std::move(folder), shards = std::move(shards), before = std::move(before)] {
+                        if (before.failure) throw RunError(*before.failure);
+                        std::vector<CheckpointFile> files = before.files;
+                        for (const Shard& shard : shards) files.push_back(write_held(folder, shard, stop_));
+                        return files;
+                      });
+}
 
 ShardWriter::~ShardWriter() {
   stop_ = true;

@@ -36,10 +36,10 @@ OffloadFile::~OffloadFile() {
 }
 
 void OffloadFile::fail(const std::string& what, int error) const {
-  throw RunError(
-      fmt::format("{} in '{}' for what a rank keeps on NVMe: {}; name a folder with room, which this user "
-                  "may write to, with --nvme-dir",
-                  what, folder_, std::generic_category().message(error)));
+  const char* const remedy = error == EFBIG ? "raise the limit on the size of files (ulimit -f)"
+                                            : "name a folder with room, which this user may write to, with --nvme-dir";
+  throw RunError(fmt::format("{} in '{}' for what a rank keeps on NVMe: {}; {}", what, folder_,
+                             std::generic_category().message(error), remedy));
 }
 
 void OffloadFile::read(std::int64_t offset, void* to, std::int64_t bytes) const {

@@ -20,13 +20,14 @@ struct Trainings {
   std::string checkpoints = folder.path("checkpoints");
   std::string json = folder.path("run.json");
 
-  std::string plan(const std::string& name, const std::vector<std::string>& layout) const {
+  std::string plan(const std::string& name, const std::vector<std::string>& layout,
+                   const std::string& cluster = cpu_8) const {
     std::ifstream file(tiny_gpt2);
     std::string model(std::istreambuf_iterator<char>(file), {});
     const std::size_t begin = model.find("vocabulary: ");
     model.replace(begin, model.find('\n', begin) - begin, "vocabulary: 256");
     std::vector<std::string> words = {"simulate",         folder.write("model.yaml", model),
-                                      "--cluster",        cpu_8,
+                                      "--cluster",        cluster,
                                       "--seq-len",        "8",
                                       "--global-batch",   "8",
                                       "--quiet",          "-o",
@@ -192,14 +193,28 @@ TEST_CASE("a checkpoint that cannot be written ends no run, leaves nothing, and 
   const std::string plan = trainings.plan("plan.yaml", two_data_ranks);
   // Files of at most 64 KiB: the shards of this model are larger, plan and report are not.
   const Called called =
-      shell(fmt::format("( trap '' XFSZ; ulimit -f 64; {} run {} --quiet --steps 3 --every 2 --checkpoint {} ) 2>&1",
-                        PARPLAN_BINARY, plan, trainings.checkpoints));
+      shell(fmt::format("( ulimit -f 64; {} run {} --quiet --steps 3 --every 2 --checkpoint {} ) 2>&1", PARPLAN_BINARY,
+                        plan, trainings.checkpoints));
   CHECK(called.code == 1);
   for (const int step : {2, 3})
     CHECK(called.out.find(fmt::format("error: no checkpoint of step {}: cannot write '{}/step-{:08}.incomplete/"
                                       "rank-00000-of-00002.safetensors': File too large; the run goes on\n",
                                       step, trainings.checkpoints, step)) != std::string::npos);
   CHECK(trainings.names().empty());
+}
+
+TEST_CASE("a file for offload that is larger than the limit on files ends the run, and the error says so") {
+  const Trainings trainings;
+  std::ifstream cores(cpu_8);
+  const std::string cluster(std::istreambuf_iterator<char>(cores), {});
+  const std::string with_drives =
+      trainings.folder.write("cluster.yaml", cluster + "nvme: {read: 1 GB/s, write: 1 GB/s, latency: 100 us}\n");
+  const std::string plan = trainings.plan("plan.yaml", {"--devices", "1", "--offload", "optimizer:nvme"}, with_drives);
+  const Called called = shell(fmt::format("( ulimit -f 64; {} run {} --quiet --steps 1 --nvme-dir {} ) 2>&1",
+                                          PARPLAN_BINARY, plan, trainings.folder.path("")));
+  CHECK(called.code == 1);
+  CHECK(called.out.find("for what a rank keeps on NVMe: File too large; raise the limit on the size of files (ulimit "
+                        "-f) (rank 0, before the first step)") != std::string::npos);
 }
 
 TEST_CASE("a loss that is not a number leaves no checkpoint, and those before it stay") {

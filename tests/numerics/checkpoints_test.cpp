@@ -37,8 +37,12 @@ void vary_state(const OpGraph& graph, const ParallelSpec& spec, Layout& layout, 
     if (spec.dp() > 1) own.zero_stage = least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
     BlockLayout drawn = block_layout(own, place(graph, own), spec.recompute);
     const auto in_memory = [&] { return random() % 2 == 0 ? Home::device : Home::host; };
-    drawn.placements.state.homes = {
+    StateHomes& homes = drawn.placements.state.homes;
+    homes = {
         .parameters = in_memory(), .gradients = in_memory(), .optimizer = random() % 8 == 0 ? Home::nvme : in_memory()};
+    // Neither a device's updates nor gathers of what was updated reach a file.
+    const bool gathers = own.zero_stage < 3 && own.replicas() > 1;
+    if (homes.optimizer != Home::device && !gathers && random() % 4 == 0) homes.parameters = Home::nvme;
     return drawn;
   };
   const BlockLayout of_tied = draw();
@@ -162,6 +166,53 @@ TEST_CASE("any plan goes on from any plan's checkpoint to the bit") {
       writer.train(2, 1);
       CHECK(reader.losses.back() == doctest::Approx(writer.losses.back()).epsilon(1e-5));
     }
+  }
+}
+
+TEST_CASE("state and parameters on NVMe go to a checkpoint and come back in pieces, and the host holds no copy") {
+  const OpGraph graph = testing::graph_of("tiny-gpt2");
+  const TrainingSpec training = testing::training_of();
+  constexpr std::int64_t small = 100;  // bytes, less than a row of most matrices
+  std::map<std::string, std::vector<std::uint32_t>> whole;
+  for (const Offload& offload : {Offload{}, Offload{.optimizer = Home::nvme, .parameters = Home::nvme}}) {
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.zero_stage = 3;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    spec.offload = offload;
+    const Job job = testing::job_of(graph, training, spec);
+    Trainer trainer(graph, job);
+    trainer.train(0, 2);
+    const TemporaryFolder folder;
+    const std::string path = folder.path("checkpoints");
+    make_folder(path);
+    Checkpoints checkpoints({.folder = path, .piece_bytes = small}, trainer.job, graph, trainer.plan, trainer.facts(),
+                            *trainer.rendezvous, {.say = [](const std::string&) {}, .complain = {}});
+    checkpoints.save(trainer.position(2));
+    std::int64_t in_files = 0, state = 0;
+    for (const Program& program : trainer.job.programs()) {
+      in_files += program.arena_bytes.nvme;
+      for (const Bucket& bucket : program.buckets) state += 3 * 4 * bucket.shard_elements;
+    }
+    // All of it, without padding between parameters; or nothing.
+    if (offload == Offload{})
+      CHECK(checkpoints.held() > state * 9 / 10);
+    else
+      CHECK(checkpoints.held() == 0);
+    CHECK((in_files > 0) == (offload != Offload{}));
+    checkpoints.finish();
+    CHECK(checkpoints.failures() == 0);
+    if (offload == Offload{}) whole = content_of(path);
+    CHECK(content_of(path) == whole);
+    Job other = job;
+    other.training.seed += 1;
+    Trainer reader(graph, other);
+    restore(reader.job, graph, training, *find_checkpoint(path, graph, reader.plan, reader.facts(), *reader.rendezvous),
+            small);
+    const std::string again = folder.path("again");
+    make_folder(again);
+    reader.save(again, 2);
+    CHECK(content_of(again) == whole);
   }
 }
 

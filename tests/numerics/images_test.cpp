@@ -51,7 +51,7 @@ TEST_CASE("a classifier of images in stages and in shards equals one rank to the
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
   const Outcome plain = run_plan(graph, training, spec, 3);
   spec.zero_stage = 3;
-  spec.offload = Offload::optimizer | Offload::parameters;
+  spec.offload = Offload{.optimizer = Home::host, .parameters = Home::host};
   check_equal(run_plan(graph, training, spec, 3), plain);
 }
 

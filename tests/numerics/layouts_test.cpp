@@ -157,7 +157,7 @@ void check_homes(const Job& job, const Program& program) {
     if (copied) expected[*copied] = Home::host;
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     INFO(program.buffers[b].name);
-    if (program.buffers[b].name.starts_with("optimizer state on its way")) expected[b] = Home::host;
+    if (program.buffers[b].name.starts_with("what is updated on its way")) expected[b] = Home::host;
     CHECK(program.buffers[b].home == expected[b]);
   }
 }
@@ -217,7 +217,7 @@ TEST_CASE("blocks that differ in ZeRO stage, sequence parallelism and recompute 
       std::string what = describe(spec) + vary_blocks(graph, spec, job.layout, random);
       std::mt19937 apart = random;  // so that the draw changes no others
       for (BlockLayout& layout : job.layout.layouts) {
-        layout.saved = apart() % 2 == 0 ? Home::device : Home::host;
+        layout.saved = all_homes[apart() % all_homes.size()];
         what += fmt::format(" saved on the {};", name(layout.saved));
       }
       INFO(model << ": " << what);
@@ -323,7 +323,7 @@ TEST_CASE("state on the host trains to the same bits as on the device, block by 
           copies.insert(copies.end(), {bucket.master, bucket.host_gradients, bucket.host_parameters});
         // What is on the host only while it is updated.
         for (std::size_t b = 0; b < program.buffers.size(); ++b)
-          if (program.buffers[b].name.starts_with("optimizer state on its way")) copies.push_back(static_cast<int>(b));
+          if (program.buffers[b].name.starts_with("what is updated on its way")) copies.push_back(static_cast<int>(b));
         for (const std::optional<int> copy : copies)
           if (copy)
             bytes[program.buffers[*copy].home] -= align_up(Bytes(program.buffers[*copy].bytes), buffer_alignment).count;
@@ -382,7 +382,7 @@ TEST_CASE("ranks with several stages train as a single stage does, to the bit wi
     const Schedule schedule = random_interleaved(ranks, chunks, count, random);
     if (find_fault(schedule, count)) continue;
     ++ran;
-    if (ran % 3 == 0) cut.offload = Offload::activations;
+    if (ran % 3 == 0) cut.offload = Offload{.activations = Home::host};
     const Job job{.graph = &graph, .training = training, .layout = lay_out(cut, place(graph, spec)),
                   .schedule = schedule, .backend = BackendKind::cpu, .overhead = {}};
     INFO(describe(cut) << ", " << count << " micro-batches");

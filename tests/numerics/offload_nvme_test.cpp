@@ -1,4 +1,5 @@
-// Plans whose optimizer state is in files on NVMe, against the same with nothing offloaded.
+// Plans that keep state, parameters and activations in files on NVMe, against the same with nothing
+// offloaded.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -24,40 +25,148 @@ ParallelSpec spec_of(const OpGraph& graph, int dp, int zero) {
   spec.zero_stage = zero;
   spec.micro_batch = 2;
   spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-  spec.offload = Offload::optimizer | Offload::nvme;
+  spec.offload = Offload{.optimizer = Home::nvme};
   return spec;
 }
 
 }  // namespace
 
-TEST_CASE("random legal plans with optimizer state on NVMe train to the same bits as with none offloaded") {
+TEST_CASE("random legal plans with data on NVMe train to the same bits as with none offloaded") {
   std::mt19937 random(20261128);
-  int with_gradients = 0, with_parameters = 0, with_activations = 0, pipelines = 0, sharded = 0;
+  int with_gradients = 0, pipelines = 0, sharded = 0;
+  PerHome<int> optimizer, parameters, activations;
+  int schedules[6] = {};
   std::vector<Offload> on_nvme;
-  for (const OffloadRow& row : offload_rows())
-    if (includes(row.kind, Offload::nvme)) on_nvme.push_back(row.kind);
+  for (const Offload& other : all_offloads())
+    if (uses(other, Home::nvme)) on_nvme.push_back(other);
+  std::size_t next = 0;
   for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-t5"}) {
     const OpGraph graph = graph_of(model);
-    for (std::size_t trial = 0; trial < on_nvme.size(); ++trial) {
+    for (std::size_t trial = 0; trial < 12; ++trial) {
       TrainingSpec training = training_of();
       if (trial % 2 == 1) training.clip_norm = 0.5;
       if (trial % 4 == 2) training.optimizer = Optimizer::sgd;  // whose state is the master copy, if anything
       if (trial == 6) training.momentum = 0.9;
-      ParallelSpec spec = random_spec(graph, training, 1 << trial % 3, {}, random);
-      const Outcome plain = run_plan(graph, training, spec, 3);
-      spec.offload = on_nvme[trial];
-      if (illegal(graph, training, spec)) spec.offload = without(spec.offload, Offload::parameters);
+      LayoutRequest request;
+      if (trial % 3 == 2) {
+        constexpr ScheduleKind kinds[] = {ScheduleKind::gpipe, ScheduleKind::interleaved, ScheduleKind::zero_bubble_h1,
+                                          ScheduleKind::zero_bubble_v};
+        request[Choice::pp] = 2;
+        request[Choice::schedule] = kinds[trial / 3];
+      }
+      if (trial % 3 == 1 || trial == 5) request[Choice::zero_stage] = 3;
+      ParallelSpec spec = random_spec(graph, training, trial % 3 == 2 ? 4 : 1 << trial % 3, request, random);
+      const Outcome plain = run_plan(graph, training, spec, 2);
+      next += 7;  // through all of them, of which there are not a multiple of so many
+      spec.offload = on_nvme[next % on_nvme.size()];
+      if (illegal(graph, training, spec)) spec.offload.parameters = Home::device;
+      if (!uses(spec.offload, Home::nvme)) spec.offload.activations = Home::nvme;
       INFO(model << ": " << describe(spec) << ", offload " << name(spec.offload));
       REQUIRE(!illegal(graph, training, spec));
-      check_equal(run_plan(graph, training, spec, 3), plain);
-      with_gradients += includes(spec.offload, Offload::gradients);
-      with_parameters += includes(spec.offload, Offload::parameters);
-      with_activations += includes(spec.offload, Offload::activations);
+      check_equal(run_plan(graph, training, spec, 2), plain);
+      with_gradients += spec.offload.gradients != Home::device;
+      ++optimizer[spec.offload.optimizer];
+      ++parameters[spec.offload.parameters];
+      ++activations[spec.offload.activations];
+      ++schedules[static_cast<int>(spec.schedule)];
       pipelines += spec.pp() > 1;
       sharded += spec.zero_stage > 0;
     }
   }
-  for (const int count : {with_gradients, with_parameters, with_activations, pipelines, sharded}) CHECK(count > 1);
+  for (const int count : {with_gradients, pipelines, sharded}) CHECK(count > 1);
+  for (const Home home : all_homes)
+    for (const int count : {optimizer[home], parameters[home], activations[home]}) CHECK(count > 0);
+  CHECK(std::ranges::count(schedules, 0) <= 1);
+}
+
+TEST_CASE("parameters on NVMe are read for each forward and backward, and written once a step") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  for (const DataType type : {DataType::fp32, DataType::bf16}) {
+    TrainingSpec training = training_of();
+    training.precision = type;
+    ParallelSpec spec = spec_of(graph, 2, 3);
+    spec.offload = {.optimizer = Home::host, .parameters = Home::host};
+    const std::vector<Program> on_host = lower_all(job_of(graph, training, spec));
+    spec.offload.parameters = Home::nvme;
+    const std::vector<Program> on_nvme = lower_all(job_of(graph, training, spec));
+    for (std::size_t rank = 0; rank < on_nvme.size(); ++rank) {
+      const Program& program = on_nvme[rank];
+      std::int64_t shards = 0, largest = 0;
+      for (const Bucket& bucket : program.buckets) {
+        shards += bucket.shard_elements;
+        largest = std::max(largest, bucket.shard_elements);
+      }
+      const std::int64_t element = size_of(type);
+      const auto buckets = static_cast<std::int64_t>(program.buckets.size());
+      // What goes to the device is what is read, and an update reads each once more, and writes it.
+      CHECK(program.copied.host.device == on_host[rank].copied.host.device);
+      CHECK(program.copied.device == on_host[rank].copied.device);
+      const Bytes norms = training.clip_norm > 0.0 ? Bytes(4) : Bytes(0);
+      CHECK(program.copied.nvme.host == program.copied.host.device - norms + Bytes(element * shards));
+      CHECK(program.copied.host.nvme == Bytes(element * shards));
+      CHECK(program.memory.nvme.count == program.arena_bytes.nvme);
+      CHECK(program.memory.nvme >= Bytes(element * shards));
+      CHECK(program.memory.nvme <= Bytes(element * shards + buckets * buffer_alignment));
+      CHECK(program.memory.peak() == on_host[rank].memory.peak());
+      // The host has buffers of the largest shard for them: those of updates, and those read ahead.
+      const std::int64_t held = element * largest * (state_buffers + std::min<std::int64_t>(buckets, file_buffers));
+      const Bytes padding((buckets + state_buffers + file_buffers + 1) * buffer_alignment);
+      const Bytes freed = on_host[rank].memory.host - program.memory.host;
+      CHECK(freed >= Bytes(element * shards - held) - padding);
+      CHECK(freed <= Bytes(element * shards - held) + padding);
+    }
+  }
+}
+
+TEST_CASE("parameters and what layers keep are read ahead, as many as there are buffers on the host for them") {
+  const OpGraph graph = graph_of("tiny-llama");
+  ParallelSpec spec = spec_of(graph, 1, 0);
+  spec.offload = {.optimizer = Home::host, .parameters = Home::nvme};
+  const auto most_ahead = [&](std::string_view read, std::string_view taken) {
+    const Program program = lower_all(job_of(graph, training_of(), spec)).front();
+    int ahead = 0, most = 0;
+    for (const Call& call : program.calls) {
+      const std::string& name = program.segments[call.segment].name;
+      ahead += name == read ? 1 : name == taken ? -1 : 0;
+      CHECK(ahead >= 0);
+      most = std::max(most, ahead);
+    }
+    CHECK(ahead == 0);
+    return most;
+  };
+  CHECK(most_ahead("read.parameters", "fetch.parameters") ==
+        std::min<int>(file_buffers, static_cast<int>(graph.blocks.size())));
+  spec.offload = {.activations = Home::nvme};
+  const int most = most_ahead("read.saved", "fetch.saved");
+  CHECK(most > 1);
+  CHECK(most <= file_buffers);
+}
+
+TEST_CASE("what layers keep on NVMe is written once and read once, and the host has only buffers for it") {
+  const OpGraph graph = graph_of("tiny-llama");
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1}) {
+    ParallelSpec spec = spec_of(graph, 1, 0);
+    spec.mesh.degree = {.pp = 2};
+    spec.schedule = schedule;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size()) - 2, 2};
+    spec.offload = {.activations = Home::host};
+    const std::vector<Program> on_host = lower_all(job_of(graph, training_of(), spec));
+    spec.offload = {.activations = Home::nvme};
+    const std::vector<Program> on_nvme = lower_all(job_of(graph, training_of(), spec));
+    for (std::size_t rank = 0; rank < on_nvme.size(); ++rank) {
+      const Program &program = on_nvme[rank], &other = on_host[rank];
+      CHECK(program.copied.device.host == other.copied.device.host);
+      CHECK(program.copied.host.device == other.copied.host.device);
+      CHECK(program.copied.host.nvme == program.copied.device.host);
+      CHECK(program.copied.nvme.host == program.copied.host.device);
+      CHECK(program.memory.nvme == other.memory.host);
+      CHECK(program.memory.peak() == other.memory.peak());
+      std::int64_t staged = 0;
+      for (const Buffer& buffer : program.buffers)
+        if (buffer.home == Home::host) staged = std::max(staged, buffer.bytes);
+      CHECK(program.memory.host <= Bytes(file_buffers * (staged + buffer_alignment)));
+    }
+  }
 }
 
 TEST_CASE("state on NVMe is read and written once a step, and the host holds buffers of the largest bucket for it") {
@@ -67,7 +176,7 @@ TEST_CASE("state on NVMe is read and written once a step, and the host holds buf
     CAPTURE(zero);
     ParallelSpec spec = spec_of(graph, 2, zero);
     const std::vector<Program> on_nvme = lower_all(job_of(graph, training, spec));
-    spec.offload = Offload::optimizer;
+    spec.offload = Offload{.optimizer = Home::host};
     const std::vector<Program> on_host = lower_all(job_of(graph, training, spec));
     for (std::size_t rank = 0; rank < on_nvme.size(); ++rank) {
       const Program& program = on_nvme[rank];

@@ -41,7 +41,7 @@ TEST_CASE("random legal plans that offload the optimizer train to the same bits 
       if (trial % 3 == 0) spec.tied_gradients = TiedGradients::apart;
       INFO(model << ": " << describe(spec) << ", clip " << training.clip_norm);
       const Outcome without = run_plan(graph, training, spec, 3);
-      spec.offload = Offload::optimizer;
+      spec.offload = Offload{.optimizer = Home::host};
       REQUIRE(!illegal(graph, training, spec));
       check_equal(run_plan(graph, training, spec, 3), without);
       clipped += training.clip_norm > 0.0;
@@ -68,7 +68,7 @@ TEST_CASE("a step copies each rank's gradients to its host once, and its paramet
       spec.zero_stage = zero;
       spec.micro_batch = 2;
       spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-      spec.offload = Offload::optimizer;
+      spec.offload = Offload{.optimizer = Home::host};
       CAPTURE(zero);
       for (const Program& program : lower_all(job_of(graph, training, spec))) {
         std::int64_t shards = 0, elements = 0;
@@ -118,13 +118,13 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
       if (spec.pp() > 1 && trial % 2 == 0) spec.input_slots = InputSlots::one_more;
       INFO(model << ": " << describe(spec));
       const Outcome without = run_plan(graph, training, spec, 2);
-      spec.offload = Offload::activations;
-      if (trial % 4 == 2 && spec.dp_method != DataMethod::master) spec.offload = spec.offload | Offload::optimizer;
+      spec.offload = Offload{.activations = Home::host};
+      if (trial % 4 == 2 && spec.dp_method != DataMethod::master) spec.offload.optimizer = Home::host;
       REQUIRE(!illegal(graph, training, spec));
       check_equal(run_plan(graph, training, spec, 2), without);
       ++schedules[static_cast<int>(spec.schedule)];
       ++sharded[spec.zero_stage];
-      both += includes(spec.offload, Offload::optimizer);
+      both += spec.offload.optimizer != Home::device;
       apart += spec.input_slots == InputSlots::one_more;
       recomputed += spec.recompute != Recompute::none;
       masters += spec.dp_method == DataMethod::master;
@@ -163,12 +163,11 @@ TEST_CASE("random legal plans with gradients and parameters on the host train to
       ParallelSpec spec = random_spec(graph, training, ranks, request, random);
       if (trial % 4 == 0) spec.tied_gradients = TiedGradients::apart;
       std::vector<Offload> legal;
-      for (const OffloadRow& row : offload_rows()) {
+      for (const Offload& other : all_offloads()) {
         ParallelSpec with = spec;
-        with.offload = row.kind;
-        if ((includes(row.kind, Offload::gradients) || includes(row.kind, Offload::parameters)) &&
-            !illegal(graph, training, with))
-          legal.push_back(row.kind);
+        with.offload = other;
+        if ((other.gradients != Home::device || other.parameters != Home::device) && !illegal(graph, training, with))
+          legal.push_back(other);
       }
       REQUIRE(!legal.empty());
       INFO(model << ": " << describe(spec));
@@ -179,12 +178,12 @@ TEST_CASE("random legal plans with gradients and parameters on the host train to
       check_equal(run_plan(graph, training, spec, 2), without);
       ++schedules[static_cast<int>(spec.schedule)];
       ++sharded[spec.zero_stage];
-      gradients += includes(spec.offload, Offload::gradients);
-      parameters += includes(spec.offload, Offload::parameters);
-      activations += includes(spec.offload, Offload::activations);
+      gradients += spec.offload.gradients != Home::device;
+      parameters += spec.offload.parameters != Home::device;
+      activations += spec.offload.activations != Home::device;
       clipped += training.clip_norm > 0.0;
-      alone += spec.replicas() == 1 && includes(spec.offload, Offload::parameters);
-      sequence_parallel += spec.sequence_parallel && includes(spec.offload, Offload::gradients);
+      alone += spec.replicas() == 1 && spec.offload.parameters != Home::device;
+      sequence_parallel += spec.sequence_parallel && spec.offload.gradients != Home::device;
     }
   }
   for (const int count : schedules) CHECK(count > 0);
@@ -209,8 +208,8 @@ TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameter
           spec.micro_batch = 1;
           spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
           const std::vector<Program> on_device = lower_all(job_of(graph, training, spec));
-          spec.offload = Offload::optimizer | Offload::gradients;
-          if (brings) spec.offload = spec.offload | Offload::parameters;
+          spec.offload = Offload{.optimizer = Home::host, .gradients = Home::host};
+          if (brings) spec.offload.parameters = Home::host;
           INFO(model << ": " << describe(spec));
           const std::int64_t micro = global_batch / replicas;
           REQUIRE(micro > 1);
@@ -264,7 +263,7 @@ TEST_CASE("with full recompute, a step copies each layer's input to the host and
       spec.recompute = Recompute::full;
       spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
       const std::vector<Program> on_device = lower_all(job_of(graph, training, spec));
-      spec.offload = Offload::activations;
+      spec.offload = Offload{.activations = Home::host};
       const std::vector<Program> on_host = lower_all(job_of(graph, training, spec));
       const std::int64_t saved = sequence * micro_batch * hidden * 4 / (sequence_parallel ? 2 : 1);
       const std::int64_t micro_batches = global_batch / 2 / micro_batch;

@@ -132,7 +132,7 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) ||
           buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
           buffer.name.starts_with("unreduced") || buffer.name.starts_with("gradients on their way") ||
-          buffer.name.starts_with("optimizer state on its way") ||
+          buffer.name.starts_with("what is updated on its way") || buffer.name.starts_with("parameters on their way") ||
           (buffer.name.starts_with("gradients of") && buffer.home == Home::host))
         continue;
       const std::int64_t touched = job.arena(program.rank).highest_touched(static_cast<int>(b));

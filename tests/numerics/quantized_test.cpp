@@ -70,7 +70,7 @@ TEST_CASE("moments of 8 bits are the same to the bit in stages, in shards and on
     INFO(model << ": " << describe(spec));
     const Outcome reference = run_reference(graph, training, spec.micro_batch, 3);
     check_equal(run_plan(graph, training, spec, 3), reference);
-    spec.offload = Offload::optimizer;
+    spec.offload = Offload{.optimizer = Home::host};
     check_equal(run_plan(graph, training, spec, 3), reference);
     ParallelSpec data = alone(graph);
     data.mesh.degree.dp = 4;
@@ -85,7 +85,7 @@ TEST_CASE("moments of 8 bits are the same to the bit in stages, in shards and on
 
 TEST_CASE("moments of 8 bits take a byte each, and 4 for each block of 256, in shards of whole blocks") {
   for (const int ranks : {1, 2, 4})
-    for (const Offload offload : {Offload::none, Offload::optimizer}) {
+    for (const Offload offload : {Offload{}, Offload{.optimizer = Home::host}}) {
       const OpGraph graph = testing::graph_of("tiny-gpt2");
       ParallelSpec spec = alone(graph);
       spec.mesh.degree.dp = ranks;
@@ -94,7 +94,7 @@ TEST_CASE("moments of 8 bits take a byte each, and 4 for each block of 256, in s
       TrainingSpec training = quantized_training();
       for (const DataType precision : {DataType::fp32, DataType::bf16}) {
         training.precision = precision;
-        const bool has_master = is_half(precision) || offload == Offload::optimizer;
+        const bool has_master = is_half(precision) || offload == Offload{.optimizer = Home::host};
         for (const Program& program : lower_all(testing::job_of(graph, training, spec))) {
           std::int64_t bytes = 0;
           for (const Bucket& bucket : program.buckets) {
@@ -106,7 +106,7 @@ TEST_CASE("moments of 8 bits take a byte each, and 4 for each block of 256, in s
             CHECK(program.buffers[*bucket.first_scales].bytes == 4 * blocks);
             CHECK(program.buffers[*bucket.second_scales].bytes == 4 * blocks);
             CHECK(bucket.master.has_value() == has_master);
-            const Home home = offload == Offload::none ? Home::device : Home::host;
+            const Home home = offload == Offload{} ? Home::device : Home::host;
             for (const int buffer : {*bucket.first_moment, *bucket.second_scales})
               CHECK(program.buffers[buffer].home == home);
             // Buffers begin at multiples of 256 bytes.
@@ -114,7 +114,7 @@ TEST_CASE("moments of 8 bits take a byte each, and 4 for each block of 256, in s
             bytes += 2 * aligned(bucket.shard_elements) + 2 * aligned(4 * blocks) +
                      (has_master ? aligned(4 * bucket.shard_elements) : 0);
           }
-          if (offload == Offload::none) CHECK(program.memory.optimizer == Bytes(bytes));
+          if (offload == Offload{}) CHECK(program.memory.optimizer == Bytes(bytes));
           for (const ParameterPart& part : program.parameters) CHECK(part.bucket_offset % quantization_block == 0);
         }
       }
@@ -158,8 +158,8 @@ TEST_CASE("a checkpoint of moments of 8 bits loses no bit, whoever holds the blo
       LayoutRequest request;
       request[Choice::tp] = 1;
       ParallelSpec spec = random_spec(graph, training, ranks, request, random);
-      if (spec.dp_method != DataMethod::master && random() % 2 == 0) spec.offload = Offload::optimizer;
-      if (illegal(graph, training, spec)) spec.offload = Offload::none;
+      if (spec.dp_method != DataMethod::master && random() % 2 == 0) spec.offload = Offload{.optimizer = Home::host};
+      if (illegal(graph, training, spec)) spec.offload = Offload{};
       return spec;
     };
     for (int trial = 0; trial < 6; ++trial) {

@@ -60,11 +60,10 @@ TEST_CASE("whatever number of a stage's layers recompute, a plan trains to the b
       spec.stage_blocks[static_cast<std::size_t>(std::min(1, stages - 1))] += blocks - stages;
       if (illegal(graph, training, spec)) continue;
       const Outcome none = run_plan(graph, training, spec, 2);
-      for (const Offload offload : {Offload::none, Offload::activations}) {
+      for (const Offload offload : {Offload{}, Offload{.activations = Home::host}}) {
         spec.offload = offload;
         for (const Recompute rule : {Recompute::norms | Recompute::mlp, Recompute::full})
-          for (int layers = 1; layers < most_layers_of_a_stage(graph, spec);
-               layers += offload == Offload::none ? 1 : 2) {
+          for (int layers = 1; layers < most_layers_of_a_stage(graph, spec); layers += offload == Offload{} ? 1 : 2) {
             INFO(model << ", " << one.name << ": " << layers << " layers, offload " << name(offload));
             ParallelSpec some = spec;
             some.recompute = rule;

@@ -82,9 +82,9 @@ TEST_CASE("random legal plans train adapters and parts of a model as the one-ran
         ParallelSpec spec = random_spec(graph, training, trial % 5 == 4 ? 4 : 1 << trial % 4, request, random);
         if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
         ParallelSpec on_host = spec;
-        on_host.offload = offload_rows()[(3 * choice + static_cast<std::size_t>(trial)) % offload_rows().size()].kind;
+        on_host.offload = all_offloads()[(3 * choice + static_cast<std::size_t>(trial)) % all_offloads().size()];
         if (trial % 2 == 1 && !illegal(graph, training, on_host)) spec = on_host;
-        if (spec.offload != Offload::none) ++offloaded;
+        if (spec.offload != Offload{}) ++offloaded;
         INFO(model << " trained: " << describe_trained(training) << ": " << describe(spec)
                    << (clips ? ", clipped" : ""));
         auto reference = references.find({spec.micro_batch, clips});

@@ -88,9 +88,10 @@ TEST_CASE("a cluster without facts of its hosts says what to add") {
 
 TEST_CASE("ranks of a machine share out what its host's memory has") {
   const Cluster cluster = four_gpus(with_host);
-  CHECK(host_memory(cluster, ranks(4), 0) == Bytes(std::int64_t{128} << 30));
-  CHECK(host_memory(cluster, ranks(1), 0) == Bytes(std::int64_t{512} << 30));
-  CHECK(!host_memory(four_gpus(""), ranks(4), 0));
+  constexpr std::uint64_t all = 1;
+  CHECK(host_memory(cluster, ranks(4), all) == Bytes(std::int64_t{128} << 30));
+  CHECK(host_memory(cluster, ranks(1), all) == Bytes(std::int64_t{512} << 30));
+  CHECK(!host_memory(four_gpus(""), ranks(4), all));
 }
 
 TEST_CASE("devices share out what their machine's drives do, and a cluster without them says what to add") {

@@ -79,7 +79,7 @@ TEST_CASE("the optimizer's state in host memory is a change that makes a plan fi
   SearchOptions options;
   options.objective = Objective::memory;
   const SearchResult smallest = search(*crowded.request.graph, crowded.request.cluster, crowded.request.training,
-                                       {{Choice::offload, Offload::optimizer}}, options);
+                                       {{Choice::offload, Offload{.optimizer = Home::host}}}, options);
   crowded.leave(smallest.plans.front().result.memory.peak());
   const std::vector<Remedy> remedies = crowded.remedies();
   const Remedy* remedy = find(remedies, "offload");
@@ -87,7 +87,7 @@ TEST_CASE("the optimizer's state in host memory is a change that makes a plan fi
   CHECK(remedy->instead == "with the optimizer's state in host memory");
   CHECK(std::get<std::string>(remedy->value) == "optimizer");
   SuggestRequest changed = crowded.request;
-  changed.layout[Choice::offload] = Offload::optimizer;
+  changed.layout[Choice::offload] = Offload{.optimizer = Home::host};
   check_plan(changed, *remedy);
   for (NodeGroup& group : crowded.request.cluster.groups) group.host.reset();
   CHECK(find(crowded.remedies(), "offload") == nullptr);
@@ -95,7 +95,7 @@ TEST_CASE("the optimizer's state in host memory is a change that makes a plan fi
 
 TEST_CASE("a plan must fit its share of the host's memory, too") {
   Crowded crowded("dgx-a100", 2);
-  crowded.request.layout[Choice::offload] = Offload::optimizer;
+  crowded.request.layout[Choice::offload] = Offload{.optimizer = Home::host};
   const SuggestResult result = suggest(crowded.request);
   REQUIRE(result.plan);
   const Bytes host = result.plan->prediction.memory.host;
@@ -104,7 +104,16 @@ TEST_CASE("a plan must fit its share of the host's memory, too") {
   crowded.request.cluster.groups.front().host->memory = 2 * host;
   CHECK(suggest(crowded.request).plan);
   crowded.request.cluster.groups.front().host->memory = Bytes(1000);
-  CHECK(!suggest(crowded.request).plan);
+  const SuggestResult none = suggest(crowded.request);
+  CHECK(!none.plan);
+  // The host is what lacks room, and nothing on it a change that makes a plan fit.
+  REQUIRE(none.shortage);
+  CHECK(none.shortage->home == Home::host);
+  CHECK(none.shortage->available == Bytes(500));
+  CHECK(none.shortage->needed > none.shortage->available);
+  const Remedy* remedy = find(none.remedies, "offload");
+  REQUIRE(remedy != nullptr);
+  CHECK(std::get<std::string>(remedy->value) == "none");
 }
 
 TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is what makes a plan fit") {
@@ -117,7 +126,8 @@ TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is wh
         .plans.front()
         .result.memory;
   };
-  const MemoryUse on_host = smallest(Offload::optimizer), on_nvme = smallest(Offload::optimizer | Offload::nvme);
+  const MemoryUse on_host = smallest(Offload{.optimizer = Home::host}),
+                  on_nvme = smallest(Offload{.optimizer = Home::nvme});
   REQUIRE(on_nvme.host < on_host.host);
   REQUIRE(on_nvme.peak() == on_host.peak());
   crowded.leave(on_host.peak());
@@ -129,7 +139,7 @@ TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is wh
   CHECK(remedy->instead == "with the optimizer's state on NVMe");
   CHECK(std::get<std::string>(remedy->value) == "optimizer:nvme");
   SuggestRequest changed = crowded.request;
-  changed.layout[Choice::offload] = Offload::optimizer | Offload::nvme;
+  changed.layout[Choice::offload] = Offload{.optimizer = Home::nvme};
   check_plan(changed, *remedy);
   nodes.nvme.reset();
   for (const Remedy& other : crowded.remedies())

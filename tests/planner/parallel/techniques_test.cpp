@@ -88,7 +88,7 @@ TEST_CASE("Every technique allows what it lists and refuses the rest") {
          if (degree <= static_cast<int>(graph.blocks.size())) spec.stage_blocks = even_stages(graph, degree);
        }},
       {"zero", [](const OpGraph&, ParallelSpec& spec, int stage) { spec.zero_stage = stage; }},
-      {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = static_cast<Offload>(value); }},
+      {"offload", [](const OpGraph&, ParallelSpec& spec, int value) { spec.offload = offload_of(value); }},
       {"recompute", [](const OpGraph&, ParallelSpec& spec, int layers) { spec.recompute_layers = layers; }},
       {"master",
        [](const OpGraph&, ParallelSpec& spec, int value) { spec.dp_method = static_cast<DataMethod>(value); }},
@@ -153,9 +153,9 @@ TEST_CASE("tensor-parallel ranks divide key/value heads, or share each out by it
 
 TEST_CASE("parameters in host memory are shards, or one rank's alone") {
   ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
-  spec.offload = Offload::optimizer | Offload::gradients;
+  spec.offload = Offload{.optimizer = Home::host, .gradients = Home::host};
   CHECK(reason(tiny_gpt2(), spec) == "legal");
-  spec.offload = spec.offload | Offload::parameters;
+  spec.offload.parameters = Home::host;
   spec.zero_stage = 2;
   CHECK(reason(tiny_gpt2(), spec) ==
         "offload optimizer+gradients+parameters keeps parameters in host memory, of which each data-parallel rank has "
@@ -164,19 +164,27 @@ TEST_CASE("parameters in host memory are shards, or one rank's alone") {
   spec.zero_stage = 3;
   CHECK(reason(tiny_gpt2(), spec) == "legal");
   spec = layout(tiny_gpt2(), 1, 1, 1);
-  spec.offload = Offload::optimizer | Offload::parameters;
+  spec.offload = Offload{.optimizer = Home::host, .parameters = Home::host};
   CHECK(reason(tiny_gpt2(), spec) == "legal");
-  spec.offload = Offload::gradients;
-  CHECK(reason(tiny_gpt2(), spec).starts_with("there is no offload 4; legal: none, optimizer, activations, "));
+  spec.offload = Offload{.gradients = Home::host};
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "there is no offload gradients: gradients are where the host updates them only with the optimizer's state; "
+        "legal: optimizer+gradients or optimizer:nvme+gradients, or none");
+  spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.offload = Offload{.optimizer = Home::host, .parameters = Home::nvme, .activations = Home::nvme};
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "offload optimizer+parameters:nvme+activations:nvme keeps parameters on NVMe, of which each data-parallel rank "
+        "has a shard with ZeRO stage 3, and zero_stage is 0 on 2 of them; legal: zero_stage 3, or offload "
+        "optimizer+activations:nvme");
 }
 
 TEST_CASE("moments in 8 bits are in memory") {
   TrainingSpec training = batch_of(16);
   training.optimizer = Optimizer::adamw_8bit;
   ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 1);
-  spec.offload = Offload::optimizer;
+  spec.offload = Offload{.optimizer = Home::host};
   CHECK(!illegal(tiny_gpt2(), training, spec));
-  spec.offload = spec.offload | Offload::nvme;
+  spec.offload.optimizer = Home::nvme;
   CHECK(illegal(tiny_gpt2(), training, spec) ==
         "offload optimizer:nvme keeps the optimizer's state in fp32 on NVMe, and optimizer adamw_8bit has it in 8 "
         "bits; legal: offload optimizer, or another optimizer");
@@ -213,10 +221,10 @@ TEST_CASE("a master has replicas that are whole, and all state") {
   CHECK(reason(tiny_gpt2(), spec) ==
         "dp_method master keeps all state on one device, and zero_stage is 1; legal stages: 0");
   spec.zero_stage = 0;
-  spec.offload = Offload::optimizer;
+  spec.offload = Offload{.optimizer = Home::host};
   CHECK(reason(tiny_gpt2(), spec) ==
         "dp_method master updates on its device, and offload is optimizer; legal: none, activations");
-  spec.offload = Offload::activations;
+  spec.offload = Offload{.activations = Home::host};
   CHECK(reason(tiny_gpt2(), spec) == "legal");
   for (const auto& [dp, tp, pp, why] :
        {std::tuple(1, 1, 1, "dp_method master hands parameters to data-parallel replicas, and there is 1 rank (dp 1)"),

@@ -302,7 +302,7 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       ParallelSpec spec;
       do {
         spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
-        spec.offload = offload_rows()[1 + trial % (offload_rows().size() - 1)].kind;
+        spec.offload = all_offloads()[1 + trial % (all_offloads().size() - 1)];
       } while (illegal(graph, training, spec));
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       std::string found;
@@ -366,7 +366,7 @@ TEST_CASE("state that is read or written in the wrong place, or for another buck
     spec.zero_stage = 2;
     spec.micro_batch = 4;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-    spec.offload = Offload::optimizer | Offload::nvme;
+    spec.offload = Offload{.optimizer = Home::nvme};
     const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
     REQUIRE(find_faults(programs).empty());
     const auto calls_of = [&](std::string_view name) {
@@ -416,6 +416,82 @@ TEST_CASE("state that is read or written in the wrong place, or for another buck
   CHECK(planted_faults == 12);
 }
 
+TEST_CASE("parameters that are read before their update is written, and slots on NVMe reused too early, are missed") {
+  const OpGraph graph = graph_of("tiny-llama");
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 2};
+  spec.micro_batch = 4;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size()) - 2, 2};
+  spec.offload = {.optimizer = Home::host, .parameters = Home::nvme, .activations = Home::nvme};
+  const std::vector<Program> programs = lower_all(job_of(graph, plain_training(), spec));
+  REQUIRE(find_faults(programs).empty());
+  const auto calls_of = [](const Program& program, std::string_view name) {
+    std::vector<std::size_t> calls;
+    for (std::size_t c = 0; c < program.calls.size(); ++c)
+      if (program.segments[program.calls[c].segment].name == name) calls.push_back(c);
+    return calls;
+  };
+  const auto has_fault = [&](std::string_view begin, const auto& plant) {
+    std::vector<Program> planted = programs;
+    plant(planted[0]);
+    const std::vector<Fault> faults = find_faults(planted);
+    return std::ranges::any_of(faults, [&](const Fault& fault) { return fault.what.starts_with(begin); });
+  };
+  const auto own_calls = [&](std::string_view name) { return calls_of(programs[0], name); };
+
+  // The next step's parameters are read between the update and the write.
+  CHECK(has_fault("dropped write: copy", [&](Program& program) {
+    const std::size_t written = own_calls("write.state").front();
+    const int file = program.calls[written].buffers.back();
+    const std::vector<std::size_t> reads = own_calls("read.parameters");
+    const auto read =
+        std::ranges::find_if(reads, [&](std::size_t call) { return program.calls[call].buffers.front() == file; });
+    REQUIRE(read != reads.end());
+    Call early = program.calls[*read];
+    early.records.reset();
+    program.calls.insert(program.calls.begin() + static_cast<std::ptrdiff_t>(written), early);
+    ++program.tasks.back().last_call;
+  }));
+  // The parameters are not written.
+  CHECK(has_fault("dropped write: frees", [&](Program& program) {
+    own_segment(program, static_cast<int>(own_calls("write.state").front())).instructions.pop_back();
+  }));
+  // Another bucket's are written instead.
+  CHECK(has_fault("wrong state: copy", [&](Program& program) {
+    const std::vector<std::size_t> writes = own_calls("write.state");
+    program.calls[writes[1]].buffers.back() = program.calls[writes[2]].buffers.back();
+  }));
+
+  // A micro-batch's forward writes over what the one before has left for its backward.
+  const std::vector<std::size_t> writes = own_calls("write.saved"), reads = own_calls("read.saved");
+  int reused = 0;
+  for (std::size_t w = 1; w < writes.size(); ++w) {
+    const int own = programs[0].calls[writes[w]].buffers.back();
+    for (std::size_t before = 0; before < w; ++before) {
+      const int other = programs[0].calls[writes[before]].buffers.back();
+      const bool is_read = std::ranges::any_of(reads, [&](std::size_t read) {
+        return read > writes[before] && read < writes[w] && programs[0].calls[read].buffers.front() == other;
+      });
+      if (own == other || is_read) continue;
+      CHECK(has_fault("lost value: copy", [&](Program& program) { program.calls[writes[w]].buffers.back() = other; }));
+      ++reused;
+      break;
+    }
+  }
+  CHECK(reused > 2);
+  // One buffer on the host for two reads: the second comes before the first is taken on.
+  const std::vector<std::size_t> brought = own_calls("read.parameters");
+  CHECK(has_fault("lost value: copy", [&](Program& program) {
+    program.calls[brought[1]].buffers.back() = program.calls[brought[0]].buffers.back();
+  }));
+  // A read that does not wait for the buffer, or for the write, and a copy that does not wait for
+  // it.
+  for (const std::string_view name : {"read.saved", "fetch.saved", "fetch.parameters", "write.saved"})
+    CHECK(has_fault("missing event: copy", [&](Program& program) {
+      for (const std::size_t call : own_calls(name)) program.calls[call].waits.clear();
+    }));
+}
+
 TEST_CASE("a backward that does not wait for what it fetches, and a buffer that is free too early, are missed") {
   int raced = 0, freed = 0;
   for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1}) {
@@ -426,7 +502,7 @@ TEST_CASE("a backward that does not wait for what it fetches, and a buffer that 
     spec.schedule = schedule;
     spec.micro_batch = 4;
     spec.stage_blocks = {static_cast<int>(graph.blocks.size()) - 3, 3};
-    spec.offload = Offload::activations;
+    spec.offload = Offload{.activations = Home::host};
     const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
     REQUIRE(find_faults(programs).empty());
     const Program& own = programs[2];  // of the last stage

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "planner/plan/reasons.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/plan_table.h"
@@ -119,6 +121,16 @@ TEST_CASE("memory binds a plan that does not fit") {
   CHECK(binding_constraint(plan, {}, {.spec = plan.spec, .result = plan.prediction}) == Constraint::memory);
   CHECK(explain(plan).find("binding constraint: memory: the plan does not fit, the peak is 150.0 % of a device's 1000 "
                            "B; more memory would help first\n") != std::string::npos);
+}
+
+TEST_CASE("where the host lacks room, memory binds a plan, and the host is named") {
+  Plan plan = small_plan();
+  NodeGroup& group = plan.cluster.groups.front();
+  plan.prediction.memory.host = Bytes(700);
+  group.host.emplace().memory = Bytes(100 * std::min(plan.spec.mesh.size(), group.devices_per_machine()));
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  CHECK(explain(plan).find("binding constraint: memory: the plan does not fit: it needs 700 B of host memory on its "
+                           "worst rank, and its share of the host has 100 B, ") != std::string::npos);
 }
 
 TEST_CASE("with variations to twice of everything the binding constraint is what gains most") {

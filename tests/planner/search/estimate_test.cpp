@@ -203,10 +203,10 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
     }
     TrainingSpec training = training_of(16, gpu ? DataType::bf16 : DataType::fp32);
     training.clip_norm = setting % 3 == 0 ? 0.0 : 1.0;
-    const Offload offload = offload_rows()[1 + setting % (offload_rows().size() - 1)].kind;
-    training.optimizer = setting % 5 == 0                                       ? Optimizer::sgd
-                         : setting % 5 == 3 && !includes(offload, Offload::nvme) ? Optimizer::adamw_8bit
-                                                                                 : Optimizer::adamw;
+    const Offload offload = all_offloads()[1 + setting % (all_offloads().size() - 1)];
+    training.optimizer = setting % 5 == 0                                      ? Optimizer::sgd
+                         : setting % 5 == 3 && offload.optimizer != Home::nvme ? Optimizer::adamw_8bit
+                                                                               : Optimizer::adamw;
     Estimator estimator(graph, cluster, training);
     const std::vector<ParallelSpec> specs =
         enumerate_specs(graph, training, std::min(8, cluster.devices()), {{Choice::offload, offload}});
@@ -324,7 +324,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
       }
       testing::recompute_some_layers(spec, random);
       some_layers += recomputes_some_layers(spec);
-      if (may_offload && trial % 2 == 0) spec.offload = Offload::activations;
+      if (may_offload && trial % 2 == 0) spec.offload = Offload{.activations = Home::host};
       const Schedule schedule = schedule_of(spec, training);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
                       << fmt::format("{}", fmt::join(spec.stage_blocks, ",")));

@@ -80,9 +80,9 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
           in_groups.mesh.cp_ulysses = 2;
           if (!illegal(graph, training, in_groups)) all[context].push_back(in_groups);
         }
-    for (const OffloadRow& row : offload_rows())
-      if (row.kind != Offload::none)
-        for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, row.kind))) all[offload].push_back(spec);
+    for (const Offload& other : all_offloads())
+      if (other != Offload{} && !uses(other, Home::nvme))
+        for (const ParallelSpec& spec : enumerate(with({}, Choice::offload, other))) all[offload].push_back(spec);
     const std::span<const Recompute> searched = searched_recomputes(training.engine);
     for (const RecomputeRow& row : recompute_rows())
       if (std::ranges::find(searched, row.kind) == searched.end())

@@ -144,14 +144,14 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
   struct Setting {
     bool gpu, tight, pipeline;
     Engine engine = {};
-    Offload offload = Offload::none;
+    Offload offload = Offload{};
   };
   for (const auto& [gpu, tight, pipeline, engine, offload] :
        {Setting{false, false, false}, Setting{false, true, false}, Setting{true, false, false},
         Setting{true, true, false}, Setting{true, false, true}, Setting{true, true, true},
         Setting{true, true, false, poor}, Setting{true, true, true, poor}, Setting{true, true, false, mixing},
-        Setting{true, true, true, mixing}, Setting{false, true, false, {}, Offload::activations},
-        Setting{true, true, true, {}, Offload::activations}}) {
+        Setting{true, true, true, mixing}, Setting{false, true, false, {}, Offload{.activations = Home::host}},
+        Setting{true, true, true, {}, Offload{.activations = Home::host}}}) {
     TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = engine;
     const OpGraph graph = as_run_by(engine, plain);
@@ -160,7 +160,7 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
     Cluster cluster =
         gpu ? cluster_of("dgx-a100", devices) : cluster_of(source + "/tests/data/clusters/cpu-8.yaml", devices);
     LayoutRequest request;
-    if (offload != Offload::none) request[Choice::offload] = offload;
+    if (offload != Offload{}) request[Choice::offload] = offload;
     // A pipeline whose time is that of its products.
     if (pipeline) {
       request[Choice::pp] = std::int64_t{2};

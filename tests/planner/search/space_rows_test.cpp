@@ -98,8 +98,7 @@ TEST_CASE("with a choice fixed the space is the part of the free one that has it
         if (applies && runs_backward_in_parts(with.schedule) && with.zero_stage > 1) continue;  // not legal
         if (applies && is_v_shaped(with.schedule) && illegal(space.graph, space.training, with)) continue;
         if (applies && with.dp_method == DataMethod::master && illegal(space.graph, space.training, with)) continue;
-        if (applies && includes(with.offload, Offload::parameters) && illegal(space.graph, space.training, with))
-          continue;
+        if (applies && with.offload.parameters != Home::device && illegal(space.graph, space.training, with)) continue;
         // A value that no search tries by itself takes the place of the usual one.
         const bool replaces = !is_tried && row.get(spec) == row.get(ParallelSpec{});
         if (!applies || replaces || in_order_of(spec, with) == with)
