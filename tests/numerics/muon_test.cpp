@@ -151,11 +151,11 @@ TEST_CASE("Muon orthogonalizes whole matrices that are there, without copies, on
         "stages: 0, 1, or another optimizer");
   spec.zero_stage = 1;
   CHECK(!illegal(graph, training, spec));
-  spec.offload = Offload::optimizer;
+  spec.offload = {.optimizer = Home::host};
   CHECK(illegal(graph, training, spec) ==
         "offload optimizer has the host update parameters, and optimizer muon multiplies matrices to do so; legal: "
         "offload none or activations, or another optimizer");
-  spec.offload = Offload::activations;
+  spec.offload = {.activations = Home::host};
   CHECK(!illegal(graph, training, spec));
 }
 
