@@ -275,8 +275,12 @@ TEST_CASE("matrices move along orthogonal momenta on a GPU as the one-rank refer
     INFO(std::string(name(of.type)) << ", " << describe(spec));
     TrainingSpec exact = training;
     exact.precision = DataType::fp32;
-    check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
-                closeness_of(of.type));
+    Outcome plan = run_on_gpu(gpu, graph, training, spec, 2),
+            reference = run_reference(graph, exact, spec.micro_batch, 2);
+    // A step leaves directions in the place of gradients, or parts of them.
+    plan.first_gradients.clear();
+    reference.first_gradients.clear();
+    check_close(plan, reference, closeness_of(of.type));
   }
 }
 
