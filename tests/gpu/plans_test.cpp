@@ -264,11 +264,11 @@ TEST_CASE("moments of 8 bits and images train on a GPU as the one-rank reference
 TEST_CASE("matrices move along orthogonal momenta on a GPU as the one-rank reference's do") {
   const auto gpu = gpu_or_skip();
   if (gpu == nullptr) return;
-  struct Layout {
+  struct ShortPlan {
     DataType type;
     int dp, tp, zero_stage;
   };
-  for (const Layout& of : {Layout{DataType::fp32, 2, 1, 1}, Layout{DataType::bf16, 2, 2, 1}}) {
+  for (const ShortPlan& of : {ShortPlan{DataType::fp32, 2, 1, 1}, ShortPlan{DataType::bf16, 2, 2, 1}}) {
     const OpGraph graph = graph_of("tiny-llama");
     TrainingSpec training = training_in(of.type);
     training.clip_norm = 0.5;
@@ -282,8 +282,12 @@ TEST_CASE("matrices move along orthogonal momenta on a GPU as the one-rank refer
     INFO(std::string(name(of.type)) << ", " << describe(spec));
     TrainingSpec exact = training;
     exact.precision = DataType::fp32;
-    check_close(run_on_gpu(gpu, graph, training, spec, 2), run_reference(graph, exact, spec.micro_batch, 2),
-                closeness_of(of.type));
+    Outcome plan = run_on_gpu(gpu, graph, training, spec, 2),
+            reference = run_reference(graph, exact, spec.micro_batch, 2);
+    // A step leaves directions in the place of gradients, or parts of them.
+    plan.first_gradients.clear();
+    reference.first_gradients.clear();
+    check_close(plan, reference, closeness_of(of.type));
   }
 }
 

@@ -72,7 +72,7 @@ TEST_CASE("random legal plans with Muon train as the one-rank reference does") {
   int cut = 0, sharded = 0, staged = 0;
   for (const std::string& model : models) {
     const OpGraph graph = testing::graph_of(model);
-    for (int trial = 0; trial < 8; ++trial) {
+    for (int trial = 0; trial < 6; ++trial) {
       TrainingSpec training = muon_training();
       if (trial % 4 == 3) training.clip_norm = 0.5;
       const ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, {}, random);
@@ -83,9 +83,9 @@ TEST_CASE("random legal plans with Muon train as the one-rank reference does") {
       staged += spec.pp() > 1;
     }
   }
-  CHECK(cut > 4);
-  CHECK(sharded > 2);
-  CHECK(staged > 4);
+  CHECK(cut > 2);
+  CHECK(sharded > 1);
+  CHECK(staged > 2);
 }
 
 TEST_CASE("Muon's steps are the same to the bit in stages and in shards") {
@@ -215,7 +215,7 @@ TEST_CASE("a checkpoint of Muon's momenta and moments loses no bit, whoever hold
   std::mt19937 random(5);
   const OpGraph graph = testing::graph_of("tiny-llama");
   const TrainingSpec training = muon_training();
-  for (int trial = 0; trial < 4; ++trial) {
+  for (int trial = 0; trial < 3; ++trial) {
     const ParallelSpec from = random_spec(graph, training, 1 << trial % 3, {}, random),
                        to = random_spec(graph, training, 1 << (trial + 1) % 4, {}, random);
     INFO("from " << describe(from) << "\nto " << describe(to));
