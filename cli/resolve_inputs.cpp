@@ -271,7 +271,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   // Options that are not given may still be chosen so that these are legal.
   LayoutRequest judged = layout;
   for (const ChoiceRow& row : choice_rows())
-    if (row.presumes && !layout[*row.presumes]) judged[row.choice].reset();
+    if (row.presumes && !judged[*row.presumes]) judged[row.choice].reset();
   if (const auto reason = illegal(graph, training, with_given(judged, training))) throw ConfigError(*reason);
 }
 

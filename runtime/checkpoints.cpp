@@ -234,12 +234,12 @@ void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, 
     const Arena& arena = job.arena(rank);
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& state : all_state(program, program.buckets[b], training.precision)) {
-        auto values = allocated<float>(state.end - state.begin, "what a checkpoint holds of a block");
-        for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.begin, state.end)) {
+        auto values = allocated<float>(state.elements(), "what a checkpoint holds of a block");
+        for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.held)) {
           const std::string name = state_name(state.state, graph.tensors[held.tensor], training.optimizer);
           const CheckpointTensor* const tensor = from.find(name);
           PARPLAN_ASSERT(tensor != nullptr, name);
-          from.read(*tensor, held.slice, values.data() + (held.at - state.begin));
+          from.read(*tensor, held.slice, values.data() + held.at);
         }
         write_state(arena, state, values);
       }

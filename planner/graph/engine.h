@@ -100,6 +100,7 @@ struct Engine {
   bool has_master = true;                // a single process of whole replicas (DataParallel)
   bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks
   bool has_other_prefetch = true;        // gathers other than one block ahead (ParallelSpec::prefetch_depth)
+  bool has_parameter_gathers = true;     // gathers of each parameter by itself (ParallelSpec::gather_unit)
   int most_zero = 3;                     // the highest ZeRO stage
   int most_zero_in_pipelines = 3;        // the highest where pp > 1
   bool equal_stages = false;  // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)

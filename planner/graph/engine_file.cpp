@@ -89,6 +89,7 @@ constexpr std::array facts = {
     EngineFact{"has_master", "there is DataParallel, one process for all devices", &Engine::has_master},
     EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of ranks", &Engine::has_hybrid_sharding},
     EngineFact{"has_other_prefetch", "parameters are gathered other than one block ahead", &Engine::has_other_prefetch},
+    EngineFact{"has_parameter_gathers", "parameters are gathered one by one", &Engine::has_parameter_gathers},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,
                Engine{}.most_zero_in_pipelines},

@@ -78,8 +78,8 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   const auto staged = lowering.state_in.find(index);
   const auto place = [&](std::optional<int> own, std::int64_t element) -> std::optional<Piece> {
     if (!own) return std::nullopt;
-    if (staged == lowering.state_in.end()) return in_shard(bucket, *own, range, element, Access::update);
-    Piece piece = in_shard(bucket, staged->second, range, element, Access::update);
+    if (staged == lowering.state_in.end()) return in_shard(*own, range, element, Access::update);
+    Piece piece = in_shard(staged->second, range, element, Access::update);
     piece.offset += begin;
     begin += bucket.shard_elements * element;
     return piece;
@@ -87,9 +87,8 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   // The scales of its blocks, of which a range of parameters has whole ones (bucket_alignment).
   const auto scales = [&](std::optional<int> own) -> std::optional<Piece> {
     if (!own) return std::nullopt;
-    PARPLAN_ASSERT((range.begin - bucket.shard_begin) % quantization_block == 0, bucket.name);
-    const std::int64_t first = quantization_blocks(range.begin - bucket.shard_begin),
-                       end = quantization_blocks(range.end - bucket.shard_begin);
+    PARPLAN_ASSERT(range.begin % quantization_block == 0, bucket.name);
+    const std::int64_t first = quantization_blocks(range.begin), end = quantization_blocks(range.end);
     return Piece{*own, first * state_bytes, (end - first) * state_bytes, Access::update};
   };
   StatePieces pieces;

@@ -50,6 +50,18 @@ std::vector<int> buffers_of(const Bucket& bucket) {
   return buffers;
 }
 
+std::vector<HeldRange> held_ranges(const Bucket& bucket, bool is_whole) {
+  if (is_whole) return {{.range = {0, bucket.elements}, .at = 0}};
+  std::vector<HeldRange> held;
+  for (const BucketUnit& unit : bucket.units) held.push_back(unit.own);
+  return held;
+}
+
+std::int64_t begin_in_whole(const Bucket& bucket) {
+  PARPLAN_ASSERT(bucket.units.size() == 1, bucket.name);
+  return bucket.units.front().own.range.begin;
+}
+
 const std::vector<int>& Program::group(GroupKey key) const {
   static const std::vector<int> none;
   const auto found = std::ranges::find(groups, key, &Group::key);

@@ -30,7 +30,9 @@ std::string write_fault(const Fault& fault);
 //                  event")
 //   definition     what is read was written in this step and not freed since ("use before
 //                  definition", "use after free"); undefined workspaces may be read; what the first
-//                  part of a backward leaves for the second is read ("lost value")
+//                  part of a backward leaves for the second is read ("lost value"); what is gathered
+//                  of a shard, and added to it, is in the whole where the bucket has it ("wrong
+//                  place")
 //   reductions     gradients are summed over the data axis exactly once before the optimizer reads
 //                  them, those of rows that several ranks hold copies of over these ranks too, and
 //                  updated parameters gathered before anything reads them ("dropped reduction",

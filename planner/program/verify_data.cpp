@@ -283,6 +283,7 @@ class DataCheck {
     check_reductions(call, c, i, instruction);
     if (optimizer && instruction.op == OpKind::adamw_8bit) check_blocks(call, c, i, instruction);
     check_state(call, c, i, instruction);
+    check_places(call, c, i, instruction);
 
     const std::vector<std::vector<Mark>> before = marks(call, instruction);
     const Touch touch{++clock[index_of(instruction.stream)], c, i};
@@ -514,15 +515,17 @@ class DataCheck {
       const bool is_last = p + 1 == program_.parameters.size() || program_.parameters[p + 1].bucket != part.bucket;
       const std::int64_t next = is_last ? bucket.elements : program_.parameters[p + 1].bucket_offset;
       const bool whole = is_own && buffer(*bucket.gradients).bytes >= bucket.elements * element;
-      const auto at = [&](std::int64_t in_bucket) {
-        const std::int64_t offset = (in_bucket - (whole ? 0 : bucket.shard_begin)) * element;
-        return std::clamp(offset, operand.offset, operand.offset + operand.bytes);
-      };
-      const Copied copied{.begin = at(part.bucket_offset),
-                          .end = at(part.bucket_offset + part.rows * part.columns),
-                          .padded_end = at(next),
-                          .copies = part.copies};
-      if (copied.begin < copied.padded_end) found.push_back(copied);
+      for (const auto& [range, begin] : held_ranges(bucket, whole)) {
+        const auto at = [&, &held = range, first = begin](std::int64_t in_bucket) {
+          const std::int64_t in_buffer = first + std::clamp(in_bucket, held.begin, held.end) - held.begin;
+          return std::clamp(in_buffer * element, operand.offset, operand.offset + operand.bytes);
+        };
+        const Copied copied{.begin = at(part.bucket_offset),
+                            .end = at(part.bucket_offset + part.rows * part.columns),
+                            .padded_end = at(next),
+                            .copies = part.copies};
+        if (copied.begin < copied.padded_end) found.push_back(copied);
+      }
     }
     std::ranges::sort(found, {}, &Copied::begin);
     return found;
@@ -779,6 +782,34 @@ class DataCheck {
     }
   }
 
+  // What is gathered of a shard, copied to be gathered, or added to it, is in the whole where the
+  // bucket has it (BucketUnit).
+  void check_places(const Call& call, int c, int i, const Instruction& instruction) {
+    const bool gathers = instruction.kind == InstructionKind::all_gather,
+               adds = instruction.kind == InstructionKind::kernel && instruction.op == OpKind::accumulate;
+    if ((!gathers && !adds && instruction.kind != InstructionKind::copy) || instruction.operands.size() != 2) return;
+    const Operand& whole = adds ? instruction.operands.front() : instruction.operands.back();
+    const Operand& shard = adds ? instruction.operands.back() : instruction.operands.front();
+    for (const Bucket& bucket : program_.buckets) {
+      if (bound(call, shard) != (adds ? bucket.gradients.value_or(-1) : bucket.parameters)) continue;
+      const std::int64_t element =
+          adds ? shard.bytes / std::max<std::int64_t>(instruction.shape.rows, 1) : size_of(instruction.type);
+      const bool is_shard = bucket.shard_elements < bucket.elements &&
+                            buffer(bound(call, shard)).bytes == bucket.shard_elements * element;
+      if (!is_shard || bucket.second_gradients == bound(call, whole)) continue;
+      const bool is_placed = std::ranges::any_of(bucket.units, [&](const BucketUnit& unit) {
+        const BucketRange& in_whole = gathers ? unit.range : unit.own.range;
+        return shard.offset == unit.own.at * element && shard.bytes == unit.own.range.size() * element &&
+               whole.offset == in_whole.begin * element && whole.bytes == in_whole.size() * element;
+      });
+      if (is_placed) continue;
+      fault(Rule::definition, c, i,
+            fmt::format("wrong place: {} takes {} and {}, which are not the same parameters of '{}'",
+                        describe(instruction), bytes_of(bound(call, shard), shard.offset, shard.offset + shard.bytes),
+                        bytes_of(bound(call, whole), whole.offset, whole.offset + whole.bytes), bucket.name));
+    }
+  }
+
   // The optimizer has updated this rank's shard; the rest of the bucket in the buffer is now stale.
   // Where the host has updated it, the shard in the buffer on the device is outdated.
   void update_parameters(const Call& call, const Instruction& instruction) {
@@ -828,7 +859,7 @@ class DataCheck {
       if (bucket.gradients != to) continue;
       const std::int64_t element = size_of(instruction.type);
       const bool is_whole = buffer(to).bytes >= bucket.elements * element;
-      const std::int64_t begin = is_whole ? bucket.shard_begin * element : 0,
+      const std::int64_t begin = is_whole ? begin_in_whole(bucket) * element : 0,
                          end = begin + bucket.shard_elements * element;
       if (target.offset <= begin && end <= target.offset + target.bytes)
         for (Interval& interval : contents_[from].all()) interval.state.uncopied = false;
@@ -843,7 +874,7 @@ class DataCheck {
   }
   void others_are_stale(const Bucket& bucket, std::int64_t element) {
     if (!several_data_ranks() || buffer(bucket.parameters).bytes < bucket.elements * element) return;
-    const std::int64_t begin = bucket.shard_begin * element;
+    const std::int64_t begin = begin_in_whole(bucket) * element;
     const std::int64_t end = begin + bucket.shard_elements * element;
     Intervals& contents = contents_[bucket.parameters];
     for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
@@ -851,7 +882,7 @@ class DataCheck {
   }
   // Where this rank's shard begins in the buffer of the bucket's parameters.
   std::int64_t begin_of_shard(const Bucket& bucket, std::int64_t element) const {
-    return buffer(bucket.parameters).bytes < bucket.elements * element ? 0 : bucket.shard_begin * element;
+    return buffer(bucket.parameters).bytes < bucket.elements * element ? 0 : begin_in_whole(bucket) * element;
   }
 
   const Program& program_;

@@ -8,18 +8,28 @@
 namespace parplan {
 namespace {
 
+BucketElements elements_of(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
+                           const BlockContext& context) {
+  const BucketLayout layout = bucket_layout(graph, block, parameters, context);
+  BucketElements elements{.all = layout.elements, .of_parameters = {}};
+  if (parameters.empty()) return elements;
+  for (const BucketUnit& unit : bucket_units(layout, layout.elements, GatherUnit::parameter, 1, 0))
+    elements.of_parameters.push_back(unit.range.size());
+  return elements;
+}
+
 BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
   BlockShapes shapes;
   for (const int first : graph.kinds) {
     const Block& block = graph.blocks[first];
     const BlockParameters parameters = block_parameters(graph, block);
-    if (parameters.tied && shapes.tied_elements == 0) {
-      shapes.tied_elements = bucket_layout(graph, block, {*parameters.tied}, context).elements;
+    if (parameters.tied && shapes.tied_elements.all == 0) {
+      shapes.tied_elements = elements_of(graph, block, {*parameters.tied}, context);
       shapes.tied_is_frozen = graph.tensors[*parameters.tied].frozen;
     }
     shapes.kinds.push_back(lower_block(graph, first, context));
-    shapes.own_elements.push_back(bucket_layout(graph, block, parameters.own, context).elements);
-    shapes.frozen_elements.push_back(bucket_layout(graph, block, parameters.frozen, context).elements);
+    shapes.own_elements.push_back(elements_of(graph, block, parameters.own, context));
+    shapes.frozen_elements.push_back(elements_of(graph, block, parameters.frozen, context));
   }
   return shapes;
 }
