@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "planner/base/enum_index.h"
+#include "planner/base/error.h"
 
 namespace parplan {
 namespace {
