@@ -16,7 +16,7 @@ namespace {
 
 // Parameters --------------------------------------------------------------------------------------
 
-// Into the whole: this rank's shard, where it is on the host, and those of the others, unit by unit.
+// Into the whole, unit by unit: this rank's shard, where it is on the host, and the others'.
 void gather_into(Lowering& lowering, int index, int whole) {
   const Bucket& bucket = lowering.program.buckets[index];
   const RankBucket& of = lowering.rank_buckets[index];

@@ -58,7 +58,8 @@ TEST_CASE("each parameter that is gathered by itself has an equal, aligned part 
   for (const char* model : {"tiny-gpt2", "tiny-llama", "tiny-t5"}) {
     const OpGraph graph = graph_of(model);
     for (const Optimizer optimizer : {Optimizer::adamw, Optimizer::adamw_8bit})
-      for (const auto& [dp, tp, group] : {std::tuple(2, 1, 0), std::tuple(8, 1, 0), std::tuple(2, 4, 0), std::tuple(4, 1, 2)}) {
+      for (const auto& [dp, tp, group] :
+           {std::tuple(2, 1, 0), std::tuple(8, 1, 0), std::tuple(2, 4, 0), std::tuple(4, 1, 2)}) {
         TrainingSpec training = training_of();
         training.optimizer = optimizer;
         ParallelSpec spec = sharded(graph, dp, tp, GatherUnit::parameter);
@@ -94,7 +95,8 @@ TEST_CASE("each parameter that is gathered by itself has an equal, aligned part 
           }
         // All elements, as often as there are ranks that hold the same.
         for (std::size_t b = 0; b < covered.size(); ++b)
-          CHECK(covered[b] == programs.front().buckets[b].elements * static_cast<std::int64_t>(programs.size()) / ranks);
+          CHECK(covered[b] ==
+                programs.front().buckets[b].elements * static_cast<std::int64_t>(programs.size()) / ranks);
       }
   }
 }
