@@ -249,6 +249,11 @@ class DataCheck {
                 fmt::format("dropped copy: frees sums of gradients in {}, which nothing has copied to the host",
                             bytes_of(id, interval.begin, interval.end)));
         interval.state.uncopied = false;
+        if (is_unread_sum(interval.state))
+          fault(Rule::reduction, c, {},
+                fmt::format("dropped sum: frees gradients in {}, which reduce_scatter of call {} has summed and nothing "
+                            "has read",
+                            bytes_of(id, interval.begin, interval.end), interval.state.writer.call));
         if (interval.state.unwritten)
           fault(Rule::reduction, c, {},
                 fmt::format("dropped write: frees {}, which the host has updated and not written to '{}'",
@@ -261,6 +266,15 @@ class DataCheck {
         freed.partial = freed.across = freed.reduced = freed.stale = freed.outdated = false;
       }
     }
+  }
+
+  // Gradients that were summed to be added to a shard.
+  bool is_unread_sum(const State& state) const {
+    if ((!state.reduced && !state.across) || state.content != Content::defined || state.writer.sequence == 0)
+      return false;
+    const Segment& segment = program_.segments[program_.calls[state.writer.call].segment];
+    return segment.instructions[state.writer.instruction].kind == InstructionKind::reduce_scatter &&
+           std::ranges::all_of(state.readers, [](const Touch& reader) { return reader.sequence == 0; });
   }
 
   int bound(const Call& call, const Operand& operand) const { return call.buffers[operand.binding]; }

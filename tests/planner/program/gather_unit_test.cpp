@@ -169,7 +169,6 @@ TEST_CASE("a parameter that is not gathered or reduced, or is put in another's p
       };
       const std::vector<Instruction>& instructions = own.segments[own.calls[c].segment].instructions;
       for (std::size_t i = 0; i < instructions.size(); ++i) {
-        // One by one, the last one too: nothing waits for events within such a call.
         if (!instructions[i].waits.empty() || instructions[i].records) continue;
         CHECK_FALSE(plant([&](std::vector<Instruction>& all) {
                       all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
