@@ -67,8 +67,8 @@ const char* name(TensorOverlap overlap);
 enum class DataMethod { all_reduce, master };
 const char* name(DataMethod method);
 
-// What one collective of ZeRO-3 gathers of parameters, and one sums of their gradients: what a block
-// has of them, or each parameter by itself, of which every rank then has an equal part.
+// What one collective of ZeRO-3 gathers of parameters, and one sums of their gradients: what a
+// block has of them, or each parameter by itself, of which every rank then has an equal part.
 enum class GatherUnit { block, parameter };
 const char* name(GatherUnit unit);
 

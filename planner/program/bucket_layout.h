@@ -43,8 +43,8 @@ std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t el
                                      int place);
 
 // The parts of a rank's shard whose run holds, as long as possible each, in elements from the start
-// of the shard. What is behind the last run is padding, which is neither decaying nor replicated nor
-// partial, and has no copies.
+// of the shard. What is behind the last run is padding, which is neither decaying nor replicated
+// nor partial, and has no copies.
 template <class Holds>
 std::vector<BucketRange> ranges_where(const BucketLayout& layout, std::span<const BucketUnit> units, Holds holds) {
   std::vector<BucketRange> ranges;

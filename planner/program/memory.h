@@ -272,8 +272,8 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (scales_loss(training) && (sizes.updates || !training.engine.master_computes_loss))
     one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is emptied while the other is in use
-  // Those that forwards alone need are empty when backwards, which hold more, fill memory: what they
-  // reduce is then where these were.
+  // Those that forwards alone need are empty when backwards, which hold more, fill memory: what
+  // they reduce is then where these were.
   const int in_both = std::min(sizes.gathered.in_forwards, sizes.gathered.in_backwards);
   const int in_forwards_alone = sizes.gathered.in_forwards - in_both;
   const bool has_room = in_forwards_alone * (own.gathered.value_or(0) + frozen.gathered.value_or(0)) * element <=

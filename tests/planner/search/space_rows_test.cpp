@@ -405,7 +405,8 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
         std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default) ||
         std::holds_alternative<TiedGradients>(by_default) || std::holds_alternative<InputSlots>(by_default) ||
         std::holds_alternative<ContextMethod>(by_default) || std::holds_alternative<Offload>(by_default) ||
-        std::holds_alternative<DataMethod>(by_default) || std::holds_alternative<TensorOverlap>(by_default);
+        std::holds_alternative<DataMethod>(by_default) || std::holds_alternative<TensorOverlap>(by_default) ||
+        std::holds_alternative<GatherUnit>(by_default);
     CHECK(has_names == (row.named != nullptr));
   }
 }
