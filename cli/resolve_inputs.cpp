@@ -22,6 +22,7 @@
 #include "planner/graph/trained_file.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/techniques.h"
+#include "planner/parallel/zero.h"
 #include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
 
@@ -272,10 +273,16 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   if (layout[Choice::recompute_layers] && layout[Choice::recompute] == ChoiceValue(Recompute::none))
     throw ConfigError("--recompute-layers says how many layers of each stage recompute, and --recompute is none; leave "
                       "one out");
+  // What is gathered follows from ZeRO alone, whatever number of replicas is chosen.
+  ParallelSpec replicated = with_given(layout);
+  if (!layout[Choice::dp]) replicated.mesh.degree.dp = 2;
+  replicated.mesh.dp_shard = 0;
+  if (layout[Choice::zero_stage])
+    if (const auto reason = illegal_zero(graph, training, replicated)) throw ConfigError(*reason);
   // Options that are not given may still be chosen so that these are legal.
   LayoutRequest judged = layout;
   for (const ChoiceRow& row : choice_rows())
-    if (row.presumes && !layout[*row.presumes]) judged[row.choice].reset();
+    if (row.presumes && !judged[*row.presumes]) judged[row.choice].reset();
   if (const auto reason = illegal(graph, training, with_given(judged, training))) throw ConfigError(*reason);
 }
 

@@ -262,12 +262,12 @@ void restore(LocalJob& job, const OpGraph& graph, const TrainingSpec& training, 
         // Codes share scales, so that a block of them is made whole. Else what lies between slices
         // is as it was initialised.
         auto values =
-            allocated<float>(state.scales ? state.end - state.begin : 0, "what a checkpoint holds of a block");
-        for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.begin, state.end)) {
+            allocated<float>(state.scales ? state.elements() : 0, "what a checkpoint holds of a block");
+        for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), state.held)) {
           const std::string name = state_name(state.state, graph.tensors[held.tensor], training);
           const CheckpointTensor* const tensor = from.find(name);
           PARPLAN_ASSERT(tensor != nullptr, name);
-          const std::int64_t at = held.at - state.begin;
+          const std::int64_t at = held.at;
           if (state.scales) {
             from.read(*tensor, held.slice, values.data() + at);
             continue;

@@ -28,12 +28,11 @@ std::uint64_t hash(const std::string& text) {
 
 double uniform(std::uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1.0p-53; }
 
-// Calls visit(index among elements [begin, end) of the bucket, logical index) for every element of
-// a slice.
+// Calls visit(index in the buffer, logical index) for every element of a slice.
 template <class Visit>
-void for_each_element(const OpGraph& graph, const HeldSlice& held, std::int64_t begin, Visit visit) {
+void for_each_element(const OpGraph& graph, const HeldSlice& held, Visit visit) {
   const std::int64_t logical_columns = whole_of(graph.tensors[held.tensor]).columns;
-  std::int64_t at = held.at - begin;
+  std::int64_t at = held.at;
   for (std::int64_t row = held.slice.row; row < held.slice.row + held.slice.rows; ++row)
     for (std::int64_t column = held.slice.column; column < held.slice.column + held.slice.columns; ++column)
       visit(at++, row * logical_columns + column);
@@ -90,19 +89,14 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     const std::int64_t held = elements_of(program, bucket.parameters, precision);
     const bool whole = held == bucket.elements;
     auto values = allocated<float>(held, "the initial values of a block's parameters");
-    const std::int64_t begin = whole ? 0 : bucket.shard_begin;
-    for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), begin, begin + held)) {
+    for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), held_ranges(bucket, whole))) {
       const std::function<float(std::int64_t)> value = initial(graph.tensors[part.tensor]);
-      for_each_element(graph, part, begin,
-                       [&](std::int64_t at, std::int64_t logical) { values[at] = value(logical); });
+      for_each_element(graph, part, [&](std::int64_t at, std::int64_t logical) { values[at] = value(logical); });
     }
+    const float* const shard = values.data() + (whole ? begin_in_whole(bucket) : 0);
     write_numbers(arena, bucket.parameters, precision, values.data(), held);
-    if (bucket.master)
-      write_numbers(arena, *bucket.master, DataType::fp32, values.data() + (whole ? bucket.shard_begin : 0),
-                    bucket.shard_elements);
-    if (bucket.host_parameters)
-      write_numbers(arena, *bucket.host_parameters, precision, values.data() + (whole ? bucket.shard_begin : 0),
-                    bucket.shard_elements);
+    if (bucket.master) write_numbers(arena, *bucket.master, DataType::fp32, shard, bucket.shard_elements);
+    if (bucket.host_parameters) write_numbers(arena, *bucket.host_parameters, precision, shard, bucket.shard_elements);
   }
 }
 
@@ -120,16 +114,14 @@ void collect(const OpGraph& graph, const Program& program, const Arena& arena, D
     const bool whole = held == bucket.elements;
     auto values = allocated<float>(held, "a block's parameters or gradients");
     read_numbers(arena, buffer, type, values.data(), held);
+    std::vector<HeldRange> from = held_ranges(bucket, whole && !gradients);
     // Under ZeRO-1 the gradient buffer is whole, but only this rank's shard of it is reduced.
-    const bool shard_only = !whole || gradients;
-    const std::int64_t begin = shard_only ? bucket.shard_begin : 0;
-    const std::int64_t end = shard_only ? bucket.shard_begin + bucket.shard_elements : bucket.elements;
-    const std::int64_t held_from = whole ? 0 : bucket.shard_begin;
-    for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), begin, end)) {
+    if (whole && gradients) from.front().at = begin_in_whole(bucket);
+    for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), from)) {
       const Tensor& tensor = graph.tensors[part.tensor];
       std::vector<float>& logical_values = into[tensor.name];
       allocate(logical_values, element_count(tensor), tensor.name);
-      for_each_element(graph, part, held_from,
+      for_each_element(graph, part,
                        [&](std::int64_t at, std::int64_t logical) { logical_values[logical] = values[at]; });
     }
   }

@@ -43,6 +43,10 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
         "prefetch_depth {} says how many blocks ahead parameters are gathered, and none are; it goes with zero_stage 3 "
         "or an offload of parameters",
         spec.prefetch_depth);
+  if (spec.gather_unit != ParallelSpec{}.gather_unit && !gathers_parameters(spec))
+    return fmt::format(
+        "gather_unit {} says which parameters one collective gathers, and none does; it goes with zero_stage 3",
+        name(spec.gather_unit));
   if (spec.mesh.dp_shard == 0) return std::nullopt;
   std::vector<std::int64_t> legal = divisors(spec.replicas());
   std::erase_if(legal, [&](std::int64_t ranks) { return ranks == 1 || ranks == spec.replicas(); });

@@ -23,6 +23,11 @@ int Layout::stage_of_block(int block) const {
   return static_cast<int>(stage - stages.begin());
 }
 
+GatherUnit gather_unit(const Layout& layout, int block) {
+  const DataShards shards = data_shards(layout.of_block(block));
+  return shards.parameters && shards.gradients && shards.optimizer ? layout.gather_unit : GatherUnit::block;
+}
+
 StateHomes state_homes(const ParallelSpec& spec) {
   return state_homes(spec.offload);
 }
@@ -54,7 +59,8 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
                 .tied_gradients = spec.tied_gradients,
                 .input_slots = spec.input_slots,
                 .replica_micro_batches = spec.replica_micro_batches,
-                .prefetch_depth = spec.prefetch_depth};
+                .prefetch_depth = spec.prefetch_depth,
+                .gather_unit = spec.gather_unit};
   const auto lay_out_until = [&](int end, Recompute recompute) {
     if (static_cast<std::size_t>(end) == layout.layout_of_block.size()) return;
     const BlockLayout block = block_layout(spec, placements, recompute);

@@ -47,6 +47,7 @@ struct Layout {
   InputSlots input_slots = InputSlots::in_flight;
   std::vector<int> replica_micro_batches = {};  // ParallelSpec
   int prefetch_depth = 1;                       // likewise
+  GatherUnit gather_unit = GatherUnit::block;   // of blocks whose parameters are shards
 
   // Whether the first rank of the data axis alone updates parameters.
   bool has_master() const { return layouts.front().dp_method == DataMethod::master; }
@@ -66,6 +67,9 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements);
 StateHomes state_homes(const ParallelSpec& spec);
 // One block under the recipe. `recompute` is not per_stage.
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
+
+// What is gathered at once of a block's parameters. What of it is whole on each rank is one piece.
+GatherUnit gather_unit(const Layout& layout, int block);
 
 // The number of micro-batches that a data-parallel rank, at this coordinate of its axis, runs in a
 // step, of the size that all blocks have.

@@ -736,6 +736,8 @@ constexpr std::array rows = {
         .maximum = most_ahead,
         .may_be_absent = true,
         .applies = brings_parameters,
+        .is_kept = true,
+        .presumes = Choice::zero_stage,
         .word =
             [](const ParallelSpec& spec) {
               return spec.prefetch_depth == ParallelSpec{}.prefetch_depth
@@ -747,6 +749,29 @@ constexpr std::array rows = {
               return number(value) == 0 ? std::string("parameters gathered when a block needs them")
                                         : fmt::format("parameters gathered {} block{} ahead", number(value),
                                                       number(value) == 1 ? "" : "s");
+            }},
+    ChoiceRow{
+        .choice = Choice::gather_unit,
+        .key = "gather_unit",
+        .option = "--gather-unit",
+        .description = "with ZeRO-3: a block's parameters are gathered together, or each by itself, and so are their "
+                       "gradients reduced (default: block)",
+        .get = get<&ParallelSpec::gather_unit>,
+        .set = set<&ParallelSpec::gather_unit>,
+        .named = named<GatherUnit::block, GatherUnit::parameter>,
+        .may_be_absent = true,
+        .applies = gathers_parameters,
+        .is_kept = true,
+        .presumes = Choice::zero_stage,
+        .word =
+            [](const ParallelSpec& spec) {
+              return std::string(spec.gather_unit == GatherUnit::parameter ? "gather-parameters" : "");
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              return std::string(std::get<GatherUnit>(value) == GatherUnit::parameter
+                                     ? "parameters gathered one by one"
+                                     : "parameters gathered block by block");
             }},
 };
 
@@ -826,7 +851,7 @@ std::int64_t product_of_degrees(const LayoutRequest& request) {
 ParallelSpec with_given(const LayoutRequest& request) {
   ParallelSpec spec;
   for (const ChoiceRow& row : rows)
-    if (request[row.choice] && (!row.applies || row.applies(spec))) row.set(spec, *request[row.choice]);
+    if (request[row.choice] && (row.is_kept || !row.applies || row.applies(spec))) row.set(spec, *request[row.choice]);
   return spec;
 }
 

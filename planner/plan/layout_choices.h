@@ -47,13 +47,13 @@ enum class Choice {
   dp_method,
   tp_overlap,
   prefetch_depth,
+  gather_unit,
   count_
 };
 
 // The value of a choice; every choice always holds the same one of these types.
-using ChoiceValue =
-    std::variant<std::int64_t, bool, ScheduleKind, Recompute, TiedGradients, InputSlots, ContextMethod, Offload,
-                 DataMethod, TensorOverlap, AxisOrder, std::vector<int>>;
+using ChoiceValue = std::variant<std::int64_t, bool, ScheduleKind, Recompute, TiedGradients, InputSlots, ContextMethod,
+                                 Offload, DataMethod, TensorOverlap, GatherUnit, AxisOrder, std::vector<int>>;
 // As in plan.yaml: "8", "true", "1f1b", "pp-dp-tp", "[6, 6]".
 std::string write_value(const ChoiceValue& value);
 
@@ -109,6 +109,9 @@ struct ChoiceRow {
   // Where it does not apply, it has its default value, whatever was given. Null: it applies
   // everywhere.
   bool (*applies)(const ParallelSpec&) = nullptr;
+  // Of a layout that is given, without a search: a given value stays where it does not apply, so
+  // that what it contradicts is said.
+  bool is_kept = false;
   // A given value can be checked only where this choice is given too.
   std::optional<Choice> presumes = {};
   // A value of another choice that follows from a given value, and from those given before it,

@@ -31,6 +31,10 @@ const char* name(ContextMethod method) {
 
 const char* name(TensorOverlap overlap) { return overlap == TensorOverlap::none ? "none" : "ring"; }
 
+const char* name(GatherUnit unit) {
+  return unit == GatherUnit::block ? "block" : "parameter";
+}
+
 const char* name(DataMethod method) { return method == DataMethod::all_reduce ? "all_reduce" : "master"; }
 
 int rank_of_stage(const ParallelSpec& spec, int stage) {
@@ -49,8 +53,12 @@ std::string stages_text(const ParallelSpec& spec) {
   return fmt::format("pp {} x virtual_stages {} is {}", spec.pp(), spec.virtual_stages, spec.stages());
 }
 
+bool gathers_parameters(const ParallelSpec& spec) {
+  return spec.zero_stage == 3 && spec.replicas() > 1;
+}
+
 bool brings_parameters(const ParallelSpec& spec) {
-  return (spec.zero_stage == 3 && spec.replicas() > 1) || spec.offload.parameters != Home::device;
+  return gathers_parameters(spec) || spec.offload.parameters != Home::device;
 }
 
 namespace {
@@ -72,6 +80,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.tied_gradients = one.tied_gradients;
   spec.input_slots = one.input_slots;
   spec.prefetch_depth = one.prefetch_depth;
+  spec.gather_unit = one.gather_unit;
   return spec;
 }
 
@@ -107,6 +116,7 @@ ParallelSpec bucket_key(const ParallelSpec& spec) {
   key.mesh.degree.dp = spec.mesh.degree.dp;
   key.mesh.dp_shard = spec.mesh.dp_shard;
   key.tied_gradients = spec.tied_gradients;  // how many accumulators a rank has
+  key.gather_unit = spec.gather_unit;
   return key;
 }
 

@@ -67,6 +67,11 @@ const char* name(TensorOverlap overlap);
 enum class DataMethod { all_reduce, master };
 const char* name(DataMethod method);
 
+// What one collective of ZeRO-3 gathers of parameters, and one sums of their gradients: what a
+// block has of them, or each parameter by itself, of which every rank then has an equal part.
+enum class GatherUnit { block, parameter };
+const char* name(GatherUnit unit);
+
 // One point of the search space: how the work is distributed.
 struct ParallelSpec {
   DeviceMesh mesh;
@@ -95,6 +100,7 @@ struct ParallelSpec {
   // Blocks whose parameters are gathered, or come from the host, ahead of the one that computes; so
   // where none are.
   int prefetch_depth = 1;
+  GatherUnit gather_unit = GatherUnit::block;  // so without ZeRO-3
 
   int dp() const { return mesh.degree_of(Axis::dp); }
   int tp() const { return mesh.degree_of(Axis::tp); }
@@ -129,6 +135,8 @@ Recompute recompute_of_every_layer(const ParallelSpec& spec);
 // Whether the parameters of blocks are whole on a device only while they compute: with ZeRO-3, or
 // on the host.
 bool brings_parameters(const ParallelSpec& spec);
+// Whether they are shards over data-parallel ranks, which gather them: with ZeRO-3.
+bool gathers_parameters(const ParallelSpec& spec);
 // How blocks are cut without regard to memory; used together with the stages' paces.
 ParallelSpec cut_key(const ParallelSpec& spec);
 // How blocks are cut so that they fit; used together with the stages' paces.

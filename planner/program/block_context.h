@@ -28,7 +28,7 @@ struct BlockContext {
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;
-  std::int64_t bucket_alignment = 16;  // bucket_work.h
+  std::int64_t bucket_alignment = 16;  // bucket_work.h, times the ranks that share out each parameter
   bool orthogonalizes = false;         // the optimizer takes the matrices of layers apart (Optimizer::muon)
   bool leaves_half = false;  // products leave the gradients of weights in half precision (OpShape::in_half)
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads

@@ -39,6 +39,27 @@ bool is_partial_gradient(const OpGraph& graph, const Block& block, TensorId para
 
 }  // namespace
 
+std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
+                                     int place) {
+  std::vector<BucketUnit> units;
+  if (unit == GatherUnit::parameter)
+    for (const ParameterPart& part : layout.parts) {
+      const bool continues = &part != layout.parts.data() && (&part - 1)->tensor == part.tensor;
+      if (continues) continue;
+      if (!units.empty()) units.back().range.end = part.bucket_offset;
+      units.push_back({.range = {part.bucket_offset, elements}, .own = {}});
+    }
+  if (units.empty()) units.push_back({.range = {0, elements}, .own = {}});
+  std::int64_t at = 0;
+  for (BucketUnit& of : units) {
+    const std::int64_t own = of.range.size() / ranks, begin = of.range.begin + own * place;
+    PARPLAN_ASSERT(own * ranks == of.range.size(), "a unit is padded to a multiple of the ranks that share it out");
+    of.own = {.range = {begin, begin + own}, .at = at};
+    at += own;
+  }
+  return units;
+}
+
 BlockParameters block_parameters(const OpGraph& graph, const Block& block) {
   const std::vector<TensorId>& tied = graph.tied;
   BlockParameters result;

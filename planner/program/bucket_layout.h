@@ -1,25 +1,21 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "planner/plan/parallel_spec.h"
 #include "planner/program/local_size.h"
 #include "planner/program/program.h"
 #include "planner/program/propagate_placements.h"
 
 namespace parplan {
 
-// Elements [begin, end) of a bucket.
-struct BucketRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  bool operator==(const BucketRange&) const = default;
-};
-
-// The flat bucket of a set of parameters. Each starts at a multiple of bucket_alignment. Matrices
-// that an optimizer takes apart come first. Parameters that every rank of an axis holds whole come
-// last, and within each part those with weight decay first.
+// The flat bucket of a set of parameters. Each starts at a multiple of the context's alignment.
+// Matrices that an optimizer takes apart come first. Parameters that every rank of an axis holds
+// whole come last, and within each part those with weight decay first.
 struct BucketLayout {
   std::vector<ParameterPart> parts;  // the rectangles of a parameter side by side
   std::int64_t elements = 0;  // without the padding to the data-parallel degree
@@ -43,21 +39,35 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::vector<TensorId>& parameters,
                            const BlockContext& context);
 
-// The parts of `within` whose run holds, as long as possible each; what is behind the last run is
-// padding, which is neither decaying nor replicated nor partial, and has no copies.
+// The units of a bucket of `elements`, which ranks share out, this one in the place `place` of so
+// many: one, or one for each parameter.
+std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
+                                     int place);
+
+// The parts of a rank's shard whose run holds, as long as possible each, in elements from the start
+// of the shard. What is behind the last run is padding, which is neither decaying nor replicated
+// nor partial, and has no copies.
 template <class Holds>
-std::vector<BucketRange> ranges_where(const BucketLayout& layout, BucketRange within, Holds holds) {
+std::vector<BucketRange> ranges_where(const BucketLayout& layout, std::span<const BucketUnit> units, Holds holds) {
   std::vector<BucketRange> ranges;
-  const auto take = [&](const BucketLayout::Run& run) {
-    const BucketRange common{std::max(run.range.begin, within.begin), std::min(run.range.end, within.end)};
+  const auto take = [&](const BucketLayout::Run& run, const HeldRange& own) {
+    const BucketRange common{std::max(run.range.begin, own.range.begin), std::min(run.range.end, own.range.end)};
     if (common.begin >= common.end || !holds(run)) return;
-    if (!ranges.empty() && ranges.back().end == common.begin) ranges.back().end = common.end;
-    else ranges.push_back(common);
+    const std::int64_t begin = own.at + common.begin - own.range.begin, end = begin + common.size();
+    if (!ranges.empty() && ranges.back().end == begin)
+      ranges.back().end = end;
+    else
+      ranges.push_back({begin, end});
   };
-  for (const BucketLayout::Run& run : layout.runs) take(run);
   BucketLayout::Run padding;
-  padding.range = {layout.elements, std::max(layout.elements, within.end)};
-  take(padding);
+  padding.range = {layout.elements, std::max(layout.elements, units.empty() ? 0 : units.back().range.end)};
+  for (const BucketUnit& unit : units) {
+    const auto first = std::ranges::upper_bound(layout.runs, unit.own.range.begin, {},
+                                                [](const BucketLayout::Run& run) { return run.range.end; });
+    for (auto run = first; run != layout.runs.end() && run->range.begin < unit.own.range.end; ++run)
+      take(*run, unit.own);
+    take(padding, unit.own);
+  }
   return ranges;
 }
 

@@ -49,6 +49,9 @@ BlockContext block_context(const Job& job, int block, const Coordinates& at) {
       block_context(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
   context.loss_weight =
       1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(targets_of_sample(*job.graph)));
+  // Each parameter is shared out by itself.
+  if (gather_unit(job.layout, block) == GatherUnit::parameter)
+    context.bucket_alignment *= job.layout.mesh.shard_ranks();
   return context;
 }
 

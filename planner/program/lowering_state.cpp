@@ -179,26 +179,34 @@ Call& call_on_pieces(Lowering& lowering, std::string name, Stream stream, std::v
 }
 
 BucketRange shard_of(const Bucket& bucket) {
-  return {bucket.shard_begin, bucket.shard_begin + bucket.shard_elements};
+  return {0, bucket.shard_elements};
 }
 
-Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access) {
-  return {buffer, (range.begin - bucket.shard_begin) * element, (range.end - range.begin) * element, access};
+Piece in_shard(int buffer, BucketRange range, std::int64_t element, Access access) {
+  return {buffer, range.begin * element, range.size() * element, access};
 }
+
+namespace {
+
+Piece in_whole(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access) {
+  Piece piece = in_shard(buffer, range, element, access);
+  piece.offset += begin_in_whole(bucket) * element;
+  return piece;
+}
+
+}  // namespace
 
 Piece gradient_piece(const Lowering& lowering, std::size_t index, int buffer, BucketRange range, Access access) {
   const std::int64_t element = gradient_bytes(lowering.job.training);
-  const Bucket& bucket = lowering.program.buckets[index];
-  if (lowering.rank_buckets[index].shards.gradients) return in_shard(bucket, buffer, range, element, access);
-  return {buffer, range.begin * element, (range.end - range.begin) * element, access};
+  if (lowering.rank_buckets[index].shards.gradients) return in_shard(buffer, range, element, access);
+  return in_whole(lowering.program.buckets[index], buffer, range, element, access);
 }
 
 Piece parameter_piece(const Lowering& lowering, std::size_t index, BucketRange range, Access access) {
   const std::int64_t element = size_of(lowering.job.training.precision);
   const Bucket& bucket = lowering.program.buckets[index];
-  if (lowering.rank_buckets[index].shards.parameters)
-    return in_shard(bucket, bucket.parameters, range, element, access);
-  return {bucket.parameters, range.begin * element, (range.end - range.begin) * element, access};
+  if (lowering.rank_buckets[index].shards.parameters) return in_shard(bucket.parameters, range, element, access);
+  return in_whole(bucket, bucket.parameters, range, element, access);
 }
 
 GroupKey towards(const Schedule& schedule, int stage, int neighbour) {

@@ -99,6 +99,7 @@ struct Lowering {
 
   std::vector<int> bucket_at;  // by block of the graph, for those that the rank holds: of its own bucket
   std::vector<RankBucket> rank_buckets;  // program.buckets before they get buffers
+  std::vector<int> like_units;           // by bucket: the first one with equal units
   std::vector<std::optional<int>> tied_buckets;    // by block of the graph
   std::vector<std::optional<int>> frozen_buckets;  // likewise: of its own frozen parameters
 
@@ -288,12 +289,12 @@ Call& call_again(Lowering& lowering, const PiecesKey& key, std::initializer_list
   call.frees = std::move(frees);
   return call;
 }
-// Elements [begin, end) of a bucket: the shard that this rank updates, and where they lie in
-// buffers that hold the whole bucket or this rank's shard of it.
+// Elements [begin, end) of this rank's shard of a bucket, which it updates: all of them, and where
+// they lie in buffers that hold the whole bucket or the shard.
 BucketRange shard_of(const Bucket& bucket);
 Piece gradient_piece(const Lowering& lowering, std::size_t bucket, int buffer, BucketRange range, Access access);
 Piece parameter_piece(const Lowering& lowering, std::size_t bucket, BucketRange range, Access access);
-Piece in_shard(const Bucket& bucket, int buffer, BucketRange range, std::int64_t element, Access access);
+Piece in_shard(int buffer, BucketRange range, std::int64_t element, Access access);
 // Where an update finds a bucket's state and parameters for these elements: in their own buffers,
 // or in the buffer on the host that was read for it from NVMe. In offload_state.cpp.
 struct StatePieces {

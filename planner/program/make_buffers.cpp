@@ -16,11 +16,14 @@ void make_buckets(Lowering& lowering) {
   Program& program = lowering.program;
   lowering.rank_buckets = rank_buckets(lowering.job, lowering.stages, lowering.at);
   for (const RankBucket& from : lowering.rank_buckets) {
-    program.buckets.push_back({.name = from.name,
-                               .elements = from.elements,
-                               .shard_begin = from.shard_begin,
-                               .shard_elements = from.shard_elements,
-                               .without_second = from.frozen ? 0 : from.layout.matrix_elements});
+    const auto like = std::ranges::find(program.buckets, from.units, &Bucket::units);
+    lowering.like_units.push_back(static_cast<int>(like - program.buckets.begin()));
+    program.buckets.push_back(
+        {.name = from.name,
+         .elements = from.elements,
+         .units = from.units,
+         .shard_elements = from.shard_elements,
+         .without_second = from.frozen ? 0 : from.layout.matrix_elements});
     for (ParameterPart part : from.layout.parts) {
       part.bucket = static_cast<int>(program.buckets.size()) - 1;
       program.parameters.push_back(part);
@@ -91,8 +94,10 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
     sizes[at] = {.bytes = std::max(sizes[at].bytes, bytes), .times = 1, .home = home};
   };
   const Schedule& schedule = lowering.schedule;
+  int most_blocks = 0;  // of a stage
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
+    most_blocks = std::max(most_blocks, range.size());
     for (int b = range.first; b < range.last; ++b) {
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
       const Home home = lowering.home_of_saved(b);
@@ -117,29 +122,30 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
   for (const RankBucket& bucket : lowering.rank_buckets)
     scratch = std::max(scratch, orthogonalization_scratch(lowering, bucket));
-  const RankSizes sizes{.buckets = buckets,
-                        .saved = saved,
-                        .for_weights = for_weights,
-                        .left = left,
-                        .staged_bytes = staged,
-                        .staged_for_weights_bytes = staged_for_weights,
-                        .saves_to_file = saves_to_file,
-                        .gradient_bytes = gradient,
-                        .sent_bytes = sent,
-                        .scratch_bytes = scratch,
-                        .in_flight = lowering.slots.saved,
-                        .head_bytes = head,
-                        .head_in_flight = lowering.slots.head,
-                        .for_weights_in_flight = lowering.slots.for_weights,
-                        .left_in_flight = lowering.slots.left,
-                        .outputs = lowering.slots.outputs,
-                        .gradients = lowering.slots.gradients,
-                        .gathered = gathered_buffers(lowering.job.layout.prefetch_depth, lowering.job.training.engine),
-                        .input_bytes = input,
-                        .inputs = lowering.slots.inputs,
-                        .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&
-                                         !(lowering.is_replica() && lowering.job.training.engine.master_computes_loss),
-                        .updates = !lowering.is_replica()};
+  const RankSizes sizes{
+      .buckets = buckets,
+      .saved = saved,
+      .for_weights = for_weights,
+      .left = left,
+      .staged_bytes = staged,
+      .staged_for_weights_bytes = staged_for_weights,
+      .saves_to_file = saves_to_file,
+      .gradient_bytes = gradient,
+      .sent_bytes = sent,
+      .scratch_bytes = scratch,
+      .in_flight = lowering.slots.saved,
+      .head_bytes = head,
+      .head_in_flight = lowering.slots.head,
+      .for_weights_in_flight = lowering.slots.for_weights,
+      .left_in_flight = lowering.slots.left,
+      .outputs = lowering.slots.outputs,
+      .gradients = lowering.slots.gradients,
+      .gathered = gathered_buffers(lowering.job.layout.prefetch_depth, lowering.job.training.engine, most_blocks),
+      .input_bytes = input,
+      .inputs = lowering.slots.inputs,
+      .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&
+                       !(lowering.is_replica() && lowering.job.training.engine.master_computes_loss),
+      .updates = !lowering.is_replica()};
   std::vector<RankBuffer> buffers;
   for_each_buffer(sizes, lowering.job.training, [&](const RankBuffer& buffer) { buffers.push_back(buffer); });
   return buffers;

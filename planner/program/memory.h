@@ -34,6 +34,11 @@ struct SavedSizes {
   std::int64_t times = 1;     // equal blocks
   Home home = {};
 };
+// Buffers in which the parameters of blocks are whole, that take turns.
+struct GatheredBuffers {
+  int in_forwards = 1, in_backwards = 1;
+  int all() const { return std::max(in_forwards, in_backwards); }
+};
 struct RankSizes {
   std::span<const BucketSizes> buckets;
   std::span<const SavedSizes> saved;  // of one slot
@@ -56,7 +61,7 @@ struct RankSizes {
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
   int outputs = 1, gradients = 1;  // exchange_buffers of schedule.h, on each of the rank's ways
-  int gathered = 1;                // gathered_buffers, where parameters are brought
+  GatheredBuffers gathered = {};   // gathered_buffers, where parameters are brought
   // The activation that arrives, where it lies apart from what its block saves, and its buffers.
   std::int64_t input_bytes = 0;
   int inputs = 0;
@@ -99,9 +104,12 @@ inline bool are_brought(const DataShards& shards, const StateHomes& homes) {
 inline int blocks_ahead(int prefetch_depth, const Engine& engine, Phase phase) {
   return prefetch_depth + (phase == Phase::forward ? engine.gathers_further_forward : engine.gathers_further_backward);
 }
-inline int gathered_buffers(int prefetch_depth, const Engine& engine) {
-  return 1 + std::max(blocks_ahead(prefetch_depth, engine, Phase::forward),
-                      blocks_ahead(prefetch_depth, engine, Phase::backward));
+inline GatheredBuffers gathered_buffers(int prefetch_depth, const Engine& engine, int blocks_of_stage) {
+  // More than all blocks of the largest stage of a rank, and the next one again, none is ahead.
+  const auto in = [&](Phase phase) {
+    return 1 + std::min(blocks_ahead(prefetch_depth, engine, phase), blocks_of_stage);
+  };
+  return {.in_forwards = in(Phase::forward), .in_backwards = in(Phase::backward)};
 }
 
 // What a rank uses a buffer for.
@@ -155,7 +163,7 @@ struct RankBuffer {
   // The number of buffers that take turns; several buffers in a row are listed slot by slot.
   int slots = 1;
   std::size_t of = 0;  // the bucket or the saved block that it belongs to
-  bool counted = true;  // else another buffer is in its place (Engine::casts_shards)
+  bool counted = true;  // else another buffer is in its place, always or when memory is fullest
 };
 
 // Whether the master copy is all that a rank keeps of its shard of the parameters.
@@ -289,9 +297,25 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (scales_loss(training) && (sizes.updates || !training.engine.master_computes_loss))
     one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is emptied while the other is in use
-  if (own.gathered) one(BufferRole::gathered, MemoryCategory::buffers, *own.gathered * element, sizes.gathered);
-  if (frozen.gathered)
-    one(BufferRole::gathered_frozen, MemoryCategory::buffers, *frozen.gathered * element, sizes.gathered);
+  // Those that forwards alone need are empty when backwards, which hold more, fill memory: what
+  // they reduce is then where these were.
+  const int in_both = std::min(sizes.gathered.in_forwards, sizes.gathered.in_backwards);
+  const int in_forwards_alone = sizes.gathered.in_forwards - in_both;
+  const bool has_room = in_forwards_alone * (own.gathered.value_or(0) + frozen.gathered.value_or(0)) * element <=
+                        pair * own.unreduced.value_or(0) * gradient_bytes(training);
+  const auto gathered = [&](BufferRole role, const std::optional<std::int64_t>& elements) {
+    if (!elements) return;
+    RankBuffer buffer{.role = role,
+                      .category = MemoryCategory::buffers,
+                      .bytes = *elements * element,
+                      .slots = sizes.gathered.all() - in_forwards_alone};
+    visit(buffer);
+    buffer.slots = in_forwards_alone;
+    buffer.counted = !has_room;
+    if (buffer.slots > 0) visit(buffer);
+  };
+  gathered(BufferRole::gathered, own.gathered);
+  gathered(BufferRole::gathered_frozen, frozen.gathered);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
   if (own.unreduced)
     one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);

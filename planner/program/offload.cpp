@@ -44,11 +44,10 @@ void copy_gradients(Lowering& lowering, int index, bool later) {
   if (whole && !later) return;
   std::vector<std::vector<Piece>> pieces;
   for (const BucketRange& range :
-       ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+       ranges_where(lowering.rank_buckets[index].layout, bucket.units,
                     [&](const BucketLayout::Run& run) { return whole || changes_later(run) == later; }))
-    pieces.push_back(
-        {gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
-         in_shard(bucket, *bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::write)});
+    pieces.push_back({gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
+                      in_shard(*bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::write)});
   copy(lowering, "offload.gradients", Home::host, gradient_type(lowering.job.training), pieces);
 }
 
@@ -94,8 +93,7 @@ void bring_parameters(Lowering& lowering, int index, int whole) {
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
   const bool is_shard = lowering.rank_buckets[index].shards.parameters;
-  const std::int64_t begin = is_shard ? bucket.shard_begin * element : 0,
-                     bytes = (is_shard ? bucket.shard_elements : bucket.elements) * element;
+  const std::int64_t bytes = (is_shard ? bucket.shard_elements : bucket.elements) * element;
   const bool in_file = lowering.rank_buckets[index].homes.parameters == Home::nvme && bytes > 0;
   int from = bucket.parameters;
   if (in_file) {
@@ -108,11 +106,14 @@ void bring_parameters(Lowering& lowering, int index, int whole) {
     may_be_early(lowering, bucket.parameters, from);
   }
   constexpr const char* title = "fetch.parameters";
-  call_again(lowering, {title, begin, bytes, 0}, {from, whole}, in_file ? BufferIds{from} : BufferIds(),
-             [&]() -> Call& {
+  call_again(lowering, {title, lowering.like_units[index], is_shard ? 1 : 0, 0}, {from, whole},
+             in_file ? BufferIds{from} : BufferIds(), [&]() -> Call& {
                const Instruction up = copy_to(Home::device, type);
-               return call_on_pieces(lowering, title, up.stream, {up},
-                                     {{{from, 0, bytes, Access::read}, {whole, begin, bytes, Access::write}}});
+               std::vector<std::vector<Piece>> pieces;
+               for (const auto& [range, at] : held_ranges(bucket, !is_shard))
+                 pieces.push_back({{from, at * element, range.size() * element, Access::read},
+                                   {whole, range.begin * element, range.size() * element, Access::write}});
+               return call_on_pieces(lowering, title, up.stream, std::vector(pieces.size(), up), pieces);
              });
   if (in_file) note_use(lowering, from);
 }
@@ -124,7 +125,7 @@ void copy_updated_parameters(Lowering& lowering, int index) {
     return;
   const DataType type = in_memory(lowering.job.training.precision);
   const BucketRange shard = shard_of(bucket);
-  Piece updated = bucket.host_parameters ? in_shard(bucket, *bucket.host_parameters, shard, size_of(type), Access::read)
+  Piece updated = bucket.host_parameters ? in_shard(*bucket.host_parameters, shard, size_of(type), Access::read)
                                          : *state_pieces(lowering, static_cast<std::size_t>(index), shard).master;
   updated.access = Access::read;
   copy(lowering, "offload.parameters", Home::device, type,

@@ -94,9 +94,8 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   const auto staged = lowering.state_in.find(index);
   const auto place = [&](std::optional<int> own, std::int64_t element) -> std::optional<Piece> {
     if (!own) return std::nullopt;
-    if (lowering.program.buffers[*own].home != Home::nvme)
-      return in_shard(bucket, *own, range, element, Access::update);
-    Piece piece = in_shard(bucket, staged->second, range, element, Access::update);
+    if (lowering.program.buffers[*own].home != Home::nvme) return in_shard(*own, range, element, Access::update);
+    Piece piece = in_shard(staged->second, range, element, Access::update);
     piece.offset += begin;
     begin += bucket.shard_elements * element;
     return piece;
@@ -104,18 +103,18 @@ StatePieces state_pieces(const Lowering& lowering, std::size_t index, BucketRang
   // The scales of its blocks, of which a range of parameters has whole ones (bucket_alignment).
   const auto scales = [&](std::optional<int> own) -> std::optional<Piece> {
     if (!own) return std::nullopt;
-    PARPLAN_ASSERT((range.begin - bucket.shard_begin) % quantization_block == 0, bucket.name);
-    const std::int64_t first = quantization_blocks(range.begin - bucket.shard_begin),
-                       end = quantization_blocks(range.end - bucket.shard_begin);
+    PARPLAN_ASSERT(range.begin % quantization_block == 0, bucket.name);
+    const std::int64_t first = quantization_blocks(range.begin), end = quantization_blocks(range.end);
     return Piece{*own, first * state_bytes, (end - first) * state_bytes, Access::update};
   };
   StatePieces pieces;
   pieces.first_moment = place(bucket.first_moment, state.moment_bytes(1));
   pieces.second_moment = place(bucket.second_moment, state.moment_bytes(1));
-  if (range.begin < bucket.without_second)
+  const std::int64_t before = bucket.without_second > 0 ? bucket.without_second - begin_in_whole(bucket) : 0;
+  if (range.begin < before)
     pieces.second_moment.reset();
-  else if (pieces.second_moment && bucket.without_second > bucket.shard_begin)
-    pieces.second_moment->offset -= (bucket.without_second - bucket.shard_begin) * state.moment_bytes(1);
+  else if (pieces.second_moment && before > 0)
+    pieces.second_moment->offset -= before * state.moment_bytes(1);
   pieces.master = place(bucket.master, state_bytes);
   if (lowering.program.buffers[bucket.parameters].home == Home::nvme)
     pieces.parameters = place(bucket.parameters, size_of(in_memory(lowering.job.training.precision)));

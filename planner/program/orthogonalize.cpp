@@ -205,15 +205,21 @@ Instruction move_along(std::int64_t elements, double factor, bool decays, const 
 
 namespace {
 
-// The elements of a bucket's matrices that this rank updates.
+// The elements of a bucket's matrices that this rank updates, from the start of its shard.
 std::vector<BucketRange> matrices_in_shard(const Lowering& lowering, std::size_t index) {
-  return ranges_where(lowering.rank_buckets[index].layout, shard_of(lowering.program.buckets[index]),
+  return ranges_where(lowering.rank_buckets[index].layout, lowering.program.buckets[index].units,
                       [](const BucketLayout::Run& run) { return run.is_matrix; });
 }
 
 bool has_matrices(const Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   return bucket.without_second > 0 && bucket.shard_elements > 0 && bucket.gradients;
+}
+
+// Elements of a bucket in its gradients, which no rank has a shard of.
+Piece whole_gradients(const Lowering& lowering, std::size_t index, BucketRange range, Access access) {
+  const std::int64_t element = gradient_bytes(lowering.job.training);
+  return {*lowering.program.buckets[index].gradients, range.begin * element, range.size() * element, access};
 }
 
 void add_norm_and_scale(const Program& program, const std::optional<Piece>& master, std::vector<Piece>& pieces) {
@@ -241,7 +247,7 @@ void update_momentum(Lowering& lowering, std::size_t index) {
   call_on_pieces(lowering, "data.all_gather.momentum", Stream::dp,
                  {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp)},
                  {{gradient_piece(lowering, index, *bucket.gradients, shard_of(bucket), Access::read),
-                   gradient_piece(lowering, index, *bucket.gradients, {0, bucket.elements}, Access::write)}});
+                   whole_gradients(lowering, index, {0, bucket.elements}, Access::write)}});
 }
 
 namespace {
@@ -252,8 +258,9 @@ BucketRange elements_of(const BucketMatrix& matrix) {
   return {part.bucket_offset, part.bucket_offset + part.rows * part.columns};
 }
 BucketRange updated_of(const BucketMatrix& matrix, const Bucket& bucket) {
-  const BucketRange all = elements_of(matrix), shard = shard_of(bucket);
-  return {std::max(all.begin, shard.begin), std::min(all.end, shard.end)};
+  const BucketRange all = elements_of(matrix);
+  const std::int64_t begin = begin_in_whole(bucket);
+  return {std::max(all.begin, begin), std::min(all.end, begin + bucket.shard_elements)};
 }
 
 // Directions of elements [begin, end) of a bucket in the type of its parameters, from the start of
@@ -278,13 +285,12 @@ struct MatrixCall {
 std::int64_t add_orthogonalization(const Lowering& lowering, std::size_t index, const BucketMatrix& matrix,
                                    MatrixCall& call) {
   const Orthogonalization work = orthogonalize(matrix, lowering.job.training.precision, lowering.job.backend);
-  const int gradients = *lowering.program.buckets[index].gradients;
   for (const MatrixInstruction& one : work.instructions) {
     std::vector<Piece> operands;
     for (const MatrixOperand& operand : one.operands)
       operands.push_back(operand.place == Place::scratch
                              ? Piece{lowering.scratch, operand.offset, operand.bytes, operand.access}
-                             : gradient_piece(lowering, index, gradients, elements_of(matrix), operand.access));
+                             : whole_gradients(lowering, index, elements_of(matrix), operand.access));
     call.add(one.instruction, std::move(operands));
   }
   return work.direction;
@@ -292,7 +298,10 @@ std::int64_t add_orthogonalization(const Lowering& lowering, std::size_t index, 
 
 void add_move(const Lowering& lowering, std::size_t index, const BucketMatrix& matrix, const Piece& direction,
               MatrixCall& call) {
-  const BucketRange own = updated_of(matrix, lowering.program.buckets[index]);
+  const Bucket& bucket = lowering.program.buckets[index];
+  BucketRange own = updated_of(matrix, bucket);
+  own.begin -= begin_in_whole(bucket);
+  own.end -= begin_in_whole(bucket);
   const bool decays = lowering.graph.tensors[matrix.part.tensor].decays;
   std::vector<Piece> operands{direction, parameter_piece(lowering, index, own, Access::update)};
   add_norm_and_scale(lowering.program, state_pieces(lowering, index, own).master, operands);
@@ -313,7 +322,8 @@ bool is_dealt(const Lowering& lowering, std::size_t index) {
     before += has_matrices(lowering, other) &&
               lowering.job.layout.stage_of_block(block) ==
                   lowering.job.layout.stage_of_block(lowering.rank_buckets[other].blocks.front());
-  return orthogonalizes_for_all(before, bucket.shard_begin / bucket.shard_elements, bucket.shard_ranks);
+  return orthogonalizes_for_all(before, bucket.units.front().own.range.begin / bucket.shard_elements,
+                                bucket.shard_ranks);
 }
 
 }  // namespace

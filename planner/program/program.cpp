@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "planner/base/enum_index.h"
+#include "planner/base/error.h"
 
 namespace parplan {
 namespace {
@@ -48,6 +49,18 @@ std::vector<int> buffers_of(const Bucket& bucket) {
         bucket.second_scales, bucket.master, bucket.host_gradients, bucket.host_parameters})
     if (buffer) buffers.push_back(*buffer);
   return buffers;
+}
+
+std::vector<HeldRange> held_ranges(const Bucket& bucket, bool is_whole) {
+  if (is_whole) return {{.range = {0, bucket.elements}, .at = 0}};
+  std::vector<HeldRange> held;
+  for (const BucketUnit& unit : bucket.units) held.push_back(unit.own);
+  return held;
+}
+
+std::int64_t begin_in_whole(const Bucket& bucket) {
+  PARPLAN_ASSERT(bucket.units.size() == 1, bucket.name);
+  return bucket.units.front().own.range.begin;
 }
 
 const std::vector<int>& Program::group(GroupKey key) const {

@@ -335,14 +335,37 @@ struct ParameterPart {
   bool operator==(const ParameterPart&) const = default;
 };
 
-// Parameters that are gathered, reduced and updated together: one bucket per block, one per tied
-// parameter, and one for what is frozen of a block.
+// Elements [begin, end) of a bucket, or of a shard.
+struct BucketRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size() const { return end - begin; }
+  bool operator==(const BucketRange&) const = default;
+};
+
+// Elements of a bucket that a buffer holds side by side, from its element `at` on.
+struct HeldRange {
+  BucketRange range;
+  std::int64_t at = 0;
+  bool operator==(const HeldRange&) const = default;
+};
+
+// What one collective gathers of a bucket, and reduces: all of it, or a parameter with the padding
+// behind it (GatherUnit). Each rank has an equal part.
+struct BucketUnit {
+  BucketRange range;
+  HeldRange own;  // of this rank, and where its shard has it; none where a master has all
+  bool operator==(const BucketUnit&) const = default;
+};
+
+// Parameters that are updated together: one bucket per block, one per tied parameter, and one for
+// what is frozen of a block.
 struct Bucket {
   std::string name;
   std::int64_t elements = 0;        // unsharded, padded to a multiple of the data-parallel degree
-  // This rank's elements of the optimizer state; none where a master has all.
-  std::int64_t shard_begin = 0;
-  std::int64_t shard_elements = 0;
+  // Side by side, from 0 to `elements`. Where something of the bucket is whole on each rank, one.
+  std::vector<BucketUnit> units;
+  std::int64_t shard_elements = 0;  // of all units: this rank's elements of the optimizer state
   // Each is the whole bucket, or this rank's shard.
   int parameters = 0;  // a shard under ZeRO-3
   std::optional<int> gradients = {};  // a shard under ZeRO-2 and 3; none where the parameters are frozen
@@ -362,6 +385,10 @@ struct Bucket {
 };
 
 std::vector<int> buffers_of(const Bucket& bucket);
+// What a buffer of the bucket holds: the whole of it, or this rank's shard.
+std::vector<HeldRange> held_ranges(const Bucket& bucket, bool is_whole);
+// Where elements of this rank's shard begin in buffers that hold the whole of a bucket of one unit.
+std::int64_t begin_in_whole(const Bucket& bucket);
 // Whether a master updates what this rank trains, and has the only state of it.
 inline bool is_updated_elsewhere(const Bucket& bucket) {
   return bucket.gradients && bucket.elements > 0 && bucket.shard_elements == 0;

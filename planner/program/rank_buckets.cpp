@@ -31,10 +31,14 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.homes = layout.placements.state.homes;
     bucket.shard_ranks = job.layout.mesh.shard_ranks();
     bucket.elements = padded_elements(bucket.layout.elements, bucket.shard_ranks, job.training);
-    bucket.shard_elements = bucket.shards.optimizer ? bucket.elements / bucket.shard_ranks : bucket.elements;
-    const int place = replica_rank(job.layout.mesh, at) % bucket.shard_ranks;
-    bucket.shard_begin = bucket.shards.optimizer ? bucket.shard_elements * place : 0;
-    if (job.layout.has_master() && at.dp > 0) bucket.shard_elements = 0;
+    const int ranks = bucket.shards.optimizer ? bucket.shard_ranks : 1;
+    bucket.units = bucket_units(bucket.layout, bucket.elements, gather_unit(job.layout, block), ranks,
+                                replica_rank(job.layout.mesh, at) % ranks);
+    bucket.shard_elements = bucket.elements / ranks;
+    if (job.layout.has_master() && at.dp > 0) {
+      bucket.shard_elements = 0;
+      bucket.units.front().own = {};
+    }
     return bucket;
   };
   for (const int stage : stages)

@@ -22,8 +22,8 @@ struct RankBucket {
   StateHomes homes;
   int shard_ranks = 1;             // of the group that shares it out: along replica_axes, or a part
   std::int64_t elements = 0;       // padded for the ranks that share it out
-  std::int64_t shard_begin = 0;    // of this rank; the whole bucket without ZeRO, nothing of a master's replica
-  std::int64_t shard_elements = 0;
+  std::vector<BucketUnit> units;
+  std::int64_t shard_elements = 0;  // of this rank; the whole bucket without ZeRO, nothing of a master's replica
 };
 
 // Whether a block stands between the first and the last.

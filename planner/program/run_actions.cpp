@@ -16,7 +16,7 @@ namespace {
 
 // Parameters --------------------------------------------------------------------------------------
 
-// Into the whole: this rank's shard, where it is not on the device, and those of the others.
+// Into the whole, unit by unit: this rank's shard, where it is not on the device, and the others'.
 void gather_into(Lowering& lowering, int index, int whole) {
   const Bucket& bucket = lowering.program.buckets[index];
   const RankBucket& of = lowering.rank_buckets[index];
@@ -26,24 +26,22 @@ void gather_into(Lowering& lowering, int index, int whole) {
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
   constexpr const char* title = "data.all_gather.parameters";
-  const GroupKey group = shard_group(lowering.job.layout.mesh);
-  if (is_brought) {
-    call_again(
-        lowering, {title, bucket.shard_elements, bucket.elements, bucket.shard_begin + 1}, {whole}, {}, [&]() -> Call& {
-          return call_on_pieces(lowering, title, Stream::dp,
-                                {communication(InstructionKind::all_gather, group, Stream::dp, type)},
-                                {{{whole, bucket.shard_begin * element, bucket.shard_elements * element, Access::read},
-                                  {whole, 0, bucket.elements * element, Access::write}}});
-        });
-    return;
-  }
-  call_again(lowering, {title, bucket.shard_elements, bucket.elements, 0}, {bucket.parameters, whole}, {},
-             [&]() -> Call& {
-               return call_on_pieces(lowering, title, Stream::dp,
-                                     {communication(InstructionKind::all_gather, group, Stream::dp, type)},
-                                     {{{bucket.parameters, 0, bucket.shard_elements * element, Access::read},
-                                       {whole, 0, bucket.elements * element, Access::write}}});
-             });
+  const auto gather_units = [&]() -> Call& {
+    const std::vector<Instruction> gathers(
+        bucket.units.size(),
+        communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type));
+    std::vector<std::vector<Piece>> pieces;
+    for (const auto& [range, own] : bucket.units)
+      pieces.push_back({{is_brought ? whole : bucket.parameters, (is_brought ? own.range.begin : own.at) * element,
+                         own.range.size() * element, Access::read},
+                        {whole, range.begin * element, range.size() * element, Access::write}});
+    return call_on_pieces(lowering, title, Stream::dp, gathers, pieces);
+  };
+  const PiecesKey key(title, lowering.like_units[index], is_brought ? 1 : 0, 0);
+  if (is_brought)
+    call_again(lowering, key, {whole}, {}, gather_units);
+  else
+    call_again(lowering, key, {bucket.parameters, whole}, {}, gather_units);
 }
 
 // The buffers in which the parameters of a block are whole.
@@ -58,7 +56,7 @@ WholeParameters gather(Lowering& lowering, int block, std::size_t turning) {
   WholeParameters whole;
   const auto gather_bucket = [&](int index, const std::vector<int>& buffers, int& turns) {
     if (lowering.program.buckets[index].elements == 0) return std::optional<int>();
-    const int buffer = buffers[turns++ % turning];
+    const int buffer = buffers[turns++ % std::min(turning, buffers.size())];
     gather_into(lowering, index, buffer);
     return std::optional(buffer);
   };
@@ -94,7 +92,7 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Phase phas
   const int depth = lowering.job.layout.prefetch_depth;
   const Engine& engine = lowering.job.training.engine;
   const auto ahead = static_cast<std::size_t>(blocks_ahead(depth, engine, phase)),
-             turning = phase == Phase::forward ? ahead + 1 : static_cast<std::size_t>(gathered_buffers(depth, engine));
+             turning = phase == Phase::forward ? ahead + 1 : lowering.gathered.size();
   std::deque<WholeParameters> ready;  // of blocks [i, gathered) whose parameters are brought
   std::size_t gathered = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -193,7 +191,7 @@ void reduce_accumulated(Lowering& lowering, int index, int accumulator) {
   collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, data_group(mesh, shards),
              {{accumulator, 0, bucket.elements * element}}, reduced_type(lowering.job.training));
   if (is_hybrid(mesh, shards))
-    reduce_over_replicas(lowering, {accumulator, bucket.shard_begin * element, bucket.shard_elements * element});
+    reduce_over_replicas(lowering, {accumulator, begin_in_whole(bucket) * element, bucket.shard_elements * element});
 }
 
 // Comes after a block's backward. Without sharded gradients, the accumulated bucket is reduced
@@ -213,18 +211,22 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
     return;
   }
   const std::int64_t element = gradient_bytes(lowering.job.training), sent = reduced_bytes(lowering.job.training);
-  const std::int64_t shard_bytes = bucket.shard_elements * element;
   constexpr const char* title = "data.reduce_scatter.gradients";
-  call_again(lowering, {title, bucket.elements, bucket.shard_begin, bucket.shard_elements}, {unreduced, accumulator},
-             {unreduced}, [&]() -> Call& {
-               return call_on_pieces(
-                   lowering, title, Stream::dp,
-                   {communication(gradient_reduction(shards, lowering.job.training), data_group(mesh, shards),
-                                  Stream::dp, reduced_type(lowering.job.training)),
-                    accumulate_gradients(bucket.shard_elements, Stream::dp, Label::dp)},
-                   {{{unreduced, 0, bucket.elements * sent, Access::update}},
-                    {{unreduced, bucket.shard_begin * element, shard_bytes, Access::read},
-                     {accumulator, 0, shard_bytes, Access::update}}});
+  call_again(lowering, {title, lowering.like_units[index], 0, 0}, {unreduced, accumulator}, {unreduced},
+             [&]() -> Call& {
+               std::vector<Instruction> instructions;
+               std::vector<std::vector<Piece>> pieces;
+               for (const auto& [range, own] : bucket.units) {
+                 instructions.push_back(communication(gradient_reduction(shards, lowering.job.training),
+                                                      data_group(mesh, shards), Stream::dp,
+                                                      reduced_type(lowering.job.training)));
+                 pieces.push_back({{unreduced, range.begin * sent, range.size() * sent, Access::update}});
+                 instructions.push_back(accumulate_gradients(own.range.size(), Stream::dp, Label::dp));
+                 const std::int64_t bytes = own.range.size() * element;
+                 pieces.push_back({{unreduced, own.range.begin * element, bytes, Access::read},
+                                   {accumulator, own.at * element, bytes, Access::update}});
+               }
+               return call_on_pieces(lowering, title, Stream::dp, std::move(instructions), pieces);
              });
   if (last_micro_batch && is_hybrid(mesh, shards))
     reduce_over_replicas(lowering, {accumulator, 0, bucket.shard_elements * sent});

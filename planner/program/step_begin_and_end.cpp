@@ -13,7 +13,7 @@
 namespace parplan {
 namespace {
 
-// The place of elements [begin, end) of a bucket in its gradient, parameter and optimizer buffers.
+// Elements [begin, end) of a rank's shard of a bucket.
 using Range = BucketRange;
 
 Piece loss_scale_piece(const Program& program, Access access) {
@@ -34,7 +34,7 @@ void reduce_partial_gradients(Lowering& lowering, std::size_t index, const Buffe
   const Bucket& bucket = lowering.program.buckets[index];
   std::vector<Piece> pieces;
   for (const int gradients : accumulators)
-    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, bucket.units,
                                            [&](const BucketLayout::Run& run) { return run.partial[axis]; }))
       pieces.push_back(gradient_piece(lowering, index, gradients, range, Access::update));
   if (!pieces.empty())
@@ -51,7 +51,7 @@ void reduce_gradients_of_copies(Lowering& lowering, std::size_t index, int gradi
     if (run.copies > 1) sizes.insert(run.copies);
   for (const int size : sizes) {
     std::vector<Piece> pieces;
-    for (const Range& range : ranges_where(layout, shard_of(lowering.program.buckets[index]),
+    for (const Range& range : ranges_where(layout, lowering.program.buckets[index].units,
                                            [&](const BucketLayout::Run& run) { return run.copies == size; }))
       pieces.push_back(gradient_piece(lowering, index, gradients, range, Access::update));
     if (!pieces.empty())
@@ -103,7 +103,7 @@ bool is_counted_elsewhere(const Lowering& lowering, std::size_t index) {
 Piece gradients_on_host(const Lowering& lowering, std::size_t index, Range range) {
   const Bucket& bucket = lowering.program.buckets[index];
   return bucket.host_gradients
-             ? in_shard(bucket, *bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::read)
+             ? in_shard(*bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::read)
              : gradient_piece(lowering, index, *bucket.gradients, range, Access::read);
 }
 
@@ -129,7 +129,7 @@ void compute_norm(Lowering& lowering) {
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     const Bucket& bucket = program.buckets[index];
     if (!bucket.gradients || is_counted_elsewhere(lowering, index)) continue;
-    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket), counts_here)) {
+    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, bucket.units, counts_here)) {
       const std::int64_t elements = range.end - range.begin;
       instructions.push_back(on_host ? sum_of_squares_on_host(elements) : sum_of_squares(elements));
       pieces.push_back({on_host ? gradients_on_host(lowering, index, range)
@@ -184,8 +184,7 @@ UpdateOperands operands_on_host(const Lowering& lowering, std::size_t index, Ran
   UpdateOperands operands = operands_on_device(lowering, index, range);
   operands.gradient = gradients_on_host(lowering, index, range);
   if (bucket.host_parameters)
-    operands.parameter =
-        in_shard(bucket, *bucket.host_parameters, range, size_of(training.precision), Access::update);
+    operands.parameter = in_shard(*bucket.host_parameters, range, size_of(training.precision), Access::update);
   else if (operands.state.master && !is_half(training.precision))
     operands.parameter = *std::exchange(operands.state.master, std::nullopt);
   if (operands.state.parameters) operands.parameter = *operands.state.parameters;
@@ -212,7 +211,7 @@ void update(Lowering& lowering, std::size_t index) {
   };
   for (const bool decays : {true, false})
     for (const Range& range :
-         ranges_where(lowering.rank_buckets[index].layout, shard_of(bucket),
+         ranges_where(lowering.rank_buckets[index].layout, bucket.units,
                       [&](const BucketLayout::Run& run) { return run.decays == decays && !run.is_matrix; }))
       add(range, decays);
   if (instructions.empty()) return;
@@ -234,12 +233,11 @@ void gather_in_place(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const DataShards shards = lowering.rank_buckets[index].shards;
   if (!shards.optimizer || shards.parameters || bucket.elements == 0 || !bucket.gradients) return;
-  const Range whole{0, bucket.elements};
+  const DataType type = in_memory(lowering.job.training.precision);
   call_on_pieces(lowering, "data.all_gather.parameters", Stream::dp,
-                 {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp,
-                                in_memory(lowering.job.training.precision))},
+                 {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type)},
                  {{parameter_piece(lowering, index, shard_of(bucket), Access::read),
-                   parameter_piece(lowering, index, whole, Access::write)}});
+                   {bucket.parameters, 0, bucket.elements * size_of(type), Access::write}}});
 }
 
 // Sums the loss over the axes whose ranks have computed it from different tokens: those of the

@@ -30,11 +30,14 @@ std::string write_fault(const Fault& fault);
 //                  event")
 //   definition     what is read was written in this step and not freed since ("use before
 //                  definition", "use after free"); undefined workspaces may be read; what the first
-//                  part of a backward leaves for the second is read ("lost value")
+//                  part of a backward leaves for the second is read ("lost value"); what is
+//                  gathered of a shard, and added to it, is in the whole where the bucket has it
+//                  ("wrong place")
 //   reductions     gradients are summed over the data axis exactly once before the optimizer reads
 //                  them, those of rows that several ranks hold copies of over these ranks too, and
 //                  updated parameters gathered before anything reads them ("dropped reduction",
-//                  "reduced twice", "wrong reduction", "dropped gather")
+//                  "reduced twice", "wrong reduction", "dropped gather"); sums for a shard are read
+//                  before they are freed ("dropped sum")
 //   rings          attention around the ring of the context axis meets the keys of every rank once,
 //                  under the right name, and the gradients of a rank's keys come back from all
 //                  ("wrong keys", "wrong sum", "incomplete ring"); products by slices beside the

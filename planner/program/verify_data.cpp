@@ -214,12 +214,26 @@ class DataCheck {
                 fmt::format("dropped copy: frees sums of gradients in {}, which nothing has copied to the host",
                             bytes_of(id, interval.begin, interval.end)));
         interval.state.uncopied = false;
+        if (is_unread_sum(interval.state))
+          fault(Rule::reduction, c, {},
+                fmt::format("dropped sum: frees gradients in {}, which reduce_scatter of call {} has summed and nothing "
+                            "has read",
+                            bytes_of(id, interval.begin, interval.end), interval.state.writer.call));
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
         State& freed = interval.state;
         freed.partial = freed.across = freed.reduced = freed.stale = freed.outdated = false;
       }
     }
+  }
+
+  // Gradients that were summed to be added to a shard.
+  bool is_unread_sum(const State& state) const {
+    if ((!state.reduced && !state.across) || state.content != Content::defined || state.writer.sequence == 0)
+      return false;
+    const Segment& segment = program_.segments[program_.calls[state.writer.call].segment];
+    return segment.instructions[state.writer.instruction].kind == InstructionKind::reduce_scatter &&
+           std::ranges::all_of(state.readers, [](const Touch& reader) { return reader.sequence == 0; });
   }
 
   int bound(const Call& call, const Operand& operand) const { return call.buffers[operand.binding]; }
@@ -243,6 +257,7 @@ class DataCheck {
     if (optimizer && instruction.op == OpKind::adamw_8bit) check_blocks(call, c, i, instruction);
     check_norm(call, c, i, instruction);
     check_directions(call, c, i, instruction);
+    check_places(call, c, i, instruction);
 
     const bool gathers = gathers_directions(call, instruction);
     const std::vector<std::vector<Mark>> before = marks(call, instruction);
@@ -340,9 +355,9 @@ class DataCheck {
     const int id = bound(call, instruction.operands.back());
     const Bucket* bucket = bucket_of_directions(id);
     return bucket != nullptr && bucket->shard_elements > 0 &&
-           std::ranges::all_of(
-               matrices_within(*bucket, bucket->shard_begin, bucket->shard_begin + bucket->shard_elements),
-               [](const Interval& interval) { return interval.state.directed; });
+           std::ranges::all_of(matrices_within(*bucket, begin_in_whole(*bucket),
+                                               begin_in_whole(*bucket) + bucket->shard_elements),
+                               [](const Interval& interval) { return interval.state.directed; });
   }
   std::span<Interval> matrices_within(const Bucket& bucket, std::int64_t begin, std::int64_t end) {
     constexpr std::int64_t element = size_of(DataType::fp32);
@@ -526,15 +541,17 @@ class DataCheck {
       const bool is_last = p + 1 == program_.parameters.size() || program_.parameters[p + 1].bucket != part.bucket;
       const std::int64_t next = is_last ? bucket.elements : program_.parameters[p + 1].bucket_offset;
       const bool whole = is_own && buffer(*bucket.gradients).bytes >= bucket.elements * element;
-      const auto at = [&](std::int64_t in_bucket) {
-        const std::int64_t offset = (in_bucket - (whole ? 0 : bucket.shard_begin)) * element;
-        return std::clamp(offset, operand.offset, operand.offset + operand.bytes);
-      };
-      const Copied copied{.begin = at(part.bucket_offset),
-                          .end = at(part.bucket_offset + part.rows * part.columns),
-                          .padded_end = at(next),
-                          .copies = part.copies};
-      if (copied.begin < copied.padded_end) found.push_back(copied);
+      for (const auto& [range, begin] : held_ranges(bucket, whole)) {
+        const auto at = [&, &held = range, first = begin](std::int64_t in_bucket) {
+          const std::int64_t in_buffer = first + std::clamp(in_bucket, held.begin, held.end) - held.begin;
+          return std::clamp(in_buffer * element, operand.offset, operand.offset + operand.bytes);
+        };
+        const Copied copied{.begin = at(part.bucket_offset),
+                            .end = at(part.bucket_offset + part.rows * part.columns),
+                            .padded_end = at(next),
+                            .copies = part.copies};
+        if (copied.begin < copied.padded_end) found.push_back(copied);
+      }
     }
     std::ranges::sort(found, {}, &Copied::begin);
     return found;
@@ -737,6 +754,34 @@ class DataCheck {
     }
   }
 
+  // What is gathered of a shard, copied to be gathered, or added to it, is in the whole where the
+  // bucket has it (BucketUnit).
+  void check_places(const Call& call, int c, int i, const Instruction& instruction) {
+    const bool gathers = instruction.kind == InstructionKind::all_gather,
+               adds = instruction.kind == InstructionKind::kernel && instruction.op == OpKind::accumulate;
+    if ((!gathers && !adds && instruction.kind != InstructionKind::copy) || instruction.operands.size() != 2) return;
+    const Operand& whole = adds ? instruction.operands.front() : instruction.operands.back();
+    const Operand& shard = adds ? instruction.operands.back() : instruction.operands.front();
+    for (const Bucket& bucket : program_.buckets) {
+      if (bound(call, shard) != (adds ? bucket.gradients.value_or(-1) : bucket.parameters)) continue;
+      const std::int64_t element =
+          adds ? shard.bytes / std::max<std::int64_t>(instruction.shape.rows, 1) : size_of(instruction.type);
+      const bool is_shard = bucket.shard_elements < bucket.elements &&
+                            buffer(bound(call, shard)).bytes == bucket.shard_elements * element;
+      if (!is_shard || bucket.second_gradients == bound(call, whole)) continue;
+      const bool is_placed = std::ranges::any_of(bucket.units, [&](const BucketUnit& unit) {
+        const BucketRange& in_whole = gathers ? unit.range : unit.own.range;
+        return shard.offset == unit.own.at * element && shard.bytes == unit.own.range.size() * element &&
+               whole.offset == in_whole.begin * element && whole.bytes == in_whole.size() * element;
+      });
+      if (is_placed) continue;
+      fault(Rule::definition, c, i,
+            fmt::format("wrong place: {} takes {} and {}, which are not the same parameters of '{}'",
+                        describe(instruction), bytes_of(bound(call, shard), shard.offset, shard.offset + shard.bytes),
+                        bytes_of(bound(call, whole), whole.offset, whole.offset + whole.bytes), bucket.name));
+    }
+  }
+
   // The optimizer has updated this rank's shard; the rest of the bucket in the buffer is now stale.
   // Where the host has updated it, the shard in the buffer on the device is outdated.
   void update_parameters(const Call& call, const Instruction& instruction) {
@@ -772,7 +817,7 @@ class DataCheck {
       if (bucket.gradients != to) continue;
       const std::int64_t element = size_of(instruction.type);
       const bool is_whole = buffer(to).bytes >= bucket.elements * element;
-      const std::int64_t begin = is_whole ? bucket.shard_begin * element : 0,
+      const std::int64_t begin = is_whole ? begin_in_whole(bucket) * element : 0,
                          end = begin + bucket.shard_elements * element;
       if (target.offset <= begin && end <= target.offset + target.bytes)
         for (Interval& interval : contents_[from].all()) interval.state.uncopied = false;
@@ -787,7 +832,7 @@ class DataCheck {
   }
   void others_are_stale(const Bucket& bucket, std::int64_t element) {
     if (!several_data_ranks() || buffer(bucket.parameters).bytes < bucket.elements * element) return;
-    const std::int64_t begin = bucket.shard_begin * element;
+    const std::int64_t begin = begin_in_whole(bucket) * element;
     const std::int64_t end = begin + bucket.shard_elements * element;
     Intervals<State>& contents = contents_[bucket.parameters];
     for (Interval& interval : contents.within(0, begin)) interval.state.stale = true;
@@ -795,7 +840,7 @@ class DataCheck {
   }
   // Where this rank's shard begins in the buffer of the bucket's parameters.
   std::int64_t begin_of_shard(const Bucket& bucket, std::int64_t element) const {
-    return buffer(bucket.parameters).bytes < bucket.elements * element ? 0 : bucket.shard_begin * element;
+    return buffer(bucket.parameters).bytes < bucket.elements * element ? 0 : begin_in_whole(bucket) * element;
   }
 
   const Program& program_;

@@ -235,7 +235,7 @@ class FileCheck {
         if (bucket == nullptr || !is_parameter || bucket->master != state.of_file) continue;
         const std::int64_t element = size_of(instruction.type);
         const bool is_shard = buffer(bucket->parameters).bytes < bucket->elements * element;
-        const std::int64_t shard = is_shard ? 0 : bucket->shard_begin * element;
+        const std::int64_t shard = is_shard ? 0 : begin_in_whole(*bucket) * element;
         for (Piece& there : contents_[bucket->parameters].within(shard + begin, shard + end))
           there.state.outdated = true;
       }

@@ -96,8 +96,9 @@ std::string write_call(std::size_t number, const Program& program) {
 }
 
 std::string write_bucket(const Bucket& bucket, const Program& program) {
-  std::string text = fmt::format("  '{}' {} elements, shard [{}, {})", bucket.name, bucket.elements, bucket.shard_begin,
-                                 bucket.shard_begin + bucket.shard_elements);
+  std::string text = fmt::format("  '{}' {} elements, shard", bucket.name, bucket.elements);
+  for (const BucketUnit& unit : bucket.units)
+    text += fmt::format(" [{}, {})", unit.own.range.begin, unit.own.range.end);
   for (const int buffer : buffers_of(bucket)) text += fmt::format(", '{}'", program.buffers[buffer].name);
   return text + "\n";
 }

@@ -225,6 +225,11 @@ constexpr std::array column_rows = {
            }},
     Column{"memory_nvme_bytes", "B", "what the worst rank keeps in its file on NVMe",
            [](const Subject& s) { return bytes(s.result.memory.nvme); }},
+    Column{"gather_unit", "",
+           "what one collective gathers of parameters: those of a block, or one parameter; null where none does",
+           [](const Subject& s) {
+             return gathers_parameters(s.spec) ? chosen<Choice::gather_unit>(s) : Json(nullptr);
+           }},
 };
 
 }  // namespace

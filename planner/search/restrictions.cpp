@@ -118,20 +118,26 @@ std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
                  .has_same_floors = true}}};
 }
 
-// Floors of time hold however far ahead parameters are gathered. The layouts are those that fit
-// where that is not at all, since each block ahead takes a buffer.
-std::optional<Restriction> other_prefetch(const SearchedSpace& space) {
+// Floors of time hold however far ahead parameters are gathered, and in however many collectives.
+// The layouts are those that fit where that is not ahead at all, since each block ahead takes a
+// buffer, and block by block, since parameters one by one are padded more.
+std::optional<Restriction> other_gathers(const SearchedSpace& space) {
   const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3;
-  if (!space.training.engine.has_other_prefetch || space.training.engine.most_zero < 3 ||
-      space.request[Choice::prefetch_depth] || !may_gather || !may_have(space, Choice::dp))
+  const Engine& engine = space.training.engine;
+  const bool may_differ = engine.has_other_prefetch && !space.request[Choice::prefetch_depth];
+  const bool may_gather_one_by_one = engine.has_parameter_gathers && !space.request[Choice::gather_unit];
+  if ((!may_differ && !may_gather_one_by_one) || engine.most_zero < 3 || !may_gather || !may_have(space, Choice::dp))
     return std::nullopt;
   const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 1; };
   const auto gathers = [](const ParallelSpec& spec) { return spec.zero_stage == 3; };
-  return Restriction{.what = "gathers of parameters other than one block ahead",
-                     .wider = {{.request = with(space.request, Choice::prefetch_depth, std::int64_t{0}),
-                                .width = space.width,
-                                .beyond = {.of_degrees = has_replicas, .layout = gathers},
-                                .has_same_floors = space.objective != Objective::memory}}};
+  return Restriction{
+      .what = !may_differ              ? "gathers of parameters one by one"
+              : !may_gather_one_by_one ? "gathers of parameters other than one block ahead"
+                                       : "gathers of parameters one by one, or other than one block ahead",
+      .wider = {{.request = may_differ ? with(space.request, Choice::prefetch_depth, std::int64_t{0}) : space.request,
+                 .width = space.width,
+                 .beyond = {.of_degrees = has_replicas, .layout = gathers},
+                 .has_same_floors = space.objective != Objective::memory}}};
 }
 
 std::optional<Restriction> data_parallel(const SearchedSpace& space) {
@@ -286,8 +292,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,    hybrid_sharding,      other_prefetch, data_parallel,  unlike_replicas_of_layouts,
-    sliced_products,   shared_context, hierarchical_context, host_offload,   other_recompute};
+    other_interleaved, zero_bubble,    hybrid_sharding,      other_gathers, data_parallel,  unlike_replicas_of_layouts,
+    sliced_products,   shared_context, hierarchical_context, host_offload,  other_recompute};
 
 }  // namespace
 

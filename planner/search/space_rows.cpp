@@ -230,6 +230,11 @@ void one_block_ahead(const SpaceContext& /*context*/, const ParallelSpec& /*spec
   values.emplace_back(std::int64_t{ParallelSpec{}.prefetch_depth});
 }
 
+// One collective takes no longer than several of the same bytes: only for those who ask.
+void blocks_together(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
+  values.emplace_back(GatherUnit::block);
+}
+
 // The orders that differ on axes of more than one rank; each stands for all orders that differ from
 // it only elsewhere.
 std::vector<AxisOrder> distinct_orders(const PerAxis<bool>& has_several) {
@@ -321,6 +326,11 @@ Values next_depths(const SpaceRow& /*row*/, const SpaceContext& context, const P
   return depths;
 }
 
+Values other_unit(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
+  if (!gathers_parameters(own) || !context.training.engine.has_parameter_gathers) return {};
+  return {own.gather_unit == GatherUnit::block ? GatherUnit::parameter : GatherUnit::block};
+}
+
 // One part a step closer to the device: on the host instead of in a file, or not there.
 Values less_on_host(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values less;
@@ -407,6 +417,12 @@ Values fewer_blocks_ahead(const TrainingSpec& /*training*/, const ChoiceValue& g
   Values fewer;
   for (std::int64_t depth = std::get<std::int64_t>(given); depth > 0;) fewer.emplace_back(depth /= 2);
   return fewer;
+}
+
+// A parameter alone is padded alone.
+Values larger_units(const TrainingSpec& /*training*/, const ChoiceValue& given) {
+  if (std::get<GatherUnit>(given) == GatherUnit::block) return {};
+  return {GatherUnit::block};
 }
 
 Values fewer_input_slots(const TrainingSpec& /*training*/, const ChoiceValue& given) {
@@ -517,6 +533,12 @@ constexpr std::array rows = {
              .values = one_block_ahead,
              .neighbours = next_depths,
              .frugaler = fewer_blocks_ahead},
+    SpaceRow{.choice = Choice::gather_unit,
+             .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage},
+             .values = blocks_together,
+             .neighbours = other_unit,
+             .frugaler = larger_units,
+             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(GatherUnit::block); }},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},

@@ -9,18 +9,27 @@
 namespace parplan {
 namespace {
 
+BucketElements elements_of(const BucketLayout& layout, const std::vector<TensorId>& parameters) {
+  BucketElements elements{.all = layout.elements, .of_parameters = {}};
+  if (parameters.empty()) return elements;
+  for (const BucketUnit& unit : bucket_units(layout, layout.elements, GatherUnit::parameter, 1, 0))
+    elements.of_parameters.push_back(unit.range.size());
+  return elements;
+}
+
 BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
   BlockShapes shapes;
   for (const int first : graph.kinds) {
     const Block& block = graph.blocks[first];
     const BlockParameters parameters = block_parameters(graph, block);
-    if (parameters.tied && shapes.tied_elements == 0) {
-      shapes.tied_elements = bucket_layout(graph, block, {*parameters.tied}, context).elements;
+    if (parameters.tied && shapes.tied_elements.all == 0) {
+      const std::vector<TensorId> tied{*parameters.tied};
+      shapes.tied_elements = elements_of(bucket_layout(graph, block, tied, context), tied);
       shapes.tied_is_frozen = graph.tensors[*parameters.tied].frozen;
     }
     shapes.kinds.push_back(lower_block(graph, first, context));
     const BucketLayout own = bucket_layout(graph, block, parameters.own, context);
-    shapes.own_elements.push_back(own.elements);
+    shapes.own_elements.push_back(elements_of(own, parameters.own));
     shapes.matrix_elements.push_back(own.matrix_elements);
     std::vector<Instruction>& kernels = shapes.orthogonalizations.emplace_back();
     std::int64_t& scratch = shapes.orthogonalization_scratch.emplace_back();
@@ -30,7 +39,8 @@ BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
         if (one.instruction.kind == InstructionKind::kernel) kernels.push_back(one.instruction);
       scratch = std::max(scratch, work.scratch_bytes);
     }
-    shapes.frozen_elements.push_back(bucket_layout(graph, block, parameters.frozen, context).elements);
+    shapes.frozen_elements.push_back(
+        elements_of(bucket_layout(graph, block, parameters.frozen, context), parameters.frozen));
   }
   return shapes;
 }

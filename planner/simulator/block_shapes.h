@@ -15,17 +15,24 @@
 
 namespace parplan {
 
+// The elements of a bucket, not padded for the ranks that share it out: of all its parameters, and
+// of each.
+struct BucketElements {
+  std::int64_t all = 0;
+  std::vector<std::int64_t> of_parameters;
+};
+
 // The blocks of a model, lowered under one way of cutting them.
 struct BlockShapes {
   std::vector<LoweredBlock> kinds;         // by Block::kind
-  std::vector<std::int64_t> own_elements;  // by Block::kind, not padded
-  std::vector<std::int64_t> frozen_elements;  // likewise, of parameters that are not trained
+  std::vector<BucketElements> own_elements;     // by Block::kind
+  std::vector<BucketElements> frozen_elements;  // likewise, of parameters that are not trained
   // By Block::kind, of matrices whose momentum the optimizer orthogonalizes: their elements, the
   // kernels of it, and the scratch that these need.
   std::vector<std::int64_t> matrix_elements;
   std::vector<std::vector<Instruction>> orthogonalizations;
   std::vector<std::int64_t> orthogonalization_scratch;
-  std::int64_t tied_elements = 0;             // of the tied parameter
+  BucketElements tied_elements;                 // of the tied parameter
   bool tied_is_frozen = false;
 };
 

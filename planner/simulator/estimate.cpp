@@ -266,22 +266,34 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
   const auto copy = [&](std::int64_t bytes) {
     return host_copy_time(Bytes(bytes), *where.device, where.rates, where.host);
   };
+  const auto units_of = [&](const BucketElements& bucket, auto seconds) {
+    Seconds all;
+    for_each_unit(bucket, spec, training_, [&](std::int64_t elements) { all += seconds(elements); });
+    return all;
+  };
   // `kind`: whose matrices the bucket holds, if any.
-  const auto costs_of_buckets = [&](std::int64_t trained, std::int64_t frozen, bool runs_back, const StateHomes& homes,
-                                    std::optional<std::size_t> kind) {
+  const auto costs_of_buckets = [&](const BucketElements& trained, const BucketElements& frozen, bool runs_back,
+                                    const StateHomes& homes, std::optional<std::size_t> kind) {
     const std::int64_t whole = padded(trained, spec, training_);
     const auto local = [&](bool is_sharded) { return is_sharded ? whole / spec.shard_ranks() : whole; };
     BucketCosts costs;
     costs.regather = collective(InstructionKind::all_gather, whole * element);
-    costs.gather = costs.regather + collective(InstructionKind::all_gather, padded(frozen, spec, training_) * element);
+    const auto gather = [&](std::int64_t elements) {
+      return collective(InstructionKind::all_gather, elements * element);
+    };
+    costs.gather = units_of(trained, gather) + units_of(frozen, gather);
     if (runs_back) costs.gather_again = costs.gather;
     if (homes.parameters != Home::device) {
-      for (const std::int64_t elements : {whole, padded(frozen, spec, training_)}) {
-        if (elements == 0) continue;
-        const std::int64_t bytes = (shards.parameters ? elements / spec.shard_ranks() : elements) * element;
-        costs.up += copy(bytes);
-        if (homes.parameters == Home::nvme) costs.read_up += file_time(Stream::from_nvme, Bytes(bytes), where.nvme);
-      }
+      const auto bring = [&](std::int64_t elements) {
+        return copy((shards.parameters ? elements / spec.shard_ranks() : elements) * element);
+      };
+      costs.up = units_of(trained, bring) + units_of(frozen, bring);
+      if (homes.parameters == Home::nvme)
+        for (const std::int64_t elements : {whole, padded(frozen, spec, training_)})
+          if (elements > 0)
+            costs.read_up +=
+                file_time(Stream::from_nvme,
+                          Bytes((shards.parameters ? elements / spec.shard_ranks() : elements) * element), where.nvme);
       if (runs_back) costs.up_again = costs.up;
       if (runs_back) costs.read_again = costs.read_up;
     }
@@ -293,12 +305,16 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     if (has_master)
       costs.collect = collective(InstructionKind::reduce_sum, whole * gradient_bytes(training_));
     else
-      costs.reduce = collective(gradient_reduction(shards, training_), whole * reduced_bytes(training_));
+      costs.reduce = units_of(trained, [&](std::int64_t elements) {
+        return collective(gradient_reduction(shards, training_), elements * reduced_bytes(training_));
+      });
     if (spec.mesh.dp_shard > 0)
       costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * reduced_bytes(training_)),
                                      *view.replicas, backend);
     if (shards.gradients) {
-      costs.accumulate = kernel(accumulate_gradients(local(true), Stream::dp, Label::dp));
+      costs.accumulate = units_of(trained, [&](std::int64_t elements) {
+        return kernel(accumulate_gradients(elements / spec.shard_ranks(), Stream::dp, Label::dp));
+      });
       costs.clear = kernel(clear_gradients(whole, Label::dp, gradient_type(training_)));
     }
     const auto host_kernel = [&](const Instruction& work) {
@@ -354,8 +370,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
                                                  has_backward(graph_, graph_.kinds[kind]), placements.state.homes,
                                                  kind));
   const StateHomes of_tied = homes_of_tied(placements.state.homes);
-  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets(0, shapes.tied_elements, true, of_tied, {})
-                                             : costs_of_buckets(shapes.tied_elements, 0, true, of_tied, {});
+  entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets({}, shapes.tied_elements, true, of_tied, {})
+                                             : costs_of_buckets(shapes.tied_elements, {}, true, of_tied, {});
   // A rank holds the loss scale once, which tied_state counts.
   const std::int64_t scale =
       held_by_state(rank_memory({.buckets = {}, .saved = {}, .computes_loss = false}, training_)).count;
@@ -369,7 +385,7 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
                                       of_frozen);
   }
   const BucketSizes tied = tied_bucket(shapes, spec, placements, training_, 2);
-  entry->second.tied_state = shapes.tied_elements > 0 ? state_of(tied) : scale;
+  entry->second.tied_state = shapes.tied_elements.all > 0 ? state_of(tied) : scale;
   return entry->second;
 }
 

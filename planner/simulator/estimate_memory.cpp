@@ -45,27 +45,28 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
     }
     buckets_.push_back(own_bucket(shapes, k, spec, placements, training_));
     buckets_.back().of_layer = is_layer_kind_[k];
-    if (shapes.frozen_elements[k] > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements, training_));
+    if (shapes.frozen_elements[k].all > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements, training_));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes,
                         shapes.orthogonalization_scratch[k]});
     crossing = std::max(crossing, crossing_bytes(shapes.kinds[k]));
     gradient = std::max(gradient, shapes.kinds[k].gradient_bytes);
   }
-  if (shapes.tied_elements > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, training_, 2));
+  if (shapes.tied_elements.all > 0) buckets_.push_back(tied_bucket(shapes, spec, placements, training_, 2));
   const int exchanges = exchange_buffers(shape_of(spec, training_)) * (is_v_shaped(spec.schedule) ? 2 : 1);
-  const MemoryUse all = rank_memory({.buckets = buckets_,
-                                     .saved = {},
-                                     .staged_bytes = staged,
-                                     .staged_for_weights_bytes = staged_for_weights,
-                                     .saves_to_file = spec.offload.activations == Home::nvme,
-                                     .gradient_bytes = gradient,
-                                     .sent_bytes = crossing,
-                                     .scratch_bytes = scratch,
-                                     .outputs = exchanges,
-                                     .gradients = exchanges,
-                                     .gathered = gathered_buffers(spec.prefetch_depth, training_.engine),
-                                     .computes_loss = false},
-                                    training_);
+  const MemoryUse all = rank_memory(
+      {.buckets = buckets_,
+       .saved = {},
+       .staged_bytes = staged,
+       .staged_for_weights_bytes = staged_for_weights,
+       .saves_to_file = spec.offload.activations == Home::nvme,
+       .gradient_bytes = gradient,
+       .sent_bytes = crossing,
+       .scratch_bytes = scratch,
+       .outputs = exchanges,
+       .gradients = exchanges,
+       .gathered = gathered_buffers(spec.prefetch_depth, training_.engine, static_cast<int>(graph_.blocks.size())),
+       .computes_loss = false},
+      training_);
   const std::int64_t overhead = overhead_of(spec).count;
   // An input that lies apart takes one more buffer, and its padding in each.
   const std::int64_t inputs =
@@ -227,7 +228,9 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       gradient = std::max(gradient, block.gradient_bytes);
     }
   };
+  int most_blocks = 0;  // of a stage
   for (const HeldStage& stage : held) {
+    most_blocks = std::max(most_blocks, stage.blocks.size());
     hold(stage, stage.blocks.first, stage.shapes.first_kept, stage.shapes.shapes);
     hold(stage, stage.shapes.first_kept, stage.blocks.last, stage.shapes.kept_shapes);
     const BlockShapes& shapes = *shapes_[stage.shapes.shapes];
@@ -238,7 +241,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       buckets_.push_back(own_bucket(shapes, kind, spec, placements, training_));
       buckets_.back().times = times;
       buckets_.back().of_layer = is_layer_kind_[kind];
-      if (shapes.frozen_elements[kind] > 0) {
+      if (shapes.frozen_elements[kind].all > 0) {
         frozen_.push_back(frozen_bucket(shapes, kind, spec, placements, training_));
         frozen_.back().times = times;
       }
@@ -281,7 +284,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .left_in_flight = slots.left,
                                   .outputs = exchange_buffers(shape) * ways.outputs,
                                   .gradients = exchange_buffers(shape) * ways.gradients,
-                                  .gathered = gathered_buffers(spec.prefetch_depth, training_.engine),
+                                  .gathered = gathered_buffers(spec.prefetch_depth, training_.engine, most_blocks),
                                   .input_bytes = input,
                                   .inputs = inputs,
                                   .computes_loss = holds_last},

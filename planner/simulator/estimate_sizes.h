@@ -13,12 +13,23 @@
 // Sizes that the parts of the estimate (estimate.h) share.
 namespace parplan {
 
-// Elements of a bucket.
-inline std::int64_t padded(std::int64_t elements, const ParallelSpec& spec, const TrainingSpec& training) {
-  return padded_elements(elements, spec.shard_ranks(), training);
+// Calls visit(elements) for each unit of a bucket (BucketUnit), padded.
+template <class Visit>
+void for_each_unit(const BucketElements& bucket, const ParallelSpec& spec, const TrainingSpec& training, Visit visit) {
+  if (bucket.all == 0) return;
+  if (spec.gather_unit == GatherUnit::block) return visit(padded_elements(bucket.all, spec.shard_ranks(), training));
+  for (const std::int64_t elements : bucket.of_parameters)
+    visit(padded_elements(elements, spec.shard_ranks(), training));
 }
 
-inline BucketSizes bucket_of(std::int64_t elements, const ParallelSpec& spec, const Placements& placements,
+// Elements of a bucket.
+inline std::int64_t padded(const BucketElements& bucket, const ParallelSpec& spec, const TrainingSpec& training) {
+  std::int64_t all = 0;
+  for_each_unit(bucket, spec, training, [&](std::int64_t elements) { all += elements; });
+  return all;
+}
+
+inline BucketSizes bucket_of(const BucketElements& elements, const ParallelSpec& spec, const Placements& placements,
                              const TrainingSpec& training) {
   return {.elements = padded(elements, spec, training),
           .shards = data_shards(placements, spec.replicas()),

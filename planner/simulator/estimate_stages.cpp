@@ -86,7 +86,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
   const auto has_frozen = [&](int i) {
-    return shapes.frozen_elements[static_cast<std::size_t>(graph_.blocks[range.first + i].kind)] > 0;
+    return shapes.frozen_elements[static_cast<std::size_t>(graph_.blocks[range.first + i].kind)].all > 0;
   };
   const bool in_parts = runs_backward_in_parts(spec.schedule, stage);
   const bool together = spec.tied_gradients == TiedGradients::together;
@@ -105,7 +105,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     // Once on a rank, however many uses it holds.
     if (range.first + i != tied_on_rank.first) tied.to_host = tied.from_host = {};
     tied_uses += uses_tied_[block];
-    every_own = every_own && shapes.own_elements[kind] > 0 && has_frozen(i) == has_frozen(0) &&
+    every_own = every_own && shapes.own_elements[kind].all > 0 && has_frozen(i) == has_frozen(0) &&
                 has_backward(graph_, range.first + i);
     Visit& visit = visits_[i];
     visit = {.forward = costs.forward_seconds[kind],
@@ -197,7 +197,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     }
   }
   // So many blocks' parameters have buffers before the stage's first forward.
-  bound.other_back -= gathered_buffers(spec.prefetch_depth, training_.engine) * most_up;
+  bound.other_back -= (1 + std::max(ahead_forward, ahead_backward)) * most_up;
   bound.updates = updates;
   if (tied_uses > 0) updates += data.tied.update;
   if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;

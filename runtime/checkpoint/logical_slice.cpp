@@ -21,11 +21,7 @@ std::int64_t elements_in(const Program& program, int buffer, DataType type) {
 StateBuffer parameters_of(const Program& program, const Bucket& bucket, DataType precision) {
   const DataType type = in_memory(precision);
   const bool whole = elements_in(program, bucket.parameters, type) == bucket.elements;
-  return {.state = State::parameter,
-          .buffer = bucket.parameters,
-          .type = type,
-          .begin = whole ? 0 : bucket.shard_begin,
-          .end = whole ? bucket.elements : bucket.shard_begin + bucket.shard_elements};
+  return {.state = State::parameter, .buffer = bucket.parameters, .type = type, .held = held_ranges(bucket, whole)};
 }
 
 // Who holds a slice of a state, and where.
@@ -43,12 +39,9 @@ Holders find_holders(const OpGraph& graph, const std::vector<Program>& programs,
   for (const Program& program : programs)
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& kept : kept_state(program, program.buckets[b], precision))
-        for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), kept.begin, kept.end))
-          holders[{kept.state, held.tensor, held.slice}].push_back({.rank = program.rank,
-                                                                    .buffer = kept.buffer,
-                                                                    .type = kept.type,
-                                                                    .at = held.at - kept.begin,
-                                                                    .scales = kept.scales});
+        for (const HeldSlice& held : slices_of(graph, program, static_cast<int>(b), kept.held))
+          holders[{kept.state, held.tensor, held.slice}].push_back(
+              {.rank = program.rank, .buffer = kept.buffer, .type = kept.type, .at = held.at, .scales = kept.scales});
   return holders;
 }
 
@@ -79,16 +72,15 @@ LogicalSlice common(const LogicalSlice& a, const LogicalSlice& b) {
   return both.rows > 0 && both.columns > 0 ? both : LogicalSlice{};
 }
 
-std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, int bucket, std::int64_t begin,
-                                 std::int64_t end) {
+std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, int bucket,
+                                 std::span<const HeldRange> held) {
   std::vector<HeldSlice> slices;
-  for (const ParameterPart& part : program.parameters) {
-    if (part.bucket != bucket) continue;
+  const auto take = [&](const ParameterPart& part, const HeldRange& of) {
     // Rows past the logical end are padding.
     const std::int64_t rows =
         std::clamp<std::int64_t>(graph.tensors[part.tensor].dims[0].size - part.row_begin, 0, part.rows);
-    const std::int64_t first = std::max(begin - part.bucket_offset, std::int64_t{0});
-    const std::int64_t last = std::min(end - part.bucket_offset, rows * part.columns);  // one past
+    const std::int64_t first = std::max(of.range.begin - part.bucket_offset, std::int64_t{0});
+    const std::int64_t last = std::min(of.range.end - part.bucket_offset, rows * part.columns);  // one past
     const auto add = [&](std::int64_t from, std::int64_t to) {
       if (from >= to) return;
       const bool whole_rows = from % part.columns == 0 && to % part.columns == 0;
@@ -97,39 +89,57 @@ std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, i
                                   .column = part.column_begin + from % part.columns,
                                   .rows = whole_rows ? (to - from) / part.columns : 1,
                                   .columns = whole_rows ? part.columns : to - from},
-                        .at = part.bucket_offset + from});
+                        .at = of.at + part.bucket_offset + from - of.range.begin});
     };
-    if (first >= last) continue;
+    if (first >= last) return;
     const std::int64_t first_whole = std::min((first + part.columns - 1) / part.columns * part.columns, last);
     const std::int64_t last_whole = std::max(last / part.columns * part.columns, first_whole);
     add(first, first_whole);
     add(first_whole, last_whole);
     add(last_whole, last);
-  }
+  };
+  for (const ParameterPart& part : program.parameters)
+    if (part.bucket == bucket)
+      for (const HeldRange& of : held) take(part, of);
   return slices;
 }
 
+namespace {
+
+// The ranges of a shard that have second moments, as their buffer holds them.
+std::vector<HeldRange> with_second(const Bucket& bucket, std::vector<HeldRange> shard) {
+  if (bucket.without_second == 0) return shard;
+  std::int64_t at = 0;
+  for (HeldRange& held : shard) {
+    held.range.begin = std::max(held.range.begin, std::min(bucket.without_second, held.range.end));
+    held.at = at;
+    at += held.range.size();
+  }
+  std::erase_if(shard, [](const HeldRange& held) { return held.range.size() == 0; });
+  return shard;
+}
+
+}  // namespace
+
 std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket, DataType precision) {
-  const std::int64_t begin = bucket.shard_begin;
-  const std::int64_t end = bucket.shard_begin + bucket.shard_elements;
+  const std::vector<HeldRange> shard = held_ranges(bucket, false);
   std::vector<StateBuffer> kept;
   if (is_updated_elsewhere(bucket)) return kept;
   if (bucket.master)
-    kept.push_back({.state = State::parameter, .buffer = *bucket.master, .begin = begin, .end = end});
+    kept.push_back({.state = State::parameter, .buffer = *bucket.master, .held = shard});
   else
     kept.push_back(parameters_of(program, bucket, precision));
   const auto keep = [&](State state, const std::optional<int>& buffer, const std::optional<int>& scales,
-                        std::int64_t first) {
-    if (buffer && first < end)
+                        const std::vector<HeldRange>& held) {
+    if (buffer && !held.empty())
       kept.push_back({.state = state,
                       .buffer = *buffer,
                       .type = scales ? DataType::uint8 : DataType::fp32,
-                      .begin = first,
-                      .end = end,
+                      .held = held,
                       .scales = scales});
   };
-  keep(State::first_moment, bucket.first_moment, bucket.first_scales, begin);
-  keep(State::second_moment, bucket.second_moment, bucket.second_scales, std::max(begin, bucket.without_second));
+  keep(State::first_moment, bucket.first_moment, bucket.first_scales, shard);
+  keep(State::second_moment, bucket.second_moment, bucket.second_scales, with_second(bucket, shard));
   return kept;
 }
 

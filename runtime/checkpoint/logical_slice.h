@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -22,30 +23,31 @@ LogicalSlice whole_of(const Tensor& tensor);
 // What two slices have in common; empty (no rows) where that is nothing.
 LogicalSlice common(const LogicalSlice& a, const LogicalSlice& b);
 
-// A slice of a parameter whose elements lie side by side in a bucket, row by row.
+// A slice of a parameter whose elements lie side by side in a buffer of a bucket, row by row.
 struct HeldSlice {
   TensorId tensor = 0;
   LogicalSlice slice;
-  std::int64_t at = 0;  // elements from the start of the bucket
+  std::int64_t at = 0;  // elements from the start of the buffer
 };
 
-// What elements [begin, end) of a bucket are of parameters, without padding: of each at most three
-// slices, since only the first and the last row can be cut.
-std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, int bucket, std::int64_t begin,
-                                 std::int64_t end);
+// What a buffer that holds these elements of a bucket has of parameters, without padding: of each
+// range and parameter at most three slices, since only the first and the last row can be cut.
+std::vector<HeldSlice> slices_of(const OpGraph& graph, const Program& program, int bucket,
+                                 std::span<const HeldRange> held);
 
 // What training keeps of every parameter; of frozen ones, only the first.
 enum class State : std::uint8_t { parameter, first_moment, second_moment };
 
 // The buffer of a bucket that holds a state in fp32, or in the precision of the plan where there is
-// nothing better, or as codes (uint8), with the scales of its blocks in another buffer: elements
-// [begin, end) of the bucket, from its start on.
+// nothing better, or as codes (uint8), with the scales of its blocks in another buffer; and which
+// elements of the bucket.
 struct StateBuffer {
   State state{};
   int buffer = 0;
   DataType type = DataType::fp32;
-  std::int64_t begin = 0, end = 0;
+  std::vector<HeldRange> held;
   std::optional<int> scales = {};
+  std::int64_t elements() const { return held.empty() ? 0 : held.back().at + held.back().range.size(); }
 };
 // Those that hold what a checkpoint keeps: master copies where there are any.
 std::vector<StateBuffer> kept_state(const Program& program, const Bucket& bucket, DataType precision);

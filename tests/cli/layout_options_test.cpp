@@ -46,6 +46,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"dp_method", {"all_reduce", "master"}},
     {"tp_overlap", {"none", "ring"}},
     {"prefetch_depth", {"0", "1", "2"}},
+    {"gather_unit", {"block", "parameter"}},
 };
 
 std::string in_json(const Json& value) {
@@ -78,7 +79,8 @@ TEST_CASE("every choice of a layout has an option, which plan.yaml and the row o
       if (in_groups) arguments.insert(arguments.end(), {"--zero", "2"});
       if (row.choice == Choice::micro_batch_group) arguments.insert(arguments.end(), {"--virtual-stages", "2"});
       if (row.choice == Choice::tp_overlap) arguments.emplace_back("--sequence-parallel");
-      if (row.choice == Choice::prefetch_depth) arguments.insert(arguments.end(), {"--zero", "3"});
+      if (row.choice == Choice::prefetch_depth || row.choice == Choice::gather_unit)
+        arguments.insert(arguments.end(), {"--zero", "3"});
       arguments.emplace_back(row.option);
       if (!std::holds_alternative<bool>(row.get(ParallelSpec{}))) arguments.push_back(text);
       const Called called = call(arguments);

@@ -181,6 +181,18 @@ TEST_CASE("a layout that contradicts devices, model or batch is refused") {
          {with({"--pp", "15", "--devices", "16"}),
           "pipeline parallelism over 15 cannot give every stage a block: the model has 14 (embedding to head); legal "
           "degrees: 1 to 14"},
+         {with({"--zero", "2", "--prefetch-depth", "2"}),
+          "prefetch_depth 2 says how many blocks ahead parameters are gathered, and none are; it goes with zero_stage "
+          "3 or an offload of parameters"},
+         {with({"--zero", "0", "--gather-unit", "parameter"}),
+          "gather_unit parameter says which parameters one collective gathers, and none does; it goes with zero_stage "
+          "3"},
+         {{"simulate", "gpt2", "--cluster", "dgx-a100", "--dp", "8", "--prefetch-depth", "2"},
+          "prefetch_depth 2 says how many blocks ahead parameters are gathered, and none are; it goes with zero_stage "
+          "3 or an offload of parameters"},
+         {{"simulate", "gpt2", "--cluster", "dgx-a100", "--gather-unit", "parameter"},
+          "gather_unit parameter says which parameters one collective gathers, and none does; it goes with zero_stage "
+          "3"},
          {with({"--dp", "1", "--tp", "1", "--pp", "1", "--zero", "1"}),
           "ZeRO stage 1 shards over data-parallel ranks, and there is 1 (dp 1); legal stages: 0"},
          {with({"--tp", "2", "--dp", "1", "--pp", "1", "--stage-blocks", "7,7"}),

@@ -224,6 +224,7 @@ TEST_CASE("plans that keep state and activations on the host train on a GPU as t
       spec.micro_batch = 2;
       spec.offload = offload;
       if (offload.parameters != Home::device) spec.prefetch_depth = zero == 3 ? 2 : 0;
+      if (zero == 3) spec.gather_unit = GatherUnit::parameter;
       if (pp > 1) spec.schedule = ScheduleKind::zero_bubble_h1;
       const int blocks = static_cast<int>(graph.blocks.size());
       spec.stage_blocks = pp == 1 ? std::vector{blocks} : std::vector{blocks - 2, 2};

@@ -83,15 +83,15 @@ void check_copies_are_equal(const Trainer& trainer) {
   for (const Program& program : trainer.job.programs())
     for (std::size_t b = 0; b < program.buckets.size(); ++b)
       for (const StateBuffer& kept : kept_state(program, program.buckets[b], trainer.plan.training.precision)) {
-        std::vector<std::uint32_t> bits(static_cast<std::size_t>(kept.end - kept.begin));
+        std::vector<std::uint32_t> bits(static_cast<std::size_t>(kept.elements()));
         trainer.job.arena(program.rank)
             .read(kept.buffer, bits.data(), Bytes(static_cast<std::int64_t>(4 * bits.size())));
-        for (const HeldSlice& held : slices_of(trainer.graph, program, static_cast<int>(b), kept.begin, kept.end)) {
+        for (const HeldSlice& held : slices_of(trainer.graph, program, static_cast<int>(b), kept.held)) {
           const std::int64_t columns = whole_of(trainer.graph.tensors[held.tensor]).columns;
           for (std::int64_t i = 0; i < held.slice.elements(); ++i) {
             const std::int64_t row = held.slice.row + i / held.slice.columns,
                                column = held.slice.column + i % held.slice.columns;
-            const std::uint32_t value = bits[static_cast<std::size_t>(held.at - kept.begin + i)];
+            const std::uint32_t value = bits[static_cast<std::size_t>(held.at + i)];
             const auto [entry, added] = known[{kept.state, held.tensor}].try_emplace(row * columns + column, value);
             compared += !added;
             equal = equal && entry->second == value;

@@ -253,6 +253,8 @@ ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& training, int
     spec.mesh.cp_ulysses = 2;
     if (illegal(graph, training, spec)) spec.mesh.cp_ulysses = 1;
   }
+  if (gathers_parameters(spec) && !request[Choice::gather_unit] && apart() % 2 == 0)
+    spec.gather_unit = GatherUnit::parameter;
   return spec;
 }
 

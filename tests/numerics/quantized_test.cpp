@@ -80,6 +80,9 @@ TEST_CASE("moments of 8 bits are the same to the bit in stages, in shards and on
       CAPTURE(data.zero_stage);
       check_equal(run_plan(graph, training, data, 3), plain);
     }
+    data.zero_stage = 3;
+    data.gather_unit = GatherUnit::parameter;
+    check_equal(run_plan(graph, training, data, 3), plain);
   }
 }
 

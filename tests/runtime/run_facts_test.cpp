@@ -140,6 +140,7 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.dp_method", [](ParallelSpec& s) { s.dp_method = DataMethod::master; }},
       {"layout.tp_overlap", [](ParallelSpec& s) { s.tp_overlap = TensorOverlap::ring; }},
       {"layout.prefetch_depth", [](ParallelSpec& s) { s.prefetch_depth = 2; }},
+      {"layout.gather_unit", [](ParallelSpec& s) { s.gather_unit = GatherUnit::parameter; }},
       {"layout.input_slots", [](ParallelSpec& s) { s.input_slots = InputSlots::one_more; }},
   };
   CHECK(changes.size() == choice_rows().size());

@@ -363,6 +363,12 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
   CHECK(reason(tiny_gpt2(), spec) == "legal");
   spec.prefetch_depth = -1;
   CHECK(reason(tiny_gpt2(), spec) == "prefetch_depth is -1; it must be at least 0");
+  spec.prefetch_depth = 1;
+  spec.gather_unit = GatherUnit::parameter;
+  CHECK(reason(tiny_gpt2(), spec) == "legal");
+  spec.zero_stage = 2;
+  CHECK(reason(tiny_gpt2(), spec) ==
+        "gather_unit parameter says which parameters one collective gathers, and none does; it goes with zero_stage 3");
 
   spec = layout(tiny_gpt2(), 1, 1, 1);
   spec.mesh.degree.cp = 3;
@@ -587,6 +593,11 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         spec = layout(tiny_gpt2(), 2, 1, 1);
         spec.zero_stage = 3;
         spec.prefetch_depth = 0;
+      }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 2, 1, 1);
+        spec.zero_stage = 3;
+        spec.gather_unit = GatherUnit::parameter;
       }),
       with([](ParallelSpec& spec) { spec.recompute = Recompute::every_other_product; }),
       with([](ParallelSpec& spec) {

@@ -310,6 +310,17 @@ TEST_CASE("A plan says how far ahead parameters are gathered where that is not o
   }
 }
 
+TEST_CASE("A plan says what is gathered at once only where that is one parameter") {
+  Plan plan = some_plan();
+  plan.spec.zero_stage = 3;
+  plan.placements.state.parameters.dp = flat_shard();
+  CHECK(write_plan(plan).find("gather_unit") == std::string::npos);
+  plan.spec.gather_unit = GatherUnit::parameter;
+  const std::string text = write_plan(plan);
+  CHECK(text.find("  gather_unit: parameter\n") != std::string::npos);
+  CHECK(read_plan(text, "plan.yaml").spec == plan.spec);
+}
+
 TEST_CASE("A plan names its virtual stages only where the schedule interleaves them") {
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("virtual_stages") == std::string::npos);
@@ -477,7 +488,7 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
           "cp_ulysses, zero_stage, dp_shard, replica_micro_batches, micro_batch, micro_batches, schedule, "
           "virtual_stages, "
           "micro_batch_group, recompute, stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, "
-          "offload, dp_method, tp_overlap, prefetch_depth; did you mean 'zero_stage'?");
+          "offload, dp_method, tp_overlap, prefetch_depth, gather_unit; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=

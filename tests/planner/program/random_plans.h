@@ -33,11 +33,11 @@ inline Job job_of(const OpGraph& graph, const TrainingSpec& training, const Para
 inline std::string describe(const ParallelSpec& spec) {
   return fmt::format(
       "dp {} tp {} pp {} cp {} by {} in groups of {} order {} sequence parallel {} overlap {} zero {} in groups of {} "
-      "ahead {} micro-batch {} "
+      "ahead {} by {} micro-batch {} "
       "{} recompute {} tied gradients {} input slots {} stages [{}] data by {}",
       spec.dp(), spec.tp(), spec.pp(), spec.cp(), name(spec.cp_method), spec.mesh.cp_ulysses,
       write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard,
-      spec.prefetch_depth, spec.micro_batch, name(spec.schedule),
+      spec.prefetch_depth, name(spec.gather_unit), spec.micro_batch, name(spec.schedule),
       write_stage_recompute({spec.recompute, spec.recompute_layers}), name(spec.tied_gradients), name(spec.input_slots),
       fmt::join(spec.stage_blocks, ", "), name(spec.dp_method));
 }
@@ -84,6 +84,7 @@ inline ParallelSpec random_spec(const OpGraph& graph, const TrainingSpec& traini
       spec.recompute_layers = std::min(static_cast<int>(apart() % 3), most_layers_of_a_stage(graph, spec));
     if (cp > 2 && keeps_queries(spec.cp_method) && apart() % 2 == 0) spec.mesh.cp_ulysses = 2;
     if (spec.zero_stage == 3 && apart() % 2 == 0) spec.prefetch_depth = std::array{0, 2, 3}[apart() % 3];
+    if (spec.zero_stage == 3 && apart() % 2 == 0) spec.gather_unit = GatherUnit::parameter;
     if (!illegal(graph, training, spec)) return spec;
   }
 }

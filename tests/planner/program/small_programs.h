@@ -128,7 +128,7 @@ inline Program data_parallel_program(int rank) {
   p.buffer("saved", MemoryCategory::activations, 80);
   p.program.buckets.push_back({.name = "embedding",
                                .elements = 16,
-                               .shard_begin = 0,
+                               .units = {{.range = {0, 16}, .own = {{0, 16}, 0}}},
                                .shard_elements = 16,
                                .parameters = table,
                                .gradients = gradients,
@@ -168,7 +168,7 @@ enum Calls { zero, forward, backward, reduce, optimizer, gather };
 inline Program zero_program(int rank) {
   using namespace data_parallel;
   Program program = data_parallel_program(rank);
-  program.buckets[0].shard_begin = 8 * rank;
+  program.buckets[0].units[0].own.range = {8 * rank, 8 * rank + 8};
   program.buckets[0].shard_elements = 8;
   program.segments[zero::reduce].instructions[0].kind = InstructionKind::reduce_scatter;
   Operands& operands = program.segments[zero::optimizer].instructions[0].operands;

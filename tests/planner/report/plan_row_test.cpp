@@ -92,7 +92,8 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "replica_micro_batches",
                                                 "cp_ulysses",
                                                 "prefetch_depth",
-                                                "memory_nvme_bytes"};  // the last twenty-one are additions
+                                                "memory_nvme_bytes",
+                                                "gather_unit"};  // the last twenty-two are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -130,7 +131,8 @@ TEST_CASE("a row holds every value of a small plan") {
     "step_time_low_s": null, "step_time_high_s": null, "memory_reserve_bytes": 0, "fit": "fits",
     "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620, "told_from_first": null,
     "memory_host_bytes": 0, "dp_method": "all_reduce", "tp_overlap": null, "recompute_layers": null,
-    "replica_micro_batches": null, "cp_ulysses": null, "prefetch_depth": null, "memory_nvme_bytes": 0})");
+    "replica_micro_batches": null, "cp_ulysses": null, "prefetch_depth": null, "memory_nvme_bytes": 0,
+    "gather_unit": null})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -300,7 +302,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
                   "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,,0,fits,1000,"
-                  "620,620,,0,all_reduce,,,,,,0\n") != std::string::npos);
+                  "620,620,,0,all_reduce,,,,,,0,\n") != std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 

@@ -54,13 +54,15 @@ inline std::vector<int> random_cut(int blocks, int stages, std::mt19937& random)
 }
 
 // The same with rows around the ring of the tensor axis half of the time where its ranks share them
-// out, and with parameters gathered another number of blocks ahead where they are.
+// out, and with parameters gathered another number of blocks ahead, and one by one, where they are.
 inline ParallelSpec or_overlapped(ParallelSpec spec, const Engine& engine, const std::mt19937& random) {
   std::mt19937 apart = random;  // so that the draw changes no others
   if (spec.sequence_parallel && engine.has_tensor_overlap && apart() % 2 == 0) spec.tp_overlap = TensorOverlap::ring;
   constexpr int depths[] = {0, 2, 3, 5};
   if (brings_parameters(spec) && engine.has_other_prefetch && apart() % 2 == 0)
     spec.prefetch_depth = depths[apart() % std::size(depths)];
+  if (gathers_parameters(spec) && engine.has_parameter_gathers && apart() % 2 == 0)
+    spec.gather_unit = GatherUnit::parameter;
   return spec;
 }
 
@@ -76,11 +78,11 @@ inline ParallelSpec or_hierarchical(ParallelSpec spec, const OpGraph& graph, con
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} mb {} {} {} [{}]",
+  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} by {} mb {} {} {} [{}]",
                      spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel,
-                     name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth, spec.micro_batch,
-                     name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}),
-                     stage_recompute(spec));
+                     name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth,
+                     name(spec.gather_unit), spec.micro_batch, name(spec.schedule),
+                     write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec));
 }
 
 // A decoder with random sizes.
@@ -141,6 +143,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.has_other_prefetch = apart() % 2 == 0;
   engine.gathers_further_forward = static_cast<int>(apart() % 2);
   engine.gathers_further_backward = static_cast<int>(apart() % 2);
+  engine.has_parameter_gathers = apart() % 4 != 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

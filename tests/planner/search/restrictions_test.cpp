@@ -30,7 +30,7 @@ namespace {
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
 constexpr const char* zero_bubble = "zero_bubble_h1, zero_bubble_v and dualpipe_v";
 constexpr const char* hybrid = "hybrid sharding";
-constexpr const char* prefetch = "gathers of parameters other than one block ahead";
+constexpr const char* prefetch = "gathers of parameters one by one, or other than one block ahead";
 constexpr const char* data_parallel = "DataParallel";
 constexpr const char* overlap = "tensor parallelism overlapped by slices";
 constexpr const char* context = "context parallelism";
@@ -67,6 +67,8 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
       for (const int depth : {0, 2, 3}) {
         spec.prefetch_depth = depth;
         if (brings_parameters(spec)) all[prefetch].push_back(spec);
+        spec.gather_unit = GatherUnit::parameter;
+        if (gathers_parameters(spec)) all[prefetch].push_back(spec);
       }
     for (const ParallelSpec& spec : enumerate(with({}, Choice::dp_method, DataMethod::master)))
       if (spec.dp() > 1) all[data_parallel].push_back(spec);

@@ -297,6 +297,10 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
       const auto gathers = std::ranges::find_if(space.specs, brings_parameters);
       for (const std::int64_t depth : {0, 2}) row.set(specs.emplace_back(*gathers), depth);
     }
+    if (row.choice == Choice::gather_unit) {
+      const auto gathers = std::ranges::find_if(space.specs, gathers_parameters);
+      row.set(specs.emplace_back(*gathers), GatherUnit::parameter);
+    }
     if (row.choice == Choice::cp_ulysses) {
       ParallelSpec& spec = specs.emplace_back(space.specs.front());
       spec = ParallelSpec{};
@@ -362,6 +366,10 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
   CHECK(phrase(row_of(Choice::prefetch_depth), std::int64_t{2}) == "parameters gathered 2 blocks ahead");
   CHECK(phrase(row_of(Choice::prefetch_depth), std::int64_t{1}) == "parameters gathered 1 block ahead");
   CHECK(phrase(row_of(Choice::prefetch_depth), std::int64_t{0}) == "parameters gathered when a block needs them");
+  hybrid.gather_unit = GatherUnit::parameter;
+  CHECK(layout_text(hybrid).find(" gather-parameters") != std::string::npos);
+  CHECK(phrase(row_of(Choice::gather_unit), GatherUnit::parameter) == "parameters gathered one by one");
+  CHECK(phrase(row_of(Choice::gather_unit), GatherUnit::block) == "parameters gathered block by block");
   ParallelSpec hierarchical;
   hierarchical.mesh.degree.cp = 8;
   hierarchical.cp_method = ContextMethod::ring;
@@ -396,7 +404,8 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
         std::holds_alternative<ScheduleKind>(by_default) || std::holds_alternative<Recompute>(by_default) ||
         std::holds_alternative<TiedGradients>(by_default) || std::holds_alternative<InputSlots>(by_default) ||
         std::holds_alternative<ContextMethod>(by_default) || std::holds_alternative<Offload>(by_default) ||
-        std::holds_alternative<DataMethod>(by_default) || std::holds_alternative<TensorOverlap>(by_default);
+        std::holds_alternative<DataMethod>(by_default) || std::holds_alternative<TensorOverlap>(by_default) ||
+        std::holds_alternative<GatherUnit>(by_default);
     CHECK(has_names == (row.named != nullptr));
   }
 }
