@@ -68,6 +68,9 @@ LoadedPlan load_plan(const std::string& text, const std::string& path) {
   const ModelSpec model = read_model(plan.model_text, path + " (model)").spec;
   if (const auto problem = problem_with_trained(model, plan.training))
     throw ConfigError({path}, fmt::format("training: {}", problem->message));
+  if (plan.training.fp8)
+    if (const auto reason = lacks_fp8(plan.cluster, plan.training.engine))
+      throw ConfigError({path}, fmt::format("training: {}", *reason));
   loaded.graph = graph_of(model, plan.training);
   if (parameter_count(loaded.graph) != plan.model.parameters)
     throw ConfigError({path}, fmt::format("the plan's model has {} parameters, and its summary says {}; plan again "

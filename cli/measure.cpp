@@ -103,11 +103,12 @@ Measured measure_gpu(int number, const std::optional<std::string>& like, const M
   const std::unique_ptr<Backend> backend = opened.gpu->make_backend(number, {});
   std::vector<KernelMeasurement> possible = kernels;
   // bf16 and tf32 need compute capability 8.0 (CUDA C++ Programming Guide, table of features), fp16
-  // matrix units 7.0, and fp8 8.9.
+  // matrix units 7.0, and fp8 8.9. A rate above a peak of 0 is no rate of a file.
   std::erase_if(possible, [&](const KernelMeasurement& kernel) {
     return ((kernel.type == DataType::bf16 || kernel.type == DataType::tf32) && card.compute_major < 8) ||
            (kernel.type == DataType::fp16 && card.compute_major < 7) ||
-           (kernel.type == DataType::fp8 && 10 * card.compute_major + card.compute_minor < 89);
+           (kernel.type == DataType::fp8 &&
+            (10 * card.compute_major + card.compute_minor < 89 || device.peak_fp8.value <= 0.0));
   });
   measured.measurements = measure_kernels(*backend, possible, options);
   device.kernel_launch = measured.measurements.replayed_launch;

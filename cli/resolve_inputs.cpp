@@ -164,7 +164,8 @@ TrainingSpec choose_training(const Cluster& cluster, const ModelFile& model, con
   choose("optimizer", training.optimizer, what.optimizer, file.optimizer.has_value());
   if (!file.momentum) training.momentum = training.optimizer == Optimizer::muon ? default_muon_momentum : 0.0;
   training.engine = find_engine(what.engine, engines_folder());
-  if (training.fp8) check_fp8(cluster, training.engine);
+  if (training.fp8)
+    if (const auto reason = lacks_fp8(cluster, training.engine)) throw ConfigError(*reason);
   if (const auto reason = lacked_by_engine(training.engine, training.optimizer)) throw ConfigError(*reason);
   choose_trained(what, training);
   return training;
@@ -321,7 +322,8 @@ std::string describe_inputs(const ReportInputs& inputs) {
   text += fmt::format("training  global batch {}, sequence length {}, precision {}, optimizer {}\n",
                       marked(fmt::format("{}", training.global_batch), "global_batch"),
                       marked(fmt::format("{}", training.sequence_length), "sequence_length"),
-                      marked(name(stated_precision(training)), "precision"), marked(name(training.optimizer), "optimizer"));
+                      marked(name(stated_precision(training)), "precision"),
+                      marked(name(training.optimizer), "optimizer"));
   if (training.lora || !training.trainable.all) text += fmt::format("trained   {}\n", describe_trained(training));
   if (!is_own(training.engine)) text += fmt::format("engine    {}: {}\n", training.engine.name, training.engine.title);
   return text;

@@ -21,7 +21,8 @@ struct Piece {
   Bytes bytes() const { return align_up(Bytes(elements * size_of(type)), 256); }
 };
 
-// The type with which its kernel is called: for products in fp8 that of their factors before the cast.
+// The type with which its kernel is called: for products in fp8 that of their factors before the
+// cast.
 DataType called_in(const KernelMeasurement& kernel) {
   return kernel.type == DataType::fp8 ? in_memory(kernel.type) : kernel.type;
 }

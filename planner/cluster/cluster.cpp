@@ -347,12 +347,14 @@ std::string device_title(const Cluster& cluster) {
   return titles;
 }
 
-void check_fp8(const Cluster& cluster, const Engine& engine) {
-  if (!engine.has_fp8) throw ConfigError(fmt::format("precision fp8: {} has none; bf16 instead", engine.title));
+std::optional<std::string> lacks_fp8(const Cluster& cluster, const Engine& engine) {
+  if (!engine.has_fp8) return fmt::format("precision fp8: {} has none; bf16 instead", engine.title);
   for (const NodeGroup& group : cluster.groups)
     if (!has_units(group.device, DataType::fp8))
-      throw ConfigError(fmt::format("precision fp8: {} has no units for it, or its file states no rate in fp8; bf16 instead",
-                                    group.device.title));
+      return fmt::format("precision fp8: {} of cluster '{}' has no units for it, or its file states no rate in fp8; {} "
+                         "instead",
+                         group.device.title, cluster.name, is_accelerator(group.device.backend) ? "bf16" : "fp32");
+  return std::nullopt;
 }
 
 bool has_units(const Cluster& cluster, DataType type) {

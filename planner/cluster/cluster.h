@@ -156,8 +156,9 @@ std::string describe_groups(const Cluster& cluster);
 std::string device_title(const Cluster& cluster);
 // Whether every device has units for the type.
 bool has_units(const Cluster& cluster, DataType type);
-// Throws a ConfigError where the engine, or a device, has no products in fp8.
-void check_fp8(const Cluster& cluster, const Engine& engine);
+// Why nothing is multiplied in fp8 there, and what to do: the engine, or a device, has no such
+// products. Else nothing.
+std::optional<std::string> lacks_fp8(const Cluster& cluster, const Engine& engine);
 // The least memory of any device.
 Bytes least_memory(const Cluster& cluster);
 // "79.1 GiB"; for heterogeneous devices from the least to the most, "31.8 GiB to 79.1 GiB".

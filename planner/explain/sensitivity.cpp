@@ -159,10 +159,12 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
     if (resource == Resource::memory)
       device.memory_capacity = Bytes(std::llround(static_cast<double>(device.memory_capacity.count) * factor));
     if (resource == Resource::compute) {
-      for (FlopsPerSecond* rate : {&device.peak_fp32, &device.peak_half, &device.peak_tf32, &device.peak_fp8}) *rate *= factor;
+      for (FlopsPerSecond* rate : {&device.peak_fp32, &device.peak_half, &device.peak_tf32, &device.peak_fp8})
+        *rate *= factor;
       device.kernel_launch *= 1.0 / factor;
       for (DeviceRates& rates : device.rates) {
-        for (FlopsPerSecond* rate : {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.matrix_fp8, &rates.vector})
+        for (FlopsPerSecond* rate :
+             {&rates.matrix_fp32, &rates.matrix_half, &rates.matrix_tf32, &rates.matrix_fp8, &rates.vector})
           *rate *= factor;
         for (const OptionalRate& one : optional_rates()) rates.*one.member *= factor;
         rates.memory *= factor;

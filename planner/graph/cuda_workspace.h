@@ -13,8 +13,9 @@ namespace parplan {
 // (cuBLAS 13 documentation, cublasSetWorkspace).
 inline constexpr std::int64_t matrix_workspace_bytes = 32 << 20;
 
-// A product in fp8: of each factor the largest numbers of so many blocks of threads, and what its cast
-// is multiplied by to be itself again; then the two factors in 8 bits. All at multiples of 256 bytes.
+// A product in fp8: of each factor the largest numbers of so many blocks of threads, and what its
+// cast is multiplied by to be itself again; then the two factors in 8 bits. All at multiples of 256
+// bytes.
 inline constexpr std::int64_t fp8_maxima = 512;
 inline constexpr std::int64_t fp8_scales_bytes = 2 * (4 * fp8_maxima + 256);
 constexpr std::int64_t fp8_factor_bytes(std::int64_t elements) { return ceil_div(elements, 256) * 256; }

@@ -217,10 +217,10 @@ struct OpShape {
   bool operator==(const OpShape&) const = default;
 };
 
-// Whether a product of a layer's weight, or a gradient of one, is in fp8. cuBLASLt has fp8 for depths
-// and rows of memory that are multiples of 16 bytes (its documentation, "cublasLtMatmul()":
-// dimensions of FP8 kernels; PyTorch's _scaled_mm asks for the same); other products stay in the type
-// of their factors. Tokens are the depth of a weight's gradient alone, whose casts are padded.
+// Whether a product of a layer's weight, or a gradient of one, is in fp8. cuBLASLt has fp8 for
+// depths and rows of memory that are multiples of 16 bytes (its documentation, "cublasLtMatmul()":
+// dimensions of FP8 kernels; PyTorch's _scaled_mm asks for the same); other products stay in the
+// type of their factors. Tokens are the depth of a weight's gradient alone, whose casts are padded.
 inline constexpr std::int64_t fp8_multiple = 16;
 constexpr bool multiplies_in_fp8(const OpShape& shape) {
   return shape.fp8 != Fp8Casts::none && shape.columns % fp8_multiple == 0 && shape.inner % fp8_multiple == 0;

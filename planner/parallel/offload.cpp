@@ -66,7 +66,7 @@ std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const Train
   if (multiplies_on_host(training, spec.offload))
     return fmt::format(
         "offload {} has the host update parameters, and optimizer muon multiplies matrices to do so; "
-        "legal: offload none or activations, or another optimizer",
+        "legal: offload none, activations or activations:nvme, or another optimizer",
         name(spec.offload));
   return std::nullopt;
 }

@@ -79,7 +79,8 @@ std::optional<std::string> wrong_with(const Offload& offload) {
   for (const OffloadPart& part : parts) {
     const Home home = offload.*part.home;
     if (index_of(home) > index_of(part.furthest))
-      return fmt::format("{} stay in memory; legal: {}, or none", part.words, word(part, part.furthest));
+      return fmt::format("{} have no file; legal: {} in host memory (optimizer:nvme+{}), or none", part.words,
+                         part.words, word(part, part.furthest));
     if (part.is_updated && home != Home::device && offload.optimizer == Home::device)
       return fmt::format(
           "{} are where the host updates them only with the optimizer's state; legal: optimizer+{} or "

@@ -24,7 +24,7 @@ struct BlockContext {
   // for it and 1 for every replica.
   Coordinates at;
   DataType precision = DataType::fp32;
-  Fp8Casts fp8 = Fp8Casts::none;  // products of layers (multiplied_in_fp8)
+  Fp8Casts fp8 = Fp8Casts::none;  // products of layers (multiplies_in_fp8)
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;

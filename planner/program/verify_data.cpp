@@ -216,8 +216,8 @@ class DataCheck {
         interval.state.uncopied = false;
         if (is_unread_sum(interval.state))
           fault(Rule::reduction, c, {},
-                fmt::format("dropped sum: frees gradients in {}, which reduce_scatter of call {} has summed and nothing "
-                            "has read",
+                fmt::format("dropped sum: frees gradients in {}, which reduce_scatter of call {} has summed and "
+                            "nothing has read",
                             bytes_of(id, interval.begin, interval.end), interval.state.writer.call));
         interval.state.content = Content::freed;
         interval.state.freed_by = c;
@@ -766,6 +766,8 @@ class DataCheck {
       if (bound(call, shard) != (adds ? bucket.gradients.value_or(-1) : bucket.parameters)) continue;
       const std::int64_t element =
           adds ? shard.bytes / std::max<std::int64_t>(instruction.shape.rows, 1) : size_of(instruction.type);
+      // (What goes from a file to the host is followed to the whole by FileCheck.)
+      if (instruction.kind == InstructionKind::copy && buffer(bound(call, whole)).home != Home::device) continue;
       const bool is_shard = bucket.shard_elements < bucket.elements &&
                             buffer(bound(call, shard)).bytes == bucket.shard_elements * element;
       if (!is_shard || bucket.second_gradients == bound(call, whole)) continue;

@@ -182,6 +182,7 @@ class FileCheck {
   void check_copy(const Call& call, int c, int i, const Instruction& instruction) {
     const Operand& from = instruction.operands.front();
     const int to = bound(call, instruction.operands.back());
+    if (buffer(to).home == Home::device) check_places(call, c, i, instruction);
     if (buffer(to).home != Home::nvme)
       // What layers keep, and parameters, to where a block computes; else a bucket's own master
       // copy.
@@ -197,6 +198,32 @@ class FileCheck {
         return fault(c, i,
                      fmt::format("wrong state: {} takes {}, which nothing has read from '{}'", describe(instruction),
                                  bytes_of(bound(call, from), piece), buffer(to).name));
+  }
+
+  // Parameters of a shard that were read from a file go where the whole bucket has them (BucketUnit).
+  void check_places(const Call& call, int c, int i, const Instruction& instruction) {
+    const Operand &from = instruction.operands.front(), &to = instruction.operands.back();
+    const std::int64_t element = size_of(instruction.type);
+    for (const Piece& piece : bytes(call, from)) {
+      const Bucket* const bucket = piece.state.of_file < 0 ? nullptr : bucket_of(piece.state.of_file);
+      if (bucket == nullptr || bucket->parameters != piece.state.of_file) continue;
+      const BucketRange held{piece.begin + piece.state.shift, piece.end + piece.state.shift};
+      const std::int64_t begin = to.offset + piece.begin - from.offset;
+      const bool is_shard = buffer(piece.state.of_file).bytes < bucket->elements * element;
+      const bool is_placed =
+          is_shard ? std::ranges::any_of(bucket->units,
+                                         [&](const BucketUnit& unit) {
+                                           const std::int64_t at = unit.own.at * element;
+                                           return held.begin >= at &&
+                                                  held.end <= at + unit.own.range.size() * element &&
+                                                  begin == unit.own.range.begin * element + held.begin - at;
+                                         })
+                   : begin == held.begin;
+      if (!is_placed)
+        return fault(c, i,
+                     fmt::format("wrong place: {} takes {} to byte {}, where '{}' has other parameters",
+                                 describe(instruction), bytes_of(bound(call, from), piece), begin, bucket->name));
+    }
   }
 
   // An update works on one bucket's gradients, state and parameters.

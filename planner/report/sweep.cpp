@@ -282,8 +282,9 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
   if (several_sizes && std::ranges::none_of(marks(sweep), &SweepMarks::knee))
     notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
   const SweepPoint& first = sweep.points.front();
-  if (std::ranges::any_of(sweep.points,
-                          [&](const SweepPoint& p) { return stated_precision(p.training) != stated_precision(first.training); }))
+  if (std::ranges::any_of(sweep.points, [&](const SweepPoint& p) {
+        return stated_precision(p.training) != stated_precision(first.training);
+      }))
     notes.emplace_back("precision differs between devices; its column says where");
   return notes;
 }

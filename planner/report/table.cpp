@@ -38,7 +38,8 @@ std::string fold_lines(const std::string& text, std::size_t width) {
     const std::string indent(first + 2, ' ');
     while (line.size() > width) {
       std::size_t space = line.rfind(' ', width);
-      if (space == std::string::npos || space < indent.size()) space = line.find(' ', width);
+      if (space == std::string::npos || space < indent.size())
+        space = line.find(' ', std::max(width, indent.size()));
       if (space == std::string::npos) break;
       out += line.substr(0, line.find_last_not_of(' ', space) + 1) + '\n';
       line = indent + line.substr(std::min(line.find_first_not_of(' ', space), line.size()));

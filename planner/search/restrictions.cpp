@@ -124,6 +124,7 @@ std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
 std::optional<Restriction> other_gathers(const SearchedSpace& space) {
   const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3;
   const Engine& engine = space.training.engine;
+  if (space.training.optimizer == Optimizer::muon) return std::nullopt;  // it has no ZeRO-3
   const bool may_differ = engine.has_other_prefetch && !space.request[Choice::prefetch_depth];
   const bool may_gather_one_by_one = engine.has_parameter_gathers && !space.request[Choice::gather_unit];
   if ((!may_differ && !may_gather_one_by_one) || engine.most_zero < 3 || !may_gather || !may_have(space, Choice::dp))

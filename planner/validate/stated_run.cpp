@@ -101,8 +101,8 @@ constexpr std::array implied_rows = {
     // of 8B have no tensor parallelism.
     ImpliedRow{.said = "dgxc-benchmarking", .tp_overlap = true},
     // NeMo's table of 24.07 is of the launcher's recipes (NVIDIA/NeMo-Framework-Launcher
-    // launcher_scripts/conf/training/llama/llama2_70b.yaml, llama3_70b.yaml: distributed_fused_adam,
-    // mcore_distributed_optim, sequence_parallel: true).
+    // launcher_scripts/conf/training/llama/llama2_70b.yaml, llama3_70b.yaml:
+    // distributed_fused_adam, mcore_distributed_optim, sequence_parallel: true).
     ImpliedRow{.said = "docs/source/performance/performance_summary.md", .zero_stage = 1, .sequence_parallel = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
@@ -297,7 +297,8 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     result.model = model_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
-    if (result.training.fp8) check_fp8(result.cluster, result.training.engine);
+    if (result.training.fp8)
+      if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
     result.layout = layout_of(run, result.training.engine, result.assumed);
     result.recompute_unstated = run.recompute.empty();
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)

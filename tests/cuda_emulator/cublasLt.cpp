@@ -137,8 +137,8 @@ bool uses_bias(std::uint32_t epilogue) {
 bool uses_aux(std::uint32_t epilogue) { return (epilogue & 128u) != 0; }
 
 // "To use FP8 kernels, the following set of requirements must be satisfied" (cuBLAS documentation,
-// cublasLtMatmul): depths and rows of memory in multiples of 16 bytes; A transposed and B not (but on Blackwell); a
-// sum in fp32; not both factors in e5m2. Of epilogues, this emulator has none but biases with them.
+// cublasLtMatmul): depths and rows of memory in multiples of 16 bytes; A transposed and B not (but on
+// Blackwell); a sum in fp32; not both factors in e5m2. Of epilogues, this emulator has none but biases with them.
 bool supports_fp8(const Description& op, const Matrix& a, const Matrix& b, const Matrix& d, const Sizes& sizes) {
   if (!is_fp8(a.type) || !is_fp8(b.type) || is_fp8(d.type)) return false;
   if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return false;
@@ -312,7 +312,8 @@ void run_one(const Product& p, std::size_t batch) {
   }
 
   // (Read when the product runs: the kernels before it write them.)
-  const float scale = (p.op.a_scale == nullptr ? 1.0f : *p.op.a_scale) * (p.op.b_scale == nullptr ? 1.0f : *p.op.b_scale);
+  const auto scale_of = [](const float* factor) { return factor == nullptr ? 1.0f : *factor; };
+  const float scale = scale_of(p.op.a_scale) * scale_of(p.op.b_scale);
   const std::uint32_t epilogue = p.op.epilogue;
   const auto bias_at = [&](std::size_t i) { return i + batch * static_cast<std::size_t>(p.op.bias_stride); };
   const auto aux_at = [&](std::size_t i, std::size_t j) {

@@ -36,7 +36,8 @@ inline float fp8_to_float(const Fp8Format& format, unsigned char bits) {
                            (exponent == 0 ? 1 : exponent) - format.bias - format.fraction_bits);
 }
 
-// To the nearest, of two the even one; beyond the largest number the largest, as with __NV_SATFINITE.
+// To the nearest, of two the even one; beyond the largest number the largest, as with
+// __NV_SATFINITE.
 inline unsigned char fp8_from_float(const Fp8Format& format, float value) {
   if (value != value) return static_cast<unsigned char>(format.nan);
   const unsigned sign = std::signbit(value) ? 0x80u : 0u;
@@ -53,7 +54,8 @@ inline unsigned char fp8_from_float(const Fp8Format& format, float value) {
   // (A carry into the next exponent gives its code, too.)
   const unsigned normal = 1u << format.fraction_bits;
   const int steps = unit + format.fraction_bits - least;
-  const unsigned code = units < normal ? units : (static_cast<unsigned>(steps + 1) << format.fraction_bits) + units - normal;
+  const unsigned code =
+      units < normal ? units : (static_cast<unsigned>(steps + 1) << format.fraction_bits) + units - normal;
   return static_cast<unsigned char>(sign | code);
 }
 

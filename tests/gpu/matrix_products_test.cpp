@@ -119,8 +119,8 @@ Doubles numbers_of_fp8(bool e5m2) {
   return numbers;
 }
 
-// The values as a product in fp8 reads them: the nearest numbers of the format, of two the one with an
-// even code, times the largest power of two with which the largest value is none of them, or less.
+// The values as a product in fp8 reads them: the nearest numbers of the format, of two the one with
+// an even code, times the largest power of two with which the largest value is none of them, or less.
 Doubles read_in_fp8(const Doubles& values, bool e5m2) {
   const Doubles numbers = numbers_of_fp8(e5m2);
   double largest = 0.0;
@@ -158,7 +158,8 @@ void for_all_fp8_sizes(Gpu& gpu, const std::function<void(const Bench&, const Si
     body({*backend, DataType::bf16, workspace}, size);
   }
 }
-// Hopper's units keep 14 bits of a sum of a few products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+// Hopper's units keep 14 bits of a sum of a few products (DeepSeek-V3, arXiv:2412.19437, section
+// 3.3.2).
 double fp8_sum_error(std::int64_t terms) {
   return sum_error(DataType::fp32, terms) + std::ldexp(1.0, -13);
 }

@@ -26,8 +26,8 @@ struct MatrixProduct {
   const void* right = nullptr;
   bool left_transposed = false;   // stored as [depth, rows]
   bool right_transposed = false;  // stored as [columns, depth]
-  // fp8 alone: left is a gradient, in e5m2; in device memory, what left and right are multiplied by.
-  // Units multiply rows by rows: left is not transposed, right is.
+  // fp8 alone: left is a gradient, in e5m2; in device memory, what left and right are multiplied
+  // by. Units multiply rows by rows: left is not transposed, right is.
   bool left_is_gradient = false;
   const float* left_scale = nullptr;
   const float* right_scale = nullptr;

@@ -40,7 +40,8 @@ TEST_CASE("products in fp8 run at their own rate behind the casts of their facto
   const auto time = [&](OpKind op) { return kernel_time(op, shape, DataType::bf16, device, rates).value; };
   const double flops = 2.0 * 16 * 32 * 64, x = 16 * 64, weight = 32 * 64, y = 16 * 32;
   // Two kernels a factor: read, read again and written.
-  CHECK(time(OpKind::linear) == doctest::Approx(5 * 1000.0 + std::max(flops / 16, x + weight + 2 * y) + 5 * (x + weight)));
+  CHECK(time(OpKind::linear) ==
+        doctest::Approx(5 * 1000.0 + std::max(flops / 16, x + weight + 2 * y) + 5 * (x + weight)));
   CHECK(time(OpKind::linear_input_gradient) ==
         doctest::Approx(5 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 5 * (y + weight)));
   CHECK(time(OpKind::linear_weight_gradient) ==
@@ -62,7 +63,8 @@ TEST_CASE("products in fp8 run at their own rate behind the casts of their facto
     OpShape half = odd;
     half.fp8 = Fp8Casts::none;
     for (const OpKind op : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient})
-      CHECK(kernel_time(op, odd, DataType::bf16, device, rates) == kernel_time(op, half, DataType::bf16, device, rates));
+      CHECK(kernel_time(op, odd, DataType::bf16, device, rates) ==
+            kernel_time(op, half, DataType::bf16, device, rates));
   }
   CHECK(kernel_time(OpKind::layer_norm, shape, DataType::bf16, device, rates) ==
         kernel_time(OpKind::layer_norm, {.rows = 16, .columns = 32, .inner = 64}, DataType::bf16, device, rates));

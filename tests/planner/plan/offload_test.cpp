@@ -79,8 +79,8 @@ TEST_CASE("a word that is no offload says what is wrong with it, and what to wri
         "error: there is no offload parameters:nvme: parameters are where the host updates them only with the "
         "optimizer's state; legal: optimizer+parameters:nvme or optimizer:nvme+parameters:nvme, or none");
   CHECK(why_not("optimizer:nvme+gradients:nvme") ==
-        "error: there is no offload optimizer:nvme+gradients:nvme: gradients stay in memory; legal: gradients, or "
-        "none");
+        "error: there is no offload optimizer:nvme+gradients:nvme: gradients have no file; legal: gradients in host "
+        "memory (optimizer:nvme+gradients), or none");
 }
 
 }  // namespace parplan

@@ -29,6 +29,8 @@ TEST_CASE("long lines go on in the next, between words") {
   CHECK(fold_lines("a list of words\n  - of several lines\n", 11) ==
         "a list of\n  words\n  - of\n    several\n    lines\n");
   CHECK(fold_lines("unbreakable-word and more\n", 10) == "unbreakable-word\n  and more\n");
+  // No room beside the indentation.
+  CHECK(fold_lines("      some words here\n", 4) == "      some\n        words\n        here\n");
 }
 
 }  // namespace
