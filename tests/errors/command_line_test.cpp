@@ -102,7 +102,7 @@ TEST_CASE("values that cannot be read are refused") {
         "--max-candidates: expected a whole number from 1 to 1099511627776, found '0'"},
        {{"run", "plan.yaml", "--steps", "0"}, "--steps: expected a whole number from 1 to 1000000000, found '0'"},
        {{"suggest", "gpt2", "--precision", "fp4"},
-        "--precision: expected one of bf16, fp16, fp8, tf32, fp32, found 'fp4'"},
+        "--precision: expected one of bf16, fp16, fp8, tf32, fp32, found 'fp4'; did you mean 'fp8'?"},
        {{"suggest", "gpt2", "--optimizer", "adamww"},
         "--optimizer: expected one of adamw, adamw_8bit, adam, sgd, muon, found 'adamww'; did you mean 'adamw'?"},
        {{"simulate", "gpt2", "--schedule", "gpip"},

@@ -408,7 +408,8 @@ TEST_CASE("The training section is as strict") {
         "initialization, seed, trainable, lora");
   CHECK(training("global_batch: 0") == "m.yaml:12:26: error: expected a whole number of at least 1, found '0'");
   CHECK(training("sequence_length: 0") == "m.yaml:12:29: error: expected a whole number from 1 to 16777216, found '0'");
-  CHECK(training("precision: fp4") == "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, fp8, found 'fp4'");
+  CHECK(training("precision: fp4") ==
+        "m.yaml:12:23: error: expected one of fp32, tf32, bf16, fp16, fp8, found 'fp4'; did you mean 'fp8'?");
   CHECK(training("seed: -1") == "m.yaml:12:18: error: expected a whole number of at least 0, found '-1'");
   CHECK(
       training("optimizer: {name: adamW}") ==
