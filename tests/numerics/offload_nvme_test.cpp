@@ -33,7 +33,7 @@ ParallelSpec spec_of(const OpGraph& graph, int dp, int zero) {
 
 TEST_CASE("random legal plans with data on NVMe train to the same bits as with none offloaded") {
   std::mt19937 random(20261128);
-  int with_gradients = 0, pipelines = 0, sharded = 0;
+  int with_gradients = 0, pipelines = 0, sharded = 0, one_by_one = 0;
   PerHome<int> optimizer, parameters, activations;
   int schedules[6] = {};
   std::vector<Offload> on_nvme;
@@ -56,6 +56,8 @@ TEST_CASE("random legal plans with data on NVMe train to the same bits as with n
       }
       if (trial % 3 == 1 || trial == 5) request[Choice::zero_stage] = 3;
       ParallelSpec spec = random_spec(graph, training, trial % 3 == 2 ? 4 : 1 << trial % 3, request, random);
+      if (spec.zero_stage == 3 && spec.replicas() > 1 && trial % 2 == 1) spec.gather_unit = GatherUnit::parameter;
+      one_by_one += spec.gather_unit == GatherUnit::parameter;
       const Outcome plain = run_plan(graph, training, spec, 2);
       next += 7;  // through all of them, of which there are not a multiple of so many
       spec.offload = on_nvme[next % on_nvme.size()];
@@ -73,7 +75,7 @@ TEST_CASE("random legal plans with data on NVMe train to the same bits as with n
       sharded += spec.zero_stage > 0;
     }
   }
-  for (const int count : {with_gradients, pipelines, sharded}) CHECK(count > 1);
+  for (const int count : {with_gradients, pipelines, sharded, one_by_one}) CHECK(count > 1);
   for (const Home home : all_homes)
     for (const int count : {optimizer[home], parameters[home], activations[home]}) CHECK(count > 0);
   CHECK(std::ranges::count(schedules, 0) <= 1);

@@ -198,6 +198,38 @@ TEST_CASE("a parameter that is not gathered or reduced, or is put in another's p
   CHECK(moved > 3);
 }
 
+TEST_CASE("a parameter that is read from a file and put in another's place is missed") {
+  int swapped = 0;
+  for (const GatherUnit unit : {GatherUnit::block, GatherUnit::parameter}) {
+    const OpGraph graph = graph_of("tiny-gpt2");
+    ParallelSpec spec = sharded(graph, 2, 1, unit);
+    spec.offload = {.optimizer = Home::host, .parameters = Home::nvme};
+    const std::vector<Program> programs = lower_all(job_of(graph, training_of(), spec));
+    REQUIRE(find_faults(programs).empty());
+    for (std::size_t c = 0; c < programs.front().calls.size(); ++c) {
+      if (!is_titled(programs.front(), programs.front().calls[c], "fetch.parameters")) continue;
+      std::vector<Program> planted = programs;
+      for (Program& program : planted) {
+        std::vector<Instruction>& copies = program.segments[program.calls[c].segment].instructions;
+        // The place of the next parameter as large, or the other rank's.
+        const auto same = std::ranges::find(copies.begin() + 1, copies.end(), copies.front().operands.back().bytes,
+                                            [](const Instruction& copy) { return copy.operands.back().bytes; });
+        Operand& place = copies.front().operands.back();
+        if (same != copies.end())
+          std::swap(place.offset, same->operands.back().offset);
+        else
+          place.offset = place.offset == 0 ? place.bytes : 0;
+      }
+      std::string text;
+      for (const Fault& fault : find_faults(planted)) text += fault.what + "\n";
+      CHECK(text.find("wrong place: ") != std::string::npos);
+      ++swapped;
+      break;
+    }
+  }
+  CHECK(swapped == 2);
+}
+
 TEST_CASE("no more buffers take turns for gathered parameters than a stage has blocks, and one") {
   const OpGraph graph = graph_of("tiny-llama");
   const auto blocks = static_cast<int>(graph.blocks.size());
