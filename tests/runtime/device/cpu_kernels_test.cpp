@@ -1315,7 +1315,7 @@ TEST_CASE("muon_momentum and muon follow torch.optim.Muon around its orthogonali
                direction = numbers(count, 4);
   const StepScalars t{.learning_rate = 0.1, .weight_decay = 0.2, .momentum = 0.9, .clip_norm = 1.0};
   const OpShape shape{.rows = count, .norm = true};
-  OpShape moved{.rows = count, .weight_decay = true, .norm = true, .master = true, .factor = 3.0};
+  const OpShape moved{.rows = count, .weight_decay = true, .norm = true, .master = true, .factor = 3.0};
   on_every_instruction_set([&](Backend& backend) {
     backend.set_scalars(t);
     const double clip = 1.0 / (4.0 + 1e-6);
@@ -1336,11 +1336,11 @@ TEST_CASE("muon_momentum and muon follow torch.optim.Muon around its orthogonali
     check_near(master, wanted, 1e-6);
     CHECK(same_bits(low.data(), master.data(), count));
     // Neither changes anything in a step whose loss scale was too large.
-    OpShape scaled = shape;
-    scaled.scaled = moved.scaled = true;
+    OpShape scaled = shape, scaled_move = moved;
+    scaled.scaled = scaled_move.scaled = true;
     const Array overflow(1, INFINITY), scale(Vector{1024.0, 0.0, 0.0, 0.0});
     run(backend, OpKind::muon_momentum, scaled, g, m, overflow, scale);
-    run(backend, OpKind::muon, moved, Array(direction), low, overflow, master, scale);
+    run(backend, OpKind::muon, scaled_move, Array(direction), low, overflow, master, scale);
     check_near(m, momentum, 1e-6);
     check_near(g, goes, 1e-6);
     check_near(master, wanted, 1e-6);

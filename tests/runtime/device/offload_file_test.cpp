@@ -59,8 +59,8 @@ TEST_CASE("a folder without room, or without leave to write, is named with what 
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   CHECK(reason == "cannot take 1.00 MiB in '" + own.root().string() +
-                      "' for what a rank keeps on NVMe: File too large; name a folder with room, which this user may "
-                      "write to, with --nvme-dir");
+                      "' for what a rank keeps on NVMe: File too large; raise the limit on the size of files (ulimit "
+                      "-f)");
 }
 
 TEST_CASE("the CPU's file transfers go in the order that events ask for, and its own work waits for them by events") {
