@@ -78,7 +78,7 @@ TEST_CASE("bash completes commands, options, choices, names and files" * doctest
   CHECK(bash.complete({"suggest", "gpt2", "--cluster", ""}) == with(clusters(), {"plan.yaml", "my models"}));
   CHECK(bash.complete({"suggest", "gpt2", "--cluster", "=", "dgx-a"}) == Words{"dgx-a100"});
   CHECK(bash.complete({"suggest", "gpt2", "--cluster", "="}) == with(clusters(), {"plan.yaml", "my models"}));
-  CHECK(bash.complete({"suggest", "gpt2", "--precision", ""}) == Words{"bf16", "fp16", "tf32", "fp32"});
+  CHECK(bash.complete({"suggest", "gpt2", "--precision", ""}) == Words{"bf16", "fp16", "fp8", "tf32", "fp32"});
   CHECK(bash.complete({"suggest", "gpt2", "--zero", ""}) == Words{"0", "1", "2", "3"});
   CHECK(bash.complete({"suggest", "gpt2", "--devices", ""}) == Words{});
   CHECK(bash.complete({"suggest", "gpt2", "--preci"}) == Words{"--precision"});

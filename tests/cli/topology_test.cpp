@@ -88,6 +88,7 @@ TEST_CASE("topology prints levels and rails") {
         "  fp32      52.0 TFLOP/s reached of 67.0 TFLOP/s\n"
         "  half      794 TFLOP/s reached of 989 TFLOP/s\n"
         "  tf32      397 TFLOP/s reached of 495 TFLOP/s\n"
+        "  fp8       1.45 PFLOP/s reached of 1.98 PFLOP/s\n"
         "  NV18      371 GB/s, 600 ns: GPU0-GPU1\n"
         "  B/s       GPU0       GPU1       NIC0        NIC1\n"
         "  GPU0      X          NV18 371G  PIX 48.0G*  -\n"
