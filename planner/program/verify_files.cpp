@@ -200,7 +200,8 @@ class FileCheck {
                                  bytes_of(bound(call, from), piece), buffer(to).name));
   }
 
-  // Parameters of a shard that were read from a file go where the whole bucket has them (BucketUnit).
+  // Parameters of a shard that were read from a file go where the whole bucket has them
+  // (BucketUnit).
   void check_places(const Call& call, int c, int i, const Instruction& instruction) {
     const Operand &from = instruction.operands.front(), &to = instruction.operands.back();
     const std::int64_t element = size_of(instruction.type);

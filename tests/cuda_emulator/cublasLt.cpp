@@ -137,8 +137,9 @@ bool uses_bias(std::uint32_t epilogue) {
 bool uses_aux(std::uint32_t epilogue) { return (epilogue & 128u) != 0; }
 
 // "To use FP8 kernels, the following set of requirements must be satisfied" (cuBLAS documentation,
-// cublasLtMatmul): depths and rows of memory in multiples of 16 bytes; A transposed and B not (but on
-// Blackwell); a sum in fp32; not both factors in e5m2. Of epilogues, this emulator has none but biases with them.
+// cublasLtMatmul): depths and rows of memory in multiples of 16 bytes; A transposed and B not (but
+// on Blackwell); a sum in fp32; not both factors in e5m2. Biases are the only epilogues with them
+// that this emulator has.
 bool supports_fp8(const Description& op, const Matrix& a, const Matrix& b, const Matrix& d, const Sizes& sizes) {
   if (!is_fp8(a.type) || !is_fp8(b.type) || is_fp8(d.type)) return false;
   if (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) return false;

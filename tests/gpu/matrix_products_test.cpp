@@ -120,7 +120,8 @@ Doubles numbers_of_fp8(bool e5m2) {
 }
 
 // The values as a product in fp8 reads them: the nearest numbers of the format, of two the one with
-// an even code, times the largest power of two with which the largest value is none of them, or less.
+// an even code, times the largest power of two with which the largest value is at most the largest
+// of them.
 Doubles read_in_fp8(const Doubles& values, bool e5m2) {
   const Doubles numbers = numbers_of_fp8(e5m2);
   double largest = 0.0;
