@@ -27,7 +27,7 @@ __global__ void largest_numbers(FlatRange range, const T* matrix, float* maxima)
   if (threadIdx.x == 0) maxima[blockIdx.x] = largest;
 }
 
-// Of all blocks' largest numbers; every thread of a warp calls it.
+// The largest of all blocks' numbers; every thread of a warp calls it.
 __device__ inline float largest_of(const float* maxima, int blocks) {
   float largest = 0.0f;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < blocks; i += 32) largest = Maximum::of(largest, maxima[i]);
