@@ -109,7 +109,7 @@ struct ChoiceRow {
   // Where it does not apply, it has its default value, whatever was given. Null: it applies
   // everywhere.
   bool (*applies)(const ParallelSpec&) = nullptr;
-  // Of a layout that is given, without a search: a given value stays where it does not apply, so
+  // For a layout that is given, without a search: a given value stays where it does not apply, so
   // that what it contradicts is said.
   bool is_kept = false;
   // A given value can be checked only where this choice is given too.
