@@ -266,7 +266,7 @@ DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates) {
   for (const KernelFit& fit : measured.fits) {
     if (fit.rate.value <= 0.0) moving.push_back(fit);
     if (!is_product(fit.kind)) continue;
-    Mean& mean = is_half(fit.type)               ? half
+    Mean& mean = is_half(fit.type)            ? half
                  : fit.type == DataType::tf32 ? tf32
                  : fit.type == DataType::fp8  ? fp8
                                               : fp32;
