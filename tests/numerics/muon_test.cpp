@@ -154,7 +154,7 @@ TEST_CASE("Muon orthogonalizes whole matrices that are there, without copies, on
   spec.offload = {.optimizer = Home::host};
   CHECK(illegal(graph, training, spec) ==
         "offload optimizer has the host update parameters, and optimizer muon multiplies matrices to do so; legal: "
-        "offload none or activations, or another optimizer");
+        "offload none, activations or activations:nvme, or another optimizer");
   spec.offload = {.activations = Home::host};
   CHECK(!illegal(graph, training, spec));
 }
