@@ -98,8 +98,11 @@ void check_host(const Cluster& cluster, const LayoutRequest& layout) {
 ParallelSpec fixed_spec(const SuggestRequest& request) {
   check_host(request.cluster, request.layout);
   const int devices = request.cluster.devices();
-  ParallelSpec spec = with_given(request.layout, request.training);
-  if (!request.layout[Choice::dp]) spec.mesh.degree.dp = std::max(devices / spec.mesh.size(), 1);
+  LayoutRequest layout = request.layout;
+  // Other choices are of data-parallel ranks alone.
+  if (!layout[Choice::dp])
+    layout[Choice::dp] = std::int64_t{std::max(devices / with_given(layout, request.training).mesh.size(), 1)};
+  const ParallelSpec spec = with_given(layout, request.training);
   if (spec.mesh.size() > devices) {
     std::vector<std::string> degrees;
     for (const Axis axis : {Axis::dp, Axis::tp, Axis::cp, Axis::ep, Axis::pp})

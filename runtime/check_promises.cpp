@@ -8,6 +8,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "planner/cost/cost_model.h"
 
 namespace parplan {
 namespace {
@@ -31,18 +32,15 @@ std::vector<Axis> counted_axes(const CommunicationVolume& promised, const Commun
   return axes;
 }
 
-// What a rank that the prediction describes sends in a step: of those at data and tensor coordinate
-// 0, one per stage, the one that sends most.
-CommunicationVolume most_sent(const Plan& plan, std::span<const Program> programs) {
-  CommunicationVolume most;
-  for (int stage = 0; stage < plan.spec.pp(); ++stage) {
-    const CommunicationVolume& sent = programs[rank_at(plan.spec.mesh, {.pp = stage})].communication;
-    if (sum(sent) > sum(most)) most = sent;
-  }
-  return most;
-}
-
 }  // namespace
+
+std::vector<int> predicted_ranks(const Plan& plan) {
+  std::vector<int> ranks;
+  for (const int replica : unlike_replicas(plan.cluster, plan.spec))
+    for (int stage = 0; stage < plan.spec.pp(); ++stage)
+      ranks.push_back(rank_at(plan.spec.mesh, {.pp = stage, .dp = replica}));
+  return ranks;
+}
 
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent,
                     const CopiedBytes& copied) {
@@ -76,7 +74,9 @@ void check_prediction(const Plan& plan, std::span<const Program> programs) {
       throw InternalError(
           fmt::format("the worst rank's arena{} is {} bytes; the plan promises {} (was the plan changed by hand?)",
                       where(home), worst->memory.arena(home).count, plan.prediction.memory.arena(home).count));
-  const CommunicationVolume sent = most_sent(plan, programs);
+  CommunicationVolume sent;
+  for (const int rank : predicted_ranks(plan))
+    if (const CommunicationVolume& own = programs[rank].communication; sum(own) > sum(sent)) sent = own;
   const CommunicationVolume& promised = plan.prediction.communication;
   if (sent != promised) {
     const std::vector<Axis> axes = counted_axes(promised, sent);

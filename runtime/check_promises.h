@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "planner/plan/plan.h"
 #include "planner/program/program.h"
@@ -14,6 +15,11 @@ namespace parplan {
 // sent.
 void check_promises(const Program& program, const Arena& arena, const CommunicationVolume& sent,
                     const CopiedBytes& copied);
+
+// The ranks that a plan's prediction describes: those at data and tensor coordinate 0, one per
+// stage, and with unlike replicas those of each (unlike_replicas). What is sent in a step is that of
+// the one that sends most.
+std::vector<int> predicted_ranks(const Plan& plan);
 
 // What the Programs of all ranks promise against the plan's prediction, to the byte: before the
 // first step.

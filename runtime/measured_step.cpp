@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "runtime/check_promises.h"
+
 namespace parplan {
 namespace {
 
@@ -66,13 +68,8 @@ MemoryUse measured_memory(std::span<const Program> programs, BackendKind backend
 
 CommunicationVolume measured_communication(const Plan& plan, const JobStep& step) {
   CommunicationVolume most;
-  // Replicas with equally many micro-batches send alike.
-  const int replicas = plan.spec.replica_micro_batches.empty() ? 1 : plan.spec.dp();
-  for (int replica = 0; replica < replicas; ++replica)
-    for (int stage = 0; stage < plan.spec.pp(); ++stage) {
-      const CommunicationVolume& sent = step.ranks[rank_at(plan.spec.mesh, {.pp = stage, .dp = replica})].communication;
-      if (sum(sent) > sum(most)) most = sent;
-    }
+  for (const int rank : predicted_ranks(plan))
+    if (const CommunicationVolume& sent = step.ranks[rank].communication; sum(sent) > sum(most)) most = sent;
   return most;
 }
 

@@ -43,8 +43,7 @@ enum class DeviceSharing { own_device, shared_device };
 MemoryUse measured_memory(std::span<const Program> programs, BackendKind backend, Bytes device_used,
                           DeviceSharing sharing);
 
-// What a rank that the prediction describes sent in a step: of those at data and tensor coordinate
-// 0, one per stage, the one that sent most.
+// What the predicted rank that sent most has sent in a step (predicted_ranks).
 CommunicationVolume measured_communication(const Plan& plan, const JobStep& step);
 
 // `measured`: by instruction, Segment by Segment, over `steps` profiled steps.

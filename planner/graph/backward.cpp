@@ -127,6 +127,9 @@ class Derivation {
     // share from now on.
     for (const OpKind kind : row.gradients) {
       TrainingOp gradient = training_op(op, forward_op, kind);
+      for (TrainingOperand& operand : gradient.operands)
+        if (operand.source == OperandSource::input_gradient)
+          operand.tensor = unquantized(graph_, block_, *operand.tensor);
       if (has_result(gradient, needs_)) add(op, without_frozen(op, std::move(gradient)));
     }
     if (row.passes_gradient) pass(op, forward_op);

@@ -14,7 +14,8 @@ namespace {
 // A graph written anew, op by op, beside the one that it is made of.
 class Rewriting {
  public:
-  Rewriting(const Engine& engine, OpGraph graph) : engine_(engine), from_(std::move(graph)) {
+  Rewriting(const Engine& engine, bool quantizes, OpGraph graph)
+      : engine_(engine), quantizes_(quantizes), from_(std::move(graph)) {
     to_.name = from_.name;
     to_.sequence = from_.sequence;
     to_.vocabulary = from_.vocabulary;
@@ -92,7 +93,9 @@ class Rewriting {
       case OpKind::cross_entropy_loss:
         if (!engine_.fused_loss) return write_loss(op);
         break;
-      default: break;
+      default:
+        if (quantizes_ && may_be_fp8(from_, op)) return write_product(op);
+        break;
     }
     copy(op);
   }
@@ -184,15 +187,35 @@ class Rewriting {
     to_.ops.push_back(std::move(written));
   }
 
+  // The product of an activation that an op before it casts, for all products that read it.
+  void write_product(const Op& op) {
+    const TensorId x = mapped(op.inputs[0]);
+    const auto [bytes, is_first] = bytes_.try_emplace(x, 0);
+    if (is_first) {
+      const std::string name = to_.tensors[static_cast<std::size_t>(x)].name + ".fp8";
+      bytes->second = like(x, name, TensorRole::quantized);
+      to_.ops.push_back({.kind = OpKind::quantize,
+                         .name = name,
+                         .inputs = {x},
+                         .parameters = {},
+                         .outputs = {bytes->second},
+                         .attributes = {}});
+    }
+    copy(op);
+    to_.ops.back().inputs[0] = bytes->second;
+  }
+
   const Engine& engine_;
+  bool quantizes_;
   OpGraph from_, to_;
   std::map<TensorId, TensorId> number_;  // of tensors of `from_` in `to_`
   std::map<TensorId, TensorId> wide_;    // copies of logits in fp32
+  std::map<TensorId, TensorId> bytes_;   // of activations in fp8
 };
 
 }  // namespace
 
-OpGraph as_run_by(const Engine& engine, OpGraph graph) {
+OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
   for (Tensor& tensor : graph.tensors)
     for (TensorDim& dim : tensor.dims)
       if (dim.dim == Dim::vocabulary) dim.multiple = engine.vocabulary_multiple;
@@ -201,7 +224,13 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph) {
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
                         facts.fused_rotary && !facts.dropout;
-  return as_it_is ? graph : Rewriting(facts, std::move(graph)).rewrite();
+  if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
+  return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
+}
+
+OpGraph quantized(OpGraph graph) {
+  const Engine own;
+  return Rewriting(own, true, std::move(graph)).rewrite();
 }
 
 }  // namespace parplan

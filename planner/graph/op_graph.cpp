@@ -340,6 +340,20 @@ std::vector<bool> needs_gradient(const OpGraph& graph, const Block& block) {
   return needs;
 }
 
+bool may_be_fp8(const OpGraph& graph, const Op& op) {
+  if (row_of(op.kind).casts == nullptr) return false;
+  return std::ranges::none_of(tensor(graph, op.parameters[0]).dims, [](const TensorDim& dim) {
+    return dim.dim == Dim::vocabulary || dim.dim == Dim::adapter;
+  });
+}
+
+TensorId unquantized(const OpGraph& graph, const Block& block, TensorId id) {
+  if (tensor(graph, id).role != TensorRole::quantized) return id;
+  for (int i = block.first_op; i < block.last_op; ++i)
+    if (const Op& op = graph.ops[index(i)]; contains(op.outputs, id)) return op.inputs[0];
+  return id;
+}
+
 int product_passes(const std::vector<bool>& needs, const Op& op) {
   const bool first = !op.inputs.empty() && needs[index(op.inputs[0])];
   const bool second = op.parameters.empty() ? first : needs[index(op.parameters[0])];

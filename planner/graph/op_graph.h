@@ -115,6 +115,12 @@ inline bool passes_gradient_on(const OpGraph& graph, int block) {
 // By tensor: whether the block computes the gradient of an activation, or of a parameter.
 std::vector<bool> needs_gradient(const OpGraph& graph, const Block& block);
 
+// Whether it is a product of a layer that may be in fp8: not those of the vocabulary, whose losses
+// engines keep in bf16, nor those of adapters.
+bool may_be_fp8(const OpGraph& graph, const Op& op);
+// What a quantized activation was made of; other tensors themselves. Their gradients are one.
+TensorId unquantized(const OpGraph& graph, const Block& block, TensorId id);
+
 // The op's products that count in model FLOPs, for one sample; nothing where it has none.
 ModelProducts model_products(const OpGraph& graph, const Op& op);
 

@@ -58,6 +58,7 @@ enum class TensorRole {
   activation,  // in the compute precision
   statistic,   // fp32 whatever the precision: means, row maxima, log-sum-exp
   mask,        // a byte for each element: what dropout kept
+  quantized,   // a byte for each element: an activation as products in fp8 read it (OpKind::quantize)
   parameter,   // in the compute precision (fp32 master copies belong to the optimizer)
   loss,        // one fp32 number, summed over tokens and micro-batches
 };

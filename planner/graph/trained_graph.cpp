@@ -106,7 +106,7 @@ class Adaption {
       for (int i = block.first_op; i < block.last_op; ++i) {
         const Op& op = from_.ops[static_cast<std::size_t>(i)];
         const std::optional<std::string> name = name_in_layer(from_, block, op);
-        name&& is_target(lora_, *name) ? adapt(op) : copy(op);
+        name&& is_target(lora_, *name) ? adapt(block, op) : copy(op);
       }
       if (block.output) written.output = mapped(*block.output);
       written.last_op = op_count();
@@ -135,6 +135,7 @@ class Adaption {
   // An activation of the tokens of another.
   TensorId activation(TensorId like, std::string name, const TensorDim& width) {
     Tensor copy = tensor(like);
+    copy.role = TensorRole::activation;
     copy.name = std::move(name);
     copy.dims.back() = width;
     return add(std::move(copy));
@@ -161,14 +162,14 @@ class Adaption {
   }
 
   // y = x W^T (+ bias) becomes y = (x W^T (+ bias)) + (alpha / r x A^T) B^T. Numbers are multiplied
-  // by alpha / r where they are fewest.
-  void adapt(const Op& base) {
-    const TensorId x = mapped(base.inputs[0]);
+  // by alpha / r where they are fewest. Adapters read x as it was before an engine quantized it.
+  void adapt(const Block& block, const Op& base) {
+    const TensorId x = mapped(unquantized(from_, block, base.inputs[0]));
     const std::vector<TensorId> parameters = mapped(base.parameters);
     const TensorDim out = tensor(parameters[0]).dims[0], in = tensor(parameters[0]).dims[1];
     const TensorDim inner{Dim::adapter, lora_.r, 1};
     const TensorId product = activation(x, base.name + ".base", out);
-    op(base.kind, base.name, {x}, parameters, product, base.attributes);
+    op(base.kind, base.name, mapped(base.inputs), parameters, product, base.attributes);
 
     const std::optional<AdapterNames> adapter = adapter_of(tensor(parameters[0]).name);
     PARPLAN_ASSERT(adapter.has_value(), base.name);

@@ -45,7 +45,8 @@ bool is_within_mlp(const OpGraph& graph, const Block& block, TensorId tensor) {
 }
 
 template <Recompute modules>
-bool all_but(const OpGraph& graph, const Block& block, TensorId tensor) {
+bool all_but(const OpGraph& graph, const Block& block, TensorId kept) {
+  const TensorId tensor = unquantized(graph, block, kept);
   for (const Op& op : ops_of(graph, block))
     if (contains(op.outputs, tensor) && recomputes_module(modules, with(row_of(op.kind).module))) return false;
   return !recomputes_module(modules, mlp) || !is_within_mlp(graph, block, tensor);

@@ -31,6 +31,7 @@ struct BlockContext {
   std::int64_t bucket_alignment = 16;  // bucket_work.h, times the ranks that share out each parameter
   bool orthogonalizes = false;         // the optimizer takes the matrices of layers apart (Optimizer::muon)
   bool leaves_half = false;  // products leave the gradients of weights in half precision (OpShape::in_half)
+  bool sums_half = false;    // where products add them, they do so in half precision
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
   bool master_computes_loss = true;  // Engine; else replicas do, where there is a master
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves

@@ -64,7 +64,10 @@ std::vector<Instruction> add_half_gradients(std::int64_t elements, const Trainin
 }
 
 DataType gradient_type(const TrainingSpec& training) {
-  return training.engine.half_gradients && training.precision == DataType::fp16 ? DataType::fp16 : DataType::fp32;
+  const Engine& engine = training.engine;
+  const bool in_half = is_half(training.precision) &&
+                       (engine.sums_half || (engine.half_gradients && training.precision == DataType::fp16));
+  return in_half ? training.precision : DataType::fp32;
 }
 
 Instruction accumulate_gradients(std::int64_t elements, Stream stream, Label label) {

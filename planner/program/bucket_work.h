@@ -42,8 +42,8 @@ bool leaves_half_gradients(const TrainingSpec& training);
 // Adds what one micro-batch's backward left so.
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
 
-// The type in which gradients are summed over micro-batches and data-parallel ranks: fp32 but in
-// fp16 under engines with half_gradients.
+// The type in which gradients are summed over micro-batches and data-parallel ranks: fp32, but that
+// of the training under engines with sums_half, and fp16 under those with half_gradients.
 DataType gradient_type(const TrainingSpec& training);
 // The type in which they go over the data axis.
 DataType reduced_type(const TrainingSpec& training);

@@ -40,6 +40,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .bucket_alignment = bucket_alignment(training),
       .orthogonalizes = training.optimizer == Optimizer::muon,
       .leaves_half = leaves_half_gradients(training),
+      .sums_half = is_half(gradient_type(training)),
       .repeats_all = training.engine.repeats_layers,
       .master_computes_loss = training.engine.master_computes_loss};
 }

@@ -41,15 +41,6 @@ LocalParameter local_parameter(const OpGraph& graph, TensorId id, const BlockCon
   return local;
 }
 
-// Whether it is a product of a layer that may be in fp8: not those of the vocabulary, whose losses
-// engines keep in bf16, nor those of adapters.
-bool may_be_fp8(const OpGraph& graph, const Op& op) {
-  if (row_of(op.kind).casts == nullptr) return false;
-  return std::ranges::none_of(graph.tensors[op.parameters[0]].dims, [](const TensorDim& dim) {
-    return dim.dim == Dim::vocabulary || dim.dim == Dim::adapter;
-  });
-}
-
 }  // namespace
 
 OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& input, const BlockContext& context) {

@@ -12,7 +12,7 @@ DataType type_of(const Tensor& tensor, DataType precision) {
     case TensorRole::statistic:
     case TensorRole::loss: return DataType::fp32;
     case TensorRole::mask:
-      return DataType::uint8;
+    case TensorRole::quantized: return DataType::uint8;
     case TensorRole::activation:
     case TensorRole::parameter: return in_memory(precision);
   }

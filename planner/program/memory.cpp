@@ -22,15 +22,16 @@ Bytes reserve_of(std::int64_t bytes, MemoryCategory category, const TrainingSpec
   const Engine& engine = training.engine;
   double share = 0.0;
   if (category == MemoryCategory::activations) share = engine.allocator_reserve;
-  if (category == MemoryCategory::optimizer && engine.copies_gradients && is_half(gradient_type(training))) {
+  if (category == MemoryCategory::optimizer && (engine.copies_gradients || engine.sums_half) &&
+      is_half(gradient_type(training))) {
     // Counted on the buffers of state, which together hold so many bytes of a block's elements.
     const OptimizerState state = optimizer_state(training);
     const std::int64_t moments = int{state.first_moment} + int{state.second_moment};
     const std::int64_t held =
         moments * (state.moment_bytes(quantization_block) + state.scale_bytes(quantization_block)) +
         (state.master ? quantization_block * state_bytes : 0);
-    share = static_cast<double>((size_of(gradient_type(training)) + size_of(DataType::fp32)) * quantization_block) /
-            static_cast<double>(held);
+    const std::int64_t flat = engine.copies_gradients ? size_of(gradient_type(training)) : 0;
+    share = static_cast<double>((flat + size_of(DataType::fp32)) * quantization_block) / static_cast<double>(held);
   }
   // Sums in fp32 are copied whole to be reduced in half precision. Buffers of half_gradients count,
   // too.

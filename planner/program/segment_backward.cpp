@@ -54,8 +54,12 @@ void note_last_uses(Backward& backward) {
     }
 }
 
-std::size_t input_number(const Op& op, TensorId id) {
-  return static_cast<std::size_t>(std::ranges::find(op.inputs, id) - op.inputs.begin());
+// Which of the op's inputs it is, or is quantized to.
+std::size_t input_number(const SegmentLowering& lowering, const Op& op, TensorId id) {
+  const auto is_of = [&](TensorId input) {
+    return input == id || unquantized(lowering.of.graph, lowering.of.block, input) == id;
+  };
+  return static_cast<std::size_t>(std::ranges::find_if(op.inputs, is_of) - op.inputs.begin());
 }
 
 // Layouts of gradients ----------------------------------------------------------------------------
@@ -80,7 +84,7 @@ TensorLayout layout_of_input_gradient(const SegmentLowering& lowering, const Tra
   // the same for an input that is whole on every rank.
   const bool of_linear = row_of(forward.kind).sharding == ShardingRule::contraction;
   const bool of_heads = row_of(forward.kind).sharding == ShardingRule::heads;
-  TensorLayout layout = lowering.wanted(op)[input_number(forward, id)];
+  TensorLayout layout = lowering.wanted(op)[input_number(lowering, forward, id)];
   for (const Axis axis : all_axes) {
     const bool sharded_features = output[axis].kind == PlacementKind::shard && !cuts_tokens(output[axis]);
     if (sharded_features && (of_linear || (of_heads && layout[axis] == replicate()))) layout[axis] = partial_sum();
@@ -146,7 +150,7 @@ OperandValues values_before(Backward& backward, const TrainingOp& op, std::optio
     Value& value = values[key_of(operand)];
     switch (operand.source) {
       case OperandSource::input:
-        value = materialise(lowering, lowering.forward, id, lowering.wanted(op)[input_number(lowering.op(op), id)]);
+        value = materialise(lowering, lowering.forward, id, lowering.wanted(op)[input_number(lowering, lowering.op(op), id)]);
         break;
       case OperandSource::output: value = materialise(lowering, lowering.forward, id, lowering.canonical(id)); break;
       case OperandSource::output_gradient:
@@ -186,7 +190,7 @@ std::optional<Value> taken_over(const Backward& backward, const TrainingOp& op, 
   const OpRow& row = row_of(op.kind);
   const SegmentLowering& lowering = backward.lowering;
   const Op& forward = lowering.op(op);
-  if (!row.in_place || row.operands[row.in_place->write].index != static_cast<int>(input_number(forward, id)))
+  if (!row.in_place || row.operands[row.in_place->write].index != static_cast<int>(input_number(lowering, forward, id)))
     return std::nullopt;
   const OperandRow& read = row.operands[row.in_place->read];
   const bool of_gradient = read.source == OperandSource::output_gradient;
@@ -300,7 +304,7 @@ void gather_for_weights(Backward& backward, const TrainingOp& op, const Training
   for (const TrainingOperand& operand : next.operands)
     if (operand.source == OperandSource::input)
       materialise(lowering, lowering.forward, *operand.tensor,
-                  lowering.wanted(next)[input_number(lowering.op(next), *operand.tensor)]);
+                  lowering.wanted(next)[input_number(lowering, lowering.op(next), *operand.tensor)]);
 }
 
 void run_op(Backward& backward, const TrainingOp& derived, int position) {
@@ -316,7 +320,10 @@ void run_op(Backward& backward, const TrainingOp& derived, int position) {
   const bool takes_loss_scale =
       std::ranges::find(op.operands, OperandSource::loss_scale, &TrainingOperand::source) != op.operands.end();
   shape.scaled = takes_loss_scale && context.precision == DataType::fp16;
-  shape.in_half = context.leaves_half && row_of(op.kind).of_weights;
+  if (row_of(op.kind).of_weights) {
+    shape.in_half = context.leaves_half || context.sums_half;
+    shape.accumulate = !context.leaves_half && context.sums_half;
+  }
 
   std::optional<ArrivingRows> arriving;
   OperandValues values = values_before(backward, op, arriving);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "planner/parallel/techniques.h"
@@ -332,7 +333,7 @@ class SpaceSearch {
         spec.cp_method = method;
         for (const std::int64_t ranks : divisors(spec.cp())) {
           spec.mesh.cp_ulysses = static_cast<int>(ranks);
-          if (ranks == 1 || !is_legal(graph_, training_, spec) ||
+          if (!is_legal(graph_, training_, spec) ||
               makers_.front()->estimator().networks().exchange(spec.mesh).nodes > 1)
             continue;
           if (std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
@@ -408,8 +409,8 @@ class SpaceSearch {
   // The layout of a plan, without its cut.
   ParallelSpec layout_of(ParallelSpec spec) const {
     if (!request_[Choice::input_slots]) spec.input_slots = ParallelSpec().input_slots;
-    spec.stage_blocks.clear();
-    spec.stage_recompute.clear();
+    if (!request_[Choice::stage_blocks]) spec.stage_blocks.clear();
+    if (!request_[Choice::recompute]) spec.stage_recompute.clear();
     const bool chooses = spec.recompute == Recompute::per_stage || spec.recompute_layers > 0;
     if (chooses && !request_[Choice::recompute] && !request_[Choice::recompute_layers]) {
       spec.recompute = Recompute::none;
@@ -521,7 +522,7 @@ class SpaceSearch {
   }
 
   // Among ranked plans that are as good as the best one but for a tie, that which needs the least:
-  // least beyond the plain, then least memory.
+  // least beyond the plain, then fewest devices, then least memory.
   void put_plainest_first() {
     if (options_.objective == Objective::memory || search_.best.empty()) return;
     const double limit = search_.best.front().score.first * (1.0 + tied_plans);
@@ -529,7 +530,7 @@ class SpaceSearch {
       return one.score.first > limit || (search_.to_beat && one.score >= *search_.to_beat);
     });
     const auto plainest = std::ranges::min_element(search_.best.begin(), end, {}, [&](const Ranked& one) {
-      return std::pair(needs_of(one.plan.spec), one.plan.result.memory.peak());
+      return std::tuple(needs_of(one.plan.spec), one.plan.spec.mesh.size(), one.plan.result.memory.peak());
     });
     if (plainest != end) std::rotate(search_.best.begin(), plainest, plainest + 1);
   }

@@ -55,6 +55,8 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2401.10241", "megatron-2022"},  // Qi et al. 2023
     EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
     EngineRow{"megatron", "Megatron-LM@d98e8a64dd tests", "megatron-tests"},
+    EngineRow{"megatron", "dgxc-benchmarking", "nemo"},
+    EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023

@@ -64,7 +64,7 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
   result.engine = stated.training.engine.name;
   if (!result.skipped.empty()) return result;
   try {
-    const OpGraph graph = as_run_by(stated.training.engine, graph_of(stated.model));
+    const OpGraph graph = as_run_by(stated.training.engine, graph_of(stated.model), stated.training.fp8);
     SuggestRequest request;
     request.graph = &graph;
     request.model_name = stated.model.name;

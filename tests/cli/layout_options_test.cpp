@@ -1,4 +1,5 @@
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -144,4 +145,59 @@ TEST_CASE("replicas on unlike devices get the micro-batches that suit them, and 
 }
 
 }  // namespace
+TEST_CASE("unlike replicas send what their plan promised, whichever of them are alike") {
+  const std::string source = PARPLAN_SOURCE_DIR;
+  Folder folder;
+  for (const char* shares : {"3,2,1", "2,2,1", "1,1,4", "4,3,2,1"}) {
+    CAPTURE(shares);
+    int sequences = 0, replicas = 0;
+    std::istringstream numbers(shares);
+    for (std::string number; std::getline(numbers, number, ','); ++replicas) sequences += std::stoi(number);
+    const Called planned = call({"simulate", tiny_gpt2, "--cluster", source + "/tests/data/clusters/cpu-8.yaml", "--dp",
+                                 std::to_string(replicas), "--tp", "1", "--pp", "1", "--replica-micro-batches", shares,
+                                 "--micro-batch", "1", "--global-batch", std::to_string(sequences), "--quiet", "-o",
+                                 folder.path("p.yaml")});
+    INFO(planned.err);
+    REQUIRE(planned.code == 0);
+    const Called ran = call({"run", folder.path("p.yaml"), "--steps", "1", "--quiet"});
+    INFO(ran.err);
+    CHECK(ran.code == 0);
+  }
+}
+
+TEST_CASE("choices of data-parallel ranks count where dp follows from the other degrees") {
+  const auto simulate = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"simulate", "llama3-8b", "--cluster", "aws-p4d", "--devices", "32", "--tp", "1",
+                                       "--pp",     "1",         "--micro-batch", "1", "--global-batch", "64",
+                                       "--seq-len", "1024",     "--recompute", "full", "--json", "-", "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return call(arguments);
+  };
+  for (const std::vector<std::string>& choice : {std::vector<std::string>{"--zero", "3", "--dp-shard", "8"},
+                                                 std::vector<std::string>{"--zero", "3", "--prefetch-depth", "2"}}) {
+    CAPTURE(choice);
+    std::vector<std::string> with_dp = choice;
+    with_dp.insert(with_dp.end(), {"--dp", "32"});
+    const Called given = simulate(with_dp);
+    REQUIRE(given.code == 0);
+    CHECK(simulate(choice).out == given.out);
+    CHECK(simulate({"--zero", "3"}).out != given.out);
+  }
+  CHECK(simulate({"--zero", "3", "--dp-shard", "3"}).code == 2);
+  CHECK(simulate({"--zero", "0", "--dp-shard", "8"}).err == simulate({"--zero", "0", "--dp-shard", "8", "--dp", "32"}).err);
+}
+
+TEST_CASE("every plan has the stages that were given") {
+  const Called found = call({"suggest", "llama3-8b", "--cluster", "dgx-h100", "--devices", "16", "--global-batch", "64",
+                             "--seq-len", "2048", "--stage-blocks", "10,24", "--json", "-", "--quiet"});
+  INFO(found.err);
+  REQUIRE(found.code == 0);
+  const Json plans = Json::parse(found.out).at("plans");
+  CHECK(plans.size() > 1);
+  for (const Json& plan : plans) {
+    CAPTURE(plan.dump());
+    CHECK(plan.at("stage_layers") == Json::array({9, 23}));
+  }
+}
+
 }  // namespace parplan

@@ -22,6 +22,7 @@ std::int64_t score_elements(const OpShape& s) { return query_rows(s) * s.sequenc
 constexpr OperandSize queries{head_elements};
 constexpr OperandSize scores{score_elements};
 constexpr OperandSize mask{matrix.elements, OperandContent::mask};
+constexpr OperandSize bytes_of_matrix{matrix.elements, OperandContent::codes};
 
 constexpr OperandRow attention_scores_operands[] = {{input, 0, read, fused}, {output, 0, write, scores}};
 constexpr OperandRow attention_softmax_operands[] = {{input, 0, read, matrix}, {output, 0, write, matrix}};
@@ -29,6 +30,7 @@ constexpr OperandRow dropout_operands[] = {
     {input, 0, read, matrix}, {output, 0, write, matrix}, {output, 1, write, mask}};
 constexpr OperandRow attention_values_operands[] = {
     {input, 0, read, scores}, {input, 1, read, fused}, {output, 0, write, queries}};
+constexpr OperandRow quantize_operands[] = {{input, 0, read, matrix}, {output, 0, write, bytes_of_matrix}};
 constexpr OperandRow widen_operands[] = {{input, 0, read, matrix}, {output, 0, write, in_fp32(matrix)}};
 
 constexpr OperandRow attention_probabilities_gradient_operands[] = {
@@ -106,6 +108,11 @@ OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, comp
 OpWork dropout_gradient_work(const OpShape& s, DataType type) {
   return {flops(2 * s.rows * s.columns), Bytes(s.rows * s.columns * (2 * e(type) + 1))};
 }
+// Its rows and its columns side by side, for the products forward and backward
+// (TransformerEngine@v1.9 common/transpose/cast_transpose.cu).
+OpWork quantize_work(const OpShape& s, DataType type) {
+  return {flops(2 * s.rows * s.columns), Bytes(s.rows * s.columns * (e(type) + 2))};
+}
 OpWork widen_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * (e(type) + 4))};
 }
@@ -161,6 +168,12 @@ constexpr OpRow rows[] = {
      .operands = dropout_operands,
      .gradients = dropout_gradients,
      .work = dropout_work},
+    {.kind = OpKind::quantize,
+     .name = "quantize",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = quantize_operands,
+     .work = quantize_work},
     {.kind = OpKind::widen,
      .name = "widen",
      .sharding = ShardingRule::tokenwise,

@@ -61,10 +61,11 @@ void localize_linear(const LocalOp& local, OpShape& shape) {
 
 // Factors in fp8 ----------------------------------------------------------------------------------
 
-// Each of their two factors where every product casts its own. Where a tensor is cast once, the
-// forward does it for the input, and the input's gradient for the output's.
+// Each of their two factors where every product casts its own. Where a tensor is cast once, an op
+// before does it for the input (OpKind::quantize), and the input's gradient for the output's.
 CastElements linear_casts(const OpShape& s) {
-  return {.left = s.rows * s.inner, .right = s.fp8 == Fp8Casts::once ? 0 : s.columns * s.inner};
+  if (s.fp8 == Fp8Casts::once) return {};
+  return {.left = s.rows * s.inner, .right = s.columns * s.inner};
 }
 CastElements linear_input_gradient_casts(const OpShape& s) {
   return {.left = s.rows * s.columns, .right = s.fp8 == Fp8Casts::once ? 0 : s.columns * s.inner};
@@ -103,7 +104,7 @@ Product linear_input_gradient_gelu_product(const OpShape& s, DataType type) {
 // Bytes that move for each weight: its gradient is written, and the sum before it read where it is
 // added.
 std::int64_t weight_gradient_bytes(const OpShape& s, DataType type) {
-  return s.in_half ? size_of(type) : 8;
+  return s.in_half ? (s.accumulate ? 2 : 1) * size_of(type) : 8;
 }
 // The sum before is read while a tile is computed: so the 40 products into sums in fp32 that
 // SimuMax measured on an A100 take (4dcaae513b configs/system/a100_pcie.json; mean error 1.2 %,

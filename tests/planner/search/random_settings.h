@@ -138,7 +138,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::fused_scores, &Engine::fused_gelu, &Engine::fused_update, &Engine::master_computes_loss,
         &Engine::flattens_gradients, &Engine::copies_gathered, &Engine::triton_attention, &Engine::casts_shards,
         &Engine::fused_gate, &Engine::fused_rotary, &Engine::early_cublas, &Engine::fills_outputs,
-        &Engine::fused_accumulation, &Engine::widens_gradients, &Engine::fp8_casts_once})
+        &Engine::fused_accumulation, &Engine::widens_gradients, &Engine::fp8_casts_once,
+        &Engine::sums_half})
     engine.*fact = apart() % 2 == 0;
   engine.has_other_prefetch = apart() % 2 == 0;
   engine.gathers_further_forward = static_cast<int>(apart() % 2);
@@ -168,6 +169,7 @@ inline void train_random_parts(unsigned seed, TrainingSpec& training, OpGraph& g
   std::mt19937 random(seed + 1000);
   // Some of those in bf16 with products in fp8, whether or not devices have units for it.
   training.fp8 = training.precision == DataType::bf16 && seed % 3 == 1;
+  if (training.fp8 && training.engine.fp8_casts_once) graph = quantized(std::move(graph));
   if (random() % 2 == 0) return;
   const bool adapts = random() % 2 == 0;
   if (adapts)
