@@ -87,6 +87,20 @@ std::string tight_memory(const Plan& plan) {
       format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
 }
 
+// Values that were given and that the plan's layout has no use for.
+void note_unused(const LayoutRequest& given, Plan& plan) {
+  for (const ChoiceRow& row : choice_rows()) {
+    const std::optional<ChoiceValue>& value = given[row.choice];
+    if (!value || !row.applies || row.applies(plan.spec)) continue;
+    ParallelSpec with = plan.spec;
+    row.set(with, *value);
+    if (row.get(with) == row.get(plan.spec)) continue;
+    const bool is_flag = std::holds_alternative<bool>(*value);
+    plan.notes.push_back(fmt::format("{}{} does not apply to {}", row.option,
+                                     is_flag ? "" : " " + write_value(*value), layout_text(plan.spec)));
+  }
+}
+
 // A layout that uses the host's memory or its drives, on a cluster that does not state what that
 // takes.
 void check_host(const Cluster& cluster, const LayoutRequest& layout) {
@@ -172,6 +186,7 @@ SuggestResult suggest(const SuggestRequest& request) {
   if (const std::string note = tight_memory(*result.plan); !note.empty()) result.plan->notes.push_back(note);
   if (result.plan->spec.mesh.size() < request.cluster.devices())
     result.plan->notes.push_back(devices_left_idle(request, *result.plan));
+  note_unused(request.layout, *result.plan);
   return result;
 }
 
@@ -186,6 +201,7 @@ Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
     plan.notes.push_back("replicas have equally many micro-batches: no other numbers are legal and better");
   plan.prediction = simulate_plan(*request.graph, plan, timeline);
   if (spec.mesh.size() < request.cluster.devices()) plan.notes.push_back(devices_left_idle(request, plan));
+  note_unused(request.layout, plan);
   return plan;
 }
 

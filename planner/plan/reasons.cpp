@@ -50,7 +50,7 @@ Seconds for_want_of_memory(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   Seconds memory;
   // A plan of the least memory is not meant to be fast.
-  if (plan.search.objective != Objective::memory) memory += time.recompute;
+  if (plan.search.objective != Objective::memory) memory += time.recompute + time.offload;
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
   return memory;
 }

@@ -80,6 +80,8 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       if (time.recompute.value > 0.0)
         signs.push_back(
             fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));
+      if (time.offload.value > 0.0)
+        signs.push_back(fmt::format("{} waits for copies of what there is no room to keep", share(time.offload)));
       if (plan.spec.zero_stage >= 2 && time.exposed.dp.value > 0.0)
         signs.push_back(
             fmt::format("{} waits for the communication of ZeRO-{}", share(time.exposed.dp), plan.spec.zero_stage));

