@@ -77,7 +77,7 @@ class SpaceSearch {
   }
 
   SearchResult run() {
-    add(search_, parts_->open_all());
+    add(search_, options_.counts_layouts ? parts_->open_all() : parts_->open_uncounted());
     counts_.candidates = parts_->count_all();
     // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
     bool ranked = false;
