@@ -196,9 +196,9 @@ class SpaceSearch {
 
   SimulatedSpec simulate_one(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models) {
     const Placements& placements = maker.placements_of(spec);
-    return options_.steps != nullptr ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
-                                     : simulate_soon(graph_, cluster_, training_, spec, placements, models, nullptr,
-                                                     nullptr, &blocks_);
+    return options_.steps != nullptr
+               ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
+               : simulate_soon(graph_, cluster_, training_, spec, placements, models, nullptr, nullptr, &blocks_);
   }
 
   // The candidates are those that were last found new, in this order.

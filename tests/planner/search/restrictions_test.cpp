@@ -151,10 +151,8 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
         spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
         // What an estimate, which estimate_test.cpp holds to the simulation, tells surely is
         // simulated now and then.
-        const Bound bound =
-            maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule)));
-        const double least =
-            score(options.objective, cluster, spec, bound.lower_bound, bound.memory).first;
+        const Bound bound = maker.estimator().bound(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule)));
+        const double least = score(options.objective, cluster, spec, bound.lower_bound, bound.memory).first;
         if (trial % 8 != 0) {
           if (bound.memory.peak() > nodes.device.memory_capacity) continue;
           if (least >= best) {
