@@ -57,7 +57,7 @@ TEST_CASE("A long line of plain text is the same text wherever it stands, and wh
   CHECK(root.at("b").as_string() == "x\n- \"" + text + "\"\ny\n");
   CHECK(root.at("c").as_string() == "begins - \"" + text + "\" ends");
   CHECK(root.at("d").as_string() == "quoted - \"" + text + "\" text");
-  CHECK(root.at("last").location() == Location{.file = "a.yaml", .line = 14, .column = 7});
+  CHECK(root.at("last").location() == Location{.file = "a.yaml", .line = 15, .column = 7});
   // What is no plain text is read as ever.
   const YamlNode escaped = yaml("- \"" + text + "\\n\"\n- \"" + text + " \"\n");
   CHECK(escaped[0].as_string() == text + "\n");
