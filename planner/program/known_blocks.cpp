@@ -7,7 +7,7 @@
 namespace parplan {
 namespace {
 
-// Of some ten to a hundred kilobytes each.
+// Each takes some ten to a hundred kilobytes.
 constexpr std::size_t most_blocks = 256;
 
 // What differs most among the layouts of a search; the rest costs collisions alone.
