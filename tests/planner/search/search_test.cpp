@@ -644,6 +644,24 @@ TEST_CASE("a search gives the same plans every time") {
   }
 }
 
+TEST_CASE("a search that counts no layouts finds the same plans") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(12, DataType::bf16);
+  for (const int devices : {5, 8})
+    for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+      SearchOptions options;
+      options.objective = objective;
+      const Cluster cluster = cluster_of("dgx-a100", devices);
+      const SearchResult counted = search(graph, cluster, training, {}, options);
+      options.counts_layouts = false;
+      const SearchResult other = search(graph, cluster, training, {}, options);
+      REQUIRE(!counted.plans.empty());
+      CHECK(other.plans == counted.plans);
+      CHECK(other.counts.certified == counted.counts.certified);
+      CHECK(other.counts.simulated == counted.counts.simulated);
+    }
+}
+
 TEST_CASE("the space holds every factorisation once, and only orders that differ") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
   const TrainingSpec training = training_of(4, DataType::fp32);
