@@ -102,6 +102,68 @@ class StrictEvents : public YAML::EventHandler {
   std::vector<Open> open_;
 };
 
+// The lines of a plan's schedule are quoted texts of up to megabytes, of which yaml-cpp looks at
+// every character several times. A short word stands for each until the document is read.
+class LongTexts {
+ public:
+  // Lines end as they did: nothing is taken where a line holds more than one list item in quotes,
+  // or anything that quotes could not hold as it stands.
+  explicit LongTexts(const std::string& text) {
+    if (text.find(word) != std::string::npos) return;
+    std::size_t kept = 0;
+    for (std::size_t begin = 0; begin < text.size();) {
+      std::size_t end = text.find('\n', begin);
+      if (end == std::string::npos) end = text.size();
+      if (end - begin >= shortest) {
+        const std::string_view line(text.data() + begin, end - begin);
+        const std::size_t open = line.find_first_not_of(' ');
+        if (open != std::string_view::npos && line.substr(open).starts_with("- \"") && line.ends_with('"')) {
+          const std::string_view inside = line.substr(open + 3, line.size() - open - 4);
+          if (std::ranges::all_of(inside, is_plain) && inside.front() != ' ' && inside.back() != ' ') {
+            rest_.append(text, kept, begin + open + 3 - kept);
+            rest_ += fmt::format("{}{}.", word, taken_.size());
+            taken_.emplace_back(inside);
+            kept = end - 1;
+          }
+        }
+      }
+      begin = end + 1;
+    }
+    if (!taken_.empty()) rest_.append(text, kept);
+  }
+
+  bool empty() const { return taken_.empty(); }
+  // The document with words instead.
+  const std::string& rest() const { return rest_; }
+  // Puts the texts back, wherever in a scalar their words are.
+  void put_back(YAML::Node node) const {
+    if (node.IsMap())
+      for (const auto& one : node) put_back(one.second);
+    if (node.IsSequence())
+      for (const auto& one : node) put_back(one);
+    if (!node.IsScalar() || node.Scalar().find(word) == std::string::npos) return;
+    std::string text = node.Scalar();
+    for (std::size_t at = 0; (at = text.find(word, at)) != std::string::npos;) {
+      const std::size_t number = at + word.size(), end = text.find('.', number);
+      const std::string& taken = taken_[std::stoul(text.substr(number, end - number))];
+      text.replace(at, end + 1 - at, taken);
+      at += taken.size();
+    }
+    node = text;
+  }
+
+ private:
+  static constexpr std::size_t shortest = 4096;
+  static constexpr std::string_view word = "long-text-of-a-line-";
+  // Letters, digits and spaces are the same in quotes, out of them, and in a text of several lines.
+  static bool is_plain(char c) {
+    return c == ' ' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  }
+
+  std::string rest_;
+  std::vector<std::string> taken_;
+};
+
 std::string found(const YAML::Node& node) {
   if (node.IsMap()) return "a map";
   if (node.IsSequence()) return "a list";
@@ -153,12 +215,16 @@ YamlNode YamlNode::parse(const std::string& text, const std::string& file_name) 
                                   format_bytes(Bytes(std::int64_t{most_bytes}))));
   check_utf8(text, file_name);
   try {
-    std::istringstream stream(text);
+    const LongTexts long_texts(text);
+    const std::string& read = long_texts.empty() ? text : long_texts.rest();
+    std::istringstream stream(read);
     YAML::Parser parser(stream);
     StrictEvents events(document->file);
     while (parser.HandleNextDocument(events)) {
     }
-    return YamlNode(document, child(YAML::Load(text), ""));
+    YAML::Node root = YAML::Load(read);
+    if (!long_texts.empty()) long_texts.put_back(root);
+    return YamlNode(document, child(std::move(root), ""));
   } catch (const YAML::DeepRecursion& error) {
     throw ConfigError(place(file_name, error.mark), "invalid YAML: nested too deeply");
   } catch (const YAML::Exception& error) {

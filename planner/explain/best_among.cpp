@@ -18,19 +18,25 @@ namespace {
 // is asked, and their candidates are made, once their turn comes.
 class AmongSpecs {
  public:
-  AmongSpecs(const ExplainedPlan& explained, CandidateMaker& maker, std::span<const ParallelSpec> specs)
-      : explained_(explained),
-        maker_(maker),
-        specs_(specs),
-        floors_(explained.graph, cluster(), explained.plan.training, request_,
-                usual_width(explained.graph, explained.plan.training.engine, request_), maker) {
+  AmongSpecs(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors,
+             std::span<const ParallelSpec> specs, std::optional<Score> to_beat)
+      : explained_(explained), maker_(maker), specs_(specs), floors_(floors), search_{.to_beat = to_beat} {
+    // Layouts of one size of micro-batch follow one another.
+    std::optional<std::pair<ParallelSpec, Seconds>> last;
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      const Open open = opened(i, floor_of_micro_batch(specs[i]));
+      ParallelSpec spec = of_micro_batch(specs[i]);
+      if (last && cluster().groups.size() == 1) spec.mesh.order = last->first.mesh.order;
+      if (!last || last->first != spec) {
+        spec.mesh.order = specs[i].mesh.order;
+        const Seconds floor = floors_.of_micro_batch(spec).time;
+        last.emplace(std::move(spec), floor);
+      }
+      const Open open = opened(i, last->second);
       add(search_, {&open, 1});
     }
   }
 
-  std::optional<BestAmong> run() {
+  BestAmong run() {
     const auto room = [this] {
       return std::min<std::int64_t>(explained_.options.most_simulated - search_.simulated, 1);
     };
@@ -38,6 +44,8 @@ class AmongSpecs {
                            .room = room,
                            .is_new = {},
                            .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
+    if (search_.to_beat && !is_ahead(search_))
+      return {.rival = {}, .certified = search_.open.empty() || search_.open.front().bound >= *search_.to_beat};
     if (search_.best.empty()) return smallest();
     RankedPlan& best = search_.best.front().plan;
     if (best.spec.input_slots == InputSlots::one_more) {
@@ -46,7 +54,7 @@ class AmongSpecs {
       RankedPlan plan = simulated(without);
       if (!needs_input_slot(best.result.time.total(), plan.result.time.total())) best = std::move(plan);
     }
-    return BestAmong{.rival = rival(cluster(), std::move(best)), .certified = is_certified(search_)};
+    return {.rival = rival(cluster(), std::move(best)), .certified = is_certified(search_)};
   }
 
  private:
@@ -68,13 +76,17 @@ class AmongSpecs {
   }
   bool mixes() const { return explained_.plan.training.engine.has_recompute_per_stage; }
 
-  // Whatever the schedule and the stages are.
-  Seconds floor_of_micro_batch(ParallelSpec spec) {
-    const ParallelSpec plain;
-    spec.schedule = plain.schedule;
-    spec.virtual_stages = plain.virtual_stages;
-    spec.micro_batch_group = plain.micro_batch_group;
-    return floors_.of_micro_batch(spec).time;
+  // What LayoutFloors::of_micro_batch follows from: neither the schedule, nor what is sharded and
+  // recomputed, nor, on devices that are alike, the order of the axes.
+  static ParallelSpec of_micro_batch(const ParallelSpec& layout) {
+    ParallelSpec spec;
+    spec.mesh = layout.mesh;
+    spec.micro_batch = layout.micro_batch;
+    spec.sequence_parallel = layout.sequence_parallel;
+    spec.tp_overlap = layout.tp_overlap;
+    spec.cp_method = layout.cp_method;
+    spec.dp_method = layout.dp_method;
+    return spec;
   }
 
   // Layouts are numbered, and once more where the best floor is known.
@@ -91,8 +103,8 @@ class AmongSpecs {
     const std::size_t number = part.part % specs_.size();
     const ParallelSpec& layout = specs_[number];
     if (!has_best_floor)
-      return {opened(number + specs_.size(),
-                     std::max(floor_of_micro_batch(layout), floors_.time_of(layout, choices_of(layout))))};
+      return {opened(number + specs_.size(), std::max(floors_.of_micro_batch(of_micro_batch(layout)).time,
+                                                      floors_.time_of(layout, choices_of(layout))))};
     std::vector<Open> opened;
     if (!floors_.can_hold(layout, choices_of(layout))) return opened;
     for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(number, 1), mixes()).fitting) {
@@ -118,26 +130,35 @@ class AmongSpecs {
   }
 
   // Where none fits.
-  std::optional<BestAmong> smallest() {
+  BestAmong smallest() {
     const MadeCandidates made = make_candidates(std::array{&maker_}, specs_, mixes());
-    if (!made.smallest) return std::nullopt;
-    return BestAmong{.rival = rival(cluster(), maker_.with_times(*made.smallest))};
+    if (!made.smallest) return {};
+    return {.rival = rival(cluster(), maker_.with_times(*made.smallest))};
   }
 
   const ExplainedPlan& explained_;
   CandidateMaker& maker_;
   std::span<const ParallelSpec> specs_;
-  const LayoutRequest request_ = {};
-  LayoutFloors floors_;
+  LayoutFloors& floors_;
   std::deque<Candidate> candidates_;
   BestFirst search_;
 };
 
 }  // namespace
 
-std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMaker& maker,
-                                    std::span<const ParallelSpec> specs) {
-  return AmongSpecs(explained, maker, specs).run();
+LayoutFloors floors_of(const ExplainedPlan& explained, CandidateMaker& maker) {
+  const TrainingSpec& training = explained.plan.training;
+  return {explained.graph,
+          maker.estimator().networks().cluster(),
+          training,
+          {},
+          usual_width(explained.graph, training.engine, {}),
+          maker};
+}
+
+BestAmong best_among(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors,
+                     std::span<const ParallelSpec> specs, std::optional<Score> to_beat) {
+  return AmongSpecs(explained, maker, floors, specs, to_beat).run();
 }
 
 }  // namespace parplan

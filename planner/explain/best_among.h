@@ -6,16 +6,20 @@
 #include "planner/explain/explained_plan.h"
 #include "planner/plan/reasons.h"
 #include "planner/search/candidates.h"
+#include "planner/search/layout_floors.h"
 
 namespace parplan {
 
 struct BestAmong {
-  Rival rival;
-  bool certified = true;  // false where `most_simulated` ended the search before the bounds did
+  std::optional<Rival> rival;  // nothing where there are no layouts, or none beats what was to be beaten
+  bool certified = true;       // false where `most_simulated` ended the search before the bounds did
 };
+// The floors of all layouts on the maker's cluster, for several searches among them.
+LayoutFloors floors_of(const ExplainedPlan& explained, CandidateMaker& maker);
 // The best of these layouts that fits, found with as many simulations as the bounds leave open;
-// where none fits, the layout that needs the least memory. The cluster is the maker's.
-std::optional<BestAmong> best_among(const ExplainedPlan& explained, CandidateMaker& maker,
-                                    std::span<const ParallelSpec> specs);
+// where none fits, the layout that needs the least memory. The cluster is the maker's, as that of
+// `floors`. With a score to beat, only a layout that does.
+BestAmong best_among(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors,
+                     std::span<const ParallelSpec> specs, std::optional<Score> to_beat = {});
 
 }  // namespace parplan

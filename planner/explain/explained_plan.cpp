@@ -40,6 +40,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.threads = 1;
   search_options.together = 1;
   search_options.to_beat = to_beat;
+  search_options.counts_layouts = false;
   search_options.steps = steps.get();
   search_options.shapes = shapes;
   search_options.searches_context = plan.spec.cp() > 1;

@@ -98,15 +98,20 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   reasons.elsewhere = model_error_elsewhere(plan.cluster);
   reasons.neighbours = find_neighbours(explained);
   CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective, explained.shapes);
-  reasons.guide = find_guide(explained, maker, reasons.neighbours);
   const RankedPlan own{.spec = plan.spec, .result = plan.prediction};
   SearchResult now;
   if (!options.searches) {
+    reasons.guide = find_guide(explained, maker, reasons.neighbours);
     reasons.binding = binding_constraint(plan, double_without_searches(explained), own);
   } else {
-    reasons.families = find_families(explained);
+    Families families = find_families(explained);
+    reasons.guide = find_guide(explained, maker, reasons.neighbours, families.across_nodes);
+    reasons.families = std::move(families.best);
     explained.say("the whole space");
-    now = explained.searched(plan.cluster, plan.training, 2);
+    // Where the file names the runner-up, the search has to find what is better alone.
+    now = plan.alternatives.empty()
+              ? explained.searched(plan.cluster, plan.training, 2)
+              : explained.searched(plan.cluster, plan.training, 1, to_beat(explained, rival(plan.cluster, own)));
     Variation today = as_things_are(explained, now);
     const bool is_best_of_all = now.counts.certified && !today.changes;
     Variations variations = vary_resources(explained, is_best_of_all);

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <iterator>
 #include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "planner/explain/best_among.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/space.h"
 
@@ -81,8 +81,9 @@ bool tensor_inside_nodes(const DeviceMesh& mesh, NetworkCache& networks) {
 
 namespace {
 
+// `across_nodes`: takes what was searched for, where that is the family.
 FamilyBest best_of(const LayoutFamily& family, const ExplainedPlan& explained, CandidateMaker& maker,
-                   std::span<const ParallelSpec> specs) {
+                   LayoutFloors& floors, std::span<const ParallelSpec> specs, std::optional<BestAmong>& across_nodes) {
   const Plan& plan = explained.plan;
   NetworkCache& networks = maker.estimator().networks();
   explained.say(fmt::format("best plan of: {}", family.name));
@@ -90,27 +91,35 @@ FamilyBest best_of(const LayoutFamily& family, const ExplainedPlan& explained, C
   std::ranges::copy_if(specs, std::back_inserter(own),
                        [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
   FamilyBest best{.family = family.name, .best = {}, .of_the_plan = belongs(family, plan.spec, networks)};
-  if (std::optional<BestAmong> found = best_among(explained, maker, own)) {
-    best.best = std::move(found->rival);
-    best.certified = found->certified;
-  }
   // The results of the plan's own search count too, on any number of devices: that search simulated
   // more.
+  std::vector<Rival> offered;
   const auto offer = [&](const RankedPlan& one) {
-    if (!belongs(family, one.spec, networks)) return;
-    Rival known = rival(plan.cluster, one);
-    if (known.fits() && (!best.best || !best.best->fits() ||
-                         !better(explained.score_of(best.best->plan), explained.score_of(one), noise)))
-      best.best = std::move(known);
+    if (Rival known = rival(plan.cluster, one); belongs(family, one.spec, networks) && known.fits())
+      offered.push_back(std::move(known));
   };
   for (const RankedPlan& alternative : plan.alternatives) offer(alternative);
   offer({.spec = plan.spec, .result = plan.prediction});  // last: it wins ties
+  std::optional<Score> to_beat;
+  for (const Rival& known : offered) {
+    const Score score = explained.score_of(known.plan);
+    to_beat = to_beat ? std::min(*to_beat, score) : score;
+  }
+  const bool is_across = family.degree.tp == Degree::across_nodes;
+  BestAmong found = best_among(explained, maker, floors, own, is_across ? std::nullopt : to_beat);
+  if (is_across) across_nodes = found;
+  best.best = std::move(found.rival);
+  best.certified = found.certified;
+  for (Rival& known : offered)
+    if (!best.best || !best.best->fits() ||
+        !better(explained.score_of(best.best->plan), explained.score_of(known.plan), noise))
+      best.best = std::move(known);
   return best;
 }
 
 }  // namespace
 
-std::vector<FamilyBest> find_families(const ExplainedPlan& explained) {
+Families find_families(const ExplainedPlan& explained) {
   const Plan& plan = explained.plan;
   std::vector<std::unique_ptr<CandidateMaker>> makers;  // by thread
   for (int thread = 0; thread < explained.threads(); ++thread)
@@ -123,9 +132,12 @@ std::vector<FamilyBest> find_families(const ExplainedPlan& explained) {
   std::vector<const LayoutFamily*> possible;
   for (const LayoutFamily& family : layout_families())
     if (is_possible(family, devices, makers.front()->estimator().networks())) possible.push_back(&family);
-  std::vector<FamilyBest> families(possible.size());
+  std::deque<LayoutFloors> floors;  // by thread
+  for (const std::unique_ptr<CandidateMaker>& maker : makers) floors.push_back(floors_of(explained, *maker));
+  Families families{.best = std::vector<FamilyBest>(possible.size()), .across_nodes = {}};
   parallel_for(explained.threads(), possible.size(), [&](int thread, std::size_t i) {
-    families[i] = best_of(*possible[i], explained, *makers[static_cast<std::size_t>(thread)], specs);
+    families.best[i] = best_of(*possible[i], explained, *makers[static_cast<std::size_t>(thread)],
+                               floors[static_cast<std::size_t>(thread)], specs, families.across_nodes);
   });
   return families;
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "planner/explain/best_among.h"
 #include "planner/explain/explained_plan.h"
 #include "planner/plan/reasons.h"
 #include "planner/search/candidates.h"
@@ -23,8 +24,13 @@ struct LayoutFamily {
 std::span<const LayoutFamily> layout_families();
 bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache& networks);
 
-// The best of each family that these devices allow.
-std::vector<FamilyBest> find_families(const ExplainedPlan& explained);
+struct Families {
+  std::vector<FamilyBest> best;  // of each family that the devices allow
+  // What was searched for on them beside the plan and its alternatives: tensor parallelism across
+  // nodes; nothing where they do not allow it.
+  std::optional<BestAmong> across_nodes;
+};
+Families find_families(const ExplainedPlan& explained);
 
 // Tensor groups of adjacent devices, on the largest number of devices that `tp` divides.
 DeviceMesh adjacent_tensor_groups(int devices, int tp);

@@ -52,7 +52,8 @@ int fewest_per_node(const Cluster& cluster) {
   return fewest;
 }
 
-std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& explained, CandidateMaker& maker) {
+std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& explained, CandidateMaker& maker,
+                                                      const std::optional<BestAmong>& across_nodes) {
   const Cluster& cluster = explained.plan.cluster;
   NetworkCache& networks = maker.estimator().networks();
   const int inside = fewest_per_node(cluster);
@@ -61,25 +62,36 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
   const auto ring = [&](int tp) {
     return networks.group(adjacent_tensor_groups(devices, tp), Axis::tp).ring_bandwidth;
   };
-  std::vector<ParallelSpec> specs;
-  for (int tp = inside + 1; tp <= devices; ++tp) {
-    if (devices % tp != 0 || tensor_inside_nodes(adjacent_tensor_groups(devices, tp), networks)) continue;
-    LayoutRequest layout;
-    layout[Choice::tp] = tp;
-    std::ranges::move(enumerate_specs(explained.graph, explained.plan.training, devices, layout),
-                      std::back_inserter(specs));
+  const auto is_beyond = [&](int tp) {
+    return tp > inside && devices % tp == 0 && !tensor_inside_nodes(adjacent_tensor_groups(devices, tp), networks);
+  };
+  BestAmong found_best;
+  // On devices that are alike, what is beyond a node is across nodes in every order of the axes.
+  if (across_nodes && across_nodes->rival && across_nodes->certified && cluster.groups.size() == 1 &&
+      is_beyond(across_nodes->rival->plan.spec.tp())) {
+    found_best = *across_nodes;
+  } else {
+    std::vector<ParallelSpec> specs;
+    for (int tp = inside + 1; tp <= devices; ++tp) {
+      if (!is_beyond(tp)) continue;
+      LayoutRequest layout;
+      layout[Choice::tp] = tp;
+      std::ranges::move(enumerate_specs(explained.graph, explained.plan.training, devices, layout),
+                        std::back_inserter(specs));
+    }
+    explained.say("tensor parallelism beyond a node");
+    LayoutFloors floors = floors_of(explained, maker);
+    found_best = best_among(explained, maker, floors, specs);
   }
-  explained.say("tensor parallelism beyond a node");
-  const std::optional<BestAmong> found_best = best_among(explained, maker, specs);
-  if (!found_best) return std::nullopt;
-  const Rival& best = found_best->rival;
+  if (!found_best.rival) return std::nullopt;
+  const Rival& best = *found_best.rival;
   const int across = best.plan.spec.tp();
   const Guide::BeyondNode found{.inside_ranks = inside,
                                 .inside = ring(inside),
                                 .across_ranks = across,
                                 .across = ring(across),
                                 .best = best,
-                                .certified = found_best->certified};
+                                .certified = found_best.certified};
   const bool slower = !best.fits() || best.plan.result.time.total() > explained.plan.prediction.time.total();
   return found.across < found.inside && slower ? std::optional(found) : std::nullopt;
 }
@@ -107,9 +119,10 @@ std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
     alone.groups = {*group};
     alone.groups.front().nodes = 1;
     CandidateMaker maker(explained.graph, alone, explained.plan.training, Objective::time, explained.shapes);
-    std::optional<BestAmong> least = best_among(explained, maker, specs);
-    if (!least) continue;
-    Guide::OneDevice one{.cluster = std::move(alone), .least = std::move(least->rival)};
+    LayoutFloors floors = floors_of(explained, maker);
+    BestAmong least = best_among(explained, maker, floors, specs);
+    if (!least.rival) continue;
+    Guide::OneDevice one{.cluster = std::move(alone), .least = *std::move(least.rival)};
     if (!best || rank(one) < rank(*best)) best = std::move(one);
   }
   return best;
@@ -117,7 +130,8 @@ std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
 
 }  // namespace
 
-Guide find_guide(const ExplainedPlan& explained, CandidateMaker& maker, std::span<const Neighbour> neighbours) {
+Guide find_guide(const ExplainedPlan& explained, CandidateMaker& maker, std::span<const Neighbour> neighbours,
+                 const std::optional<BestAmong>& across_nodes) {
   const Plan& plan = explained.plan;
   const StepResult& own = plan.prediction;
   const std::int64_t count = micro_batches(plan.spec, plan.training);
@@ -142,7 +156,7 @@ Guide find_guide(const ExplainedPlan& explained, CandidateMaker& maker, std::spa
                                         static_cast<double>((4 * bubble_divisor(plan.spec) + 1) * plan.spec.pp() - 1)};
   if (!explained.options.searches) return guide;
   guide.one_device = on_one_device(explained);
-  guide.beyond_node = tensor_beyond_a_node(explained, maker);
+  guide.beyond_node = tensor_beyond_a_node(explained, maker, across_nodes);
   return guide;
 }
 

@@ -108,12 +108,7 @@ void choose(const ExplainedPlan& explained, const SearchResult& found, Variation
 
 // The best of the whole space, where that is better than the plan.
 SearchResult found_better(const ExplainedPlan& explained, const Circumstances& then) {
-  std::optional<Score> to_beat;
-  if (then.variation.plan.fits()) {
-    to_beat = explained.score_of(then.variation.plan.plan);
-    if (explained.objective() != Objective::memory) to_beat->first *= 1.0 - tied_plans;
-  }
-  return explained.searched(then.variation.cluster, then.training, 1, to_beat);
+  return explained.searched(then.variation.cluster, then.training, 1, to_beat(explained, then.variation.plan));
 }
 
 std::optional<Variation> vary(const ExplainedPlan& explained, Resource resource, double factor) {
@@ -139,6 +134,13 @@ bool has(const Plan& plan, Resource resource) {
 }
 
 }  // namespace
+
+std::optional<Score> to_beat(const ExplainedPlan& explained, const Rival& plan) {
+  if (!plan.fits()) return std::nullopt;
+  Score score = explained.score_of(plan.plan);
+  if (explained.objective() != Objective::memory) score.first *= 1.0 - tied_plans;
+  return score;
+}
 
 std::vector<bool> network_links(const NodeKind& node) {
   const std::shared_ptr<const NodeRoutes> routes = routes_of(node);

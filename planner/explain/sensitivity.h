@@ -22,6 +22,10 @@ Cluster varied(Cluster cluster, Resource resource, double factor);
 // The plan with twice of each resource whose gain needs no search: all but memory.
 std::vector<Variation> double_without_searches(const ExplainedPlan& explained);
 
+// What a layout scores at most that is better than the plan and no tie; nothing where the plan does
+// not fit.
+std::optional<Score> to_beat(const ExplainedPlan& explained, const Rival& plan);
+
 // The present situation, next to the best plan that a search of the whole space found.
 Variation as_things_are(const ExplainedPlan& explained, const SearchResult& found);
 

@@ -159,21 +159,21 @@ Program lower(const Job& job, int rank) {
   return lower(shared, rank);
 }
 
-std::vector<Program> lower_representatives(const Job& job) {
+std::vector<Program> lower_representatives(const Job& job, KnownBlocks* blocks) {
   std::vector<int> ranks(static_cast<std::size_t>(job.layout.mesh.degree_of(Axis::pp)));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return lower_representatives(job, ranks);
+  return lower_representatives(job, ranks, blocks);
 }
 
-std::vector<Program> lower_representatives(const Job& job, std::span<const int> named) {
-  JobLowering shared(job);
+std::vector<Program> lower_representatives(const Job& job, std::span<const int> named, KnownBlocks* blocks) {
+  JobLowering shared(job, blocks);
   std::vector<Program> programs;
   for (const int rank : named) programs.push_back(lower(shared, rank_at(job.layout.mesh, {.pp = rank})));
   return programs;
 }
 
-std::vector<Program> lower_replicas(const Job& job, std::span<const int> replicas) {
-  JobLowering shared(job);
+std::vector<Program> lower_replicas(const Job& job, std::span<const int> replicas, KnownBlocks* blocks) {
+  JobLowering shared(job, blocks);
   std::vector<Program> programs;
   for (const int replica : replicas)
     for (int rank = 0; rank < job.layout.mesh.degree_of(Axis::pp); ++rank)

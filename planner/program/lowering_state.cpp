@@ -53,10 +53,11 @@ void check(const Job& job, const std::vector<int>& tied_blocks, const std::vecto
 
 }  // namespace
 
-JobLowering::JobLowering(const Job& for_job)
+JobLowering::JobLowering(const Job& for_job, KnownBlocks* blocks)
     : job(for_job),
       tied_blocks(find_tied_blocks(*for_job.graph)),
-      splits_backward(parplan::splits_backward(for_job.schedule)) {
+      splits_backward(parplan::splits_backward(for_job.schedule)),
+      blocks_(blocks) {
   check(job, tied_blocks, splits_backward);
 }
 
@@ -64,9 +65,13 @@ const LoweredBlock& JobLowering::lowered(int block, const BlockContext& context)
   const int kind = job.graph->blocks[block].kind;
   const auto known = std::ranges::find_if(
       known_, [&](const Known& one) { return one.kind == kind && one.context == context; });
-  if (known != known_.end()) return known->lowered;
-  known_.push_back({.kind = kind, .context = context, .lowered = lower_block(*job.graph, block, context)});
-  return known_.back().lowered;
+  if (known != known_.end()) return *known->lowered;
+  known_.push_back({.kind = kind,
+                    .context = context,
+                    .lowered = blocks_ != nullptr
+                                   ? blocks_->of(*job.graph, block, context)
+                                   : std::make_shared<const LoweredBlock>(lower_block(*job.graph, block, context))});
+  return *known_.back().lowered;
 }
 
 const Schedule& JobLowering::schedule_of(int replica) {

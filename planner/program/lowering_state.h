@@ -1,9 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +13,7 @@
 
 #include "planner/plan/schedule.h"
 #include "planner/program/activation_slots.h"
+#include "planner/program/known_blocks.h"
 #include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/program.h"
@@ -25,10 +26,10 @@ namespace parplan {
 using PiecesKey = std::tuple<std::string_view, std::int64_t, std::int64_t, std::int64_t>;
 
 // What all ranks of a job have in common, found once for them. The job must outlive it; used by one
-// thread.
+// thread. `blocks`: shared with other jobs of the model; null: lowered for this one alone.
 class JobLowering {
  public:
-  explicit JobLowering(const Job& job);
+  explicit JobLowering(const Job& job, KnownBlocks* blocks = nullptr);
 
   const Job& job;
   std::vector<int> tied_blocks;  // of the whole graph: they use a tied parameter
@@ -44,9 +45,10 @@ class JobLowering {
   struct Known {
     int kind = 0;  // Block::kind
     BlockContext context;
-    LoweredBlock lowered;
+    std::shared_ptr<const LoweredBlock> lowered;
   };
-  std::deque<Known> known_;
+  KnownBlocks* blocks_;
+  std::vector<Known> known_;
   std::map<std::int64_t, Schedule> schedules_;  // by micro-batches, where replicas have unlike numbers
 };
 

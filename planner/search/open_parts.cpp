@@ -38,6 +38,11 @@ std::vector<Open> OpenParts::open_all() {
   return open_degrees(std::move(parts));
 }
 
+std::vector<Open> OpenParts::open_uncounted() {
+  const auto [devices, wanted] = devices_of(cluster_, request_, fewer_devices_);
+  return open_degrees(space_.degrees(devices, wanted));
+}
+
 std::vector<Open> OpenParts::open_beyond(const Beyond& beyond, const OpenParts* than) {
   beyond_ = beyond;
   if (than == nullptr) {

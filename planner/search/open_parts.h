@@ -47,6 +47,8 @@ class OpenParts {
 
   // All parts, of which only the degrees are known.
   std::vector<Open> open_all();
+  // The same without counting their layouts.
+  std::vector<Open> open_uncounted();
   // Those with some layout beyond a restriction: only such layouts are opened from then on, and
   // none are counted. `than`: a space with the same floors, whose search has looked into all that
   // may beat its best plan; empty: from the degrees on.

@@ -84,7 +84,7 @@ class SpaceSearch {
   }
 
   SearchResult run() {
-    add(search_, parts_->open_all());
+    add(search_, options_.counts_layouts ? parts_->open_all() : parts_->open_uncounted());
     counts_.candidates = parts_->count_all();
     // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
     bool ranked = false;
@@ -201,10 +201,11 @@ class SpaceSearch {
     return true;
   }
 
-  SimulatedSpec simulate_one(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models) const {
+  SimulatedSpec simulate_one(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models) {
     const Placements& placements = maker.placements_of(spec);
-    return options_.steps != nullptr ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
-                                     : simulate_soon(graph_, cluster_, training_, spec, placements, models);
+    return options_.steps != nullptr
+               ? options_.steps->simulate(graph_, cluster_, training_, spec, placements, models)
+               : simulate_soon(graph_, cluster_, training_, spec, placements, models, nullptr, nullptr, &blocks_);
   }
 
   // The candidates are those that were last found new, in this order.
@@ -569,6 +570,7 @@ class SpaceSearch {
   std::vector<CandidateMaker*> makers_;  // by thread
   std::optional<LayoutFloors> floors_;
   std::optional<OpenParts> parts_;
+  KnownBlocks blocks_;
   std::deque<Candidate> candidates_;  // those that fit
   BestFirst search_;
   std::vector<CandidateWork> known_;

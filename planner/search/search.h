@@ -35,6 +35,9 @@ struct SearchOptions {
   // (space_width.h); or to search that in any case.
   bool bounds_left_out = false;
   bool searches_context = false;
+  // Whether to count the layouts of parts that are not looked into; else `candidates` and
+  // `pruned_by_bound` are without them.
+  bool counts_layouts = true;
   bool recomputes_fewest_layers = false;  // SpaceWidth
   // Whether each layout gives its replicas the numbers of micro-batches that suit their devices by
   // the bound (replica_shares.h).

@@ -21,7 +21,8 @@ class LayoutStep {
  public:
   // `replicas`: unlike_replicas.
   LayoutStep(Job job, const ParallelSpec& spec, std::vector<int> replicas, const ScheduleRow& row,
-             std::span<const CostModel> models, bool with_details, LoweredSteps* known = nullptr)
+             std::span<const CostModel> models, bool with_details, LoweredSteps* known = nullptr,
+             KnownBlocks* blocks = nullptr)
       : job_(std::move(job)),
         spec_(spec),
         replicas_(std::move(replicas)),
@@ -30,6 +31,7 @@ class LayoutStep {
         models_(models),
         with_details_(with_details),
         known_(known),
+        blocks_(blocks),
         all_(static_cast<int>(micro_batches(job_.layout, job_.training))) {}
 
   int micro_batches_in_all() const { return all_; }
@@ -54,7 +56,7 @@ class LayoutStep {
   }
   Simulation in_full() {
     set_micro_batches(all_);
-    return prepared(lowered_step(lower_replicas(job_, replicas_)));
+    return prepared(lowered_step(lower_replicas(job_, replicas_, blocks_)));
   }
 
  private:
@@ -94,7 +96,7 @@ class LayoutStep {
   // Ready to be played; until the next one is lowered.
   Simulation lowered(int micro_batches) {
     set_micro_batches(micro_batches);
-    return prepared(lowered_step(lower_representatives(job_)));
+    return prepared(lowered_step(lower_representatives(job_, blocks_)));
   }
   // The same. The last ranks of a pipeline have fewer micro-batches in flight than the first, and
   // are lowered with fewer.
@@ -111,7 +113,7 @@ class LayoutStep {
       std::vector<Program> all(static_cast<std::size_t>(pipeline_ranks()));
       for (const auto& [count, alike] : ranks) {
         set_micro_batches(count);
-        std::vector<Program> programs = lower_representatives(job_, alike);
+        std::vector<Program> programs = lower_representatives(job_, alike, blocks_);
         for (std::size_t i = 0; i < alike.size(); ++i) all[alike[i]] = std::move(programs[i]);
       }
       return lowered_step(std::move(all));
@@ -143,6 +145,7 @@ class LayoutStep {
   std::span<const CostModel> models_;
   bool with_details_ = false;
   LoweredSteps* known_;
+  KnownBlocks* blocks_;
   int all_ = 0;
   int now_ = all_;  // micro-batches of `job_`
   std::shared_ptr<const LoweredStep> step_;  // the one lowered last
@@ -159,9 +162,10 @@ std::optional<SimulatedSpec> play_steady(LayoutStep& layout, StepDetails* detail
 
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
-                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details) {
+                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details,
+                         KnownBlocks* blocks) {
   const Job job = job_of(graph, cluster, training, spec, placements, schedule);
-  return simulate(lower_replicas(job, unlike_replicas(cluster, spec)), models, timeline, details);
+  return simulate(lower_replicas(job, unlike_replicas(cluster, spec), blocks), models, timeline, details);
 }
 
 std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
@@ -175,9 +179,9 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
 
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
-                            StepDetails* details, LoweredSteps* known) {
+                            StepDetails* details, LoweredSteps* known, KnownBlocks* blocks) {
   LayoutStep layout(job_of(graph, cluster, training, spec, placements, {}), spec, unlike_replicas(cluster, spec),
-                    row_of(spec.schedule), models, details != nullptr, known);
+                    row_of(spec.schedule), models, details != nullptr, known, blocks);
   if (const std::optional<SimulatedSpec> steady = play_steady(layout, details)) return *steady;
   Simulation step = layout.in_full();
   return {.result = play_step(step, details), .micro_batches = layout.micro_batches_in_all()};
@@ -193,9 +197,9 @@ StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Pla
 
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
-                         Timeline* timeline) {
+                         Timeline* timeline, KnownBlocks* blocks) {
   return simulate_spec(graph, networks.cluster(), training, spec, placements, schedule, cost_models(networks, spec),
-                       timeline);
+                       timeline, nullptr, blocks);
 }
 
 }  // namespace parplan

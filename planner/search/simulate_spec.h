@@ -13,6 +13,7 @@
 #include "planner/plan/schedule.h"
 #include "planner/plan/step_details.h"
 #include "planner/plan/step_result.h"
+#include "planner/program/known_blocks.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/lowered_steps.h"
 #include "planner/simulator/timeline.h"
@@ -20,10 +21,12 @@
 namespace parplan {
 
 // Lowers one candidate with a given stage cut, and simulates the Programs, one for each rank of
-// the pipeline with its cost model. `timeline` and `details` may be null.
+// the pipeline with its cost model. `timeline` and `details` may be null; so may `blocks`, which
+// keeps lowered blocks for other candidates of the model.
 StepResult simulate_spec(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
-                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details = nullptr);
+                         std::span<const CostModel> models, Timeline* timeline, StepDetails* details = nullptr,
+                         KnownBlocks* blocks = nullptr);
 // How a step was simulated.
 struct SimulatedSpec {
   StepResult result;
@@ -37,16 +40,17 @@ std::optional<SimulatedSpec> simulate_steady(const OpGraph& graph, const Cluster
                                              const ScheduleRow& row, std::span<const CostModel> models,
                                              StepDetails* details = nullptr);
 // The shorter one if possible, otherwise the full one, under the schedule's own order of calls.
-// `known` keeps what is lowered for a shorter one; may be null.
+// `known` keeps what is lowered for a shorter one; may be null, as `blocks`.
 SimulatedSpec simulate_soon(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                             const ParallelSpec& spec, const Placements& placements, std::span<const CostModel> models,
-                            StepDetails* details = nullptr, LoweredSteps* known = nullptr);
+                            StepDetails* details = nullptr, LoweredSteps* known = nullptr,
+                            KnownBlocks* blocks = nullptr);
 // The same for a plan, whose order of calls may be its own.
 StepResult simulate_soon(const OpGraph& graph, NetworkCache& networks, const Plan& plan,
                          StepDetails* details = nullptr);
 // In full, with cost models from the cluster's networks.
 StepResult simulate_spec(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training,
                          const ParallelSpec& spec, const Placements& placements, const Schedule& schedule,
-                         Timeline* timeline);
+                         Timeline* timeline, KnownBlocks* blocks = nullptr);
 
 }  // namespace parplan

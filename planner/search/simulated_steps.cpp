@@ -25,7 +25,8 @@ SimulatedSpec SimulatedSteps::simulate(const OpGraph& graph, const Cluster& clus
     });
     if (found != known_.end()) return found->simulated;
   }
-  SimulatedSpec simulated = simulate_soon(graph, cluster, training, spec, placements, models, nullptr, &lowered_);
+  SimulatedSpec simulated =
+      simulate_soon(graph, cluster, training, spec, placements, models, nullptr, &lowered_, &blocks_);
   const std::scoped_lock lock(mutex_);
   known_.push_back({.spec = spec,
                     .training = training,

@@ -37,6 +37,7 @@ class SimulatedSteps {
   std::mutex mutex_;
   std::vector<Known> known_;
   LoweredSteps lowered_;
+  KnownBlocks blocks_;
 };
 
 }  // namespace parplan

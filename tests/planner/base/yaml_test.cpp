@@ -41,6 +41,29 @@ TEST_CASE("Quantities are read with their units") {
   CHECK(root.at("p").as_power().value == 700.0);
 }
 
+TEST_CASE("A long line of plain text is the same text wherever it stands, and what follows keeps its place") {
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += (i > 0 ? " " : "") + std::to_string(i) + (i % 3 == 0 ? "F" : "B") + "0";
+  REQUIRE(text.size() > 8192);
+  const std::string item = "- \"" + text + "\"\n";
+  const YamlNode root = yaml("a:\n  " + item + "  - \"short\"\n  " + item + "b: |\n  x\n  " + item +
+                             "  y\nc: begins\n  " + item + "  ends\nd: 'quoted\n  " + item + "  text'\nlast: 1\n");
+  CHECK(root.at("a").size() == 3);
+  CHECK(root.at("a")[0].as_string() == text);
+  CHECK(root.at("a")[0].is_quoted());
+  CHECK(root.at("a")[1].as_string() == "short");
+  CHECK(root.at("a")[2].as_string() == text);
+  CHECK(root.at("a")[2].location() == Location{.file = "a.yaml", .line = 4, .column = 5});
+  CHECK(root.at("b").as_string() == "x\n- \"" + text + "\"\ny\n");
+  CHECK(root.at("c").as_string() == "begins - \"" + text + "\" ends");
+  CHECK(root.at("d").as_string() == "quoted - \"" + text + "\" text");
+  CHECK(root.at("last").location() == Location{.file = "a.yaml", .line = 15, .column = 7});
+  // What is no plain text is read as ever.
+  const YamlNode escaped = yaml("- \"" + text + "\\n\"\n- \"" + text + " \"\n");
+  CHECK(escaped[0].as_string() == text + "\n");
+  CHECK(escaped[1].as_string() == text + " ");
+}
+
 TEST_CASE("A duplicate key is an error with both places") {
   CHECK(parse_error("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n") ==
         "a.yaml:5:3: error: duplicate key 'c', first given on line 3");

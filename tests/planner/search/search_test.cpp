@@ -53,10 +53,10 @@ struct Tried {
 // Simulates a layout, and the same with one more buffer for arriving activations where that is
 // faster.
 void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, ParallelSpec spec,
-                std::vector<Tried>& all) {
+                KnownBlocks& blocks, std::vector<Tried>& all) {
   const Placements placements = place(graph, spec);
   const auto simulated = [&] {
-    return simulate_spec(graph, networks, training, spec, placements, schedule_of(spec, training), nullptr);
+    return simulate_spec(graph, networks, training, spec, placements, schedule_of(spec, training), nullptr, &blocks);
   };
   const StepResult without = simulated();
   all.push_back({spec, without});
@@ -69,17 +69,17 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
 
 // Every spec on so many devices with every cut and every choice of stages that recompute.
 void try_every_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, int devices,
-                      const LayoutRequest& request, std::vector<Tried>& all) {
+                      const LayoutRequest& request, KnownBlocks& blocks, std::vector<Tried>& all) {
   for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request))
     for (const std::vector<int>& cut : all_cuts(static_cast<int>(graph.blocks.size()), spec.stages())) {
       ParallelSpec one = spec;
       one.stage_blocks = cut;
-      try_layout(graph, networks, training, one, all);
+      try_layout(graph, networks, training, one, blocks, all);
       if (spec.recompute != Recompute::none || !training.engine.has_recompute_per_stage) continue;
       one.recompute = Recompute::per_stage;
       for (const std::vector<StageRecompute>& choices : recompute_choices(spec, training.engine)) {
         one.stage_recompute = choices;
-        try_layout(graph, networks, training, one, all);
+        try_layout(graph, networks, training, one, blocks, all);
       }
     }
 }
@@ -176,8 +176,9 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
     // Brute force: every spec, every cut, every choice of stages that recompute; those that fit
     // are simulated.
     NetworkCache networks(cluster);
+    KnownBlocks blocks;
     std::vector<Tried> all;
-    try_every_layout(graph, networks, training, devices, request, all);
+    try_every_layout(graph, networks, training, devices, request, blocks, all);
     // Tight: the largest memory for which no plan fits without recompute, and less than a tenth
     // of all plans fit.
     std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
@@ -251,8 +252,9 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
     options.most_simulated = 1 << 20;
 
     NetworkCache networks(cluster);
+    KnownBlocks blocks;
     std::vector<Tried> all;
-    for (int n = 1; n <= cluster.devices(); ++n) try_every_layout(graph, networks, training, n, request, all);
+    for (int n = 1; n <= cluster.devices(); ++n) try_every_layout(graph, networks, training, n, request, blocks, all);
     REQUIRE(!all.empty());
     simulated += static_cast<std::int64_t>(all.size());
     std::ranges::sort(all, {}, [](const Tried& one) { return one.result.memory.peak(); });
@@ -340,11 +342,12 @@ TEST_CASE("of unlike nodes the search finds what simulating every layout of ever
       Cluster cluster;
       std::vector<Tried> all;
     };
+    KnownBlocks blocks;
     std::vector<OnArrangement> tried;
     for (const Cluster& one : arrangements(cluster)) {
       OnArrangement& on = tried.emplace_back(OnArrangement{.cluster = one, .all = {}});
       NetworkCache networks(on.cluster);
-      for (int n = 1; n <= one.devices(); ++n) try_every_layout(graph, networks, training, n, request, on.all);
+      for (int n = 1; n <= one.devices(); ++n) try_every_layout(graph, networks, training, n, request, blocks, on.all);
     }
     std::vector<Bytes> peaks;
     for (const OnArrangement& on : tried)
@@ -639,6 +642,24 @@ TEST_CASE("a search gives the same plans every time") {
     CHECK(other.counts.simulated == first.counts.simulated);
     CHECK(other.counts.certified == first.counts.certified);
   }
+}
+
+TEST_CASE("a search that counts no layouts finds the same plans") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(12, DataType::bf16);
+  for (const int devices : {5, 8})
+    for (const Objective objective : {Objective::time, Objective::cost, Objective::memory}) {
+      SearchOptions options;
+      options.objective = objective;
+      const Cluster cluster = cluster_of("dgx-a100", devices);
+      const SearchResult counted = search(graph, cluster, training, {}, options);
+      options.counts_layouts = false;
+      const SearchResult other = search(graph, cluster, training, {}, options);
+      REQUIRE(!counted.plans.empty());
+      CHECK(other.plans == counted.plans);
+      CHECK(other.counts.certified == counted.counts.certified);
+      CHECK(other.counts.simulated == counted.counts.simulated);
+    }
 }
 
 TEST_CASE("the space holds every factorisation once, and only orders that differ") {
