@@ -68,7 +68,7 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 // Choices that no search makes by itself, among values without names.
 bool is_on_request(const ChoiceRow& row) {
   return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard ||
-         row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers ||
+         row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers || row.choice == Choice::offload_layers ||
          row.choice == Choice::replica_micro_batches || row.choice == Choice::prefetch_depth;
 }
 
@@ -318,6 +318,11 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
     if (row.choice == Choice::recompute_layers) {
       ParallelSpec& spec = specs.emplace_back(space.specs.front());
       spec.recompute = Recompute::full;
+      row.set(spec, std::int64_t{1});
+    }
+    if (row.choice == Choice::offload_layers) {
+      ParallelSpec& spec = specs.emplace_back(space.specs.front());
+      spec.offload = Offload{.activations = Home::host};
       row.set(spec, std::int64_t{1});
     }
     for (ParallelSpec& spec : specs) {
