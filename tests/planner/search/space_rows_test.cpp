@@ -134,6 +134,29 @@ TEST_CASE("groups that exchange tokens for heads have the next ones for neighbou
   CHECK(neighbours(1, ContextMethod::ring, 1) == Groups{});
 }
 
+TEST_CASE("of how many layers activations leave has one less and one more for neighbours, up to all") {
+  const Space space;
+  const SpaceRow& row = space_row_of(Choice::offload_layers);
+  const auto neighbours = [&](int pp, int layers, Home home) {
+    ParallelSpec spec;
+    spec.mesh.degree.pp = pp;
+    spec.offload.activations = home;
+    spec.offload_layers = layers;
+    std::vector<std::int64_t> found;
+    for (const ChoiceValue& value : row.neighbours(row, {space.graph, space.training, pp}, spec))
+      found.push_back(std::get<std::int64_t>(value));
+    return found;
+  };
+  using Numbers = std::vector<std::int64_t>;
+  const int layers = static_cast<int>(space.graph.blocks.size()) - 2;
+  REQUIRE(layers == 4);
+  CHECK(neighbours(1, 1, Home::host) == Numbers{2});
+  CHECK(neighbours(1, 3, Home::nvme) == Numbers{2, 0});
+  CHECK(neighbours(1, 0, Home::host) == Numbers{3});
+  CHECK(neighbours(2, 1, Home::host) == Numbers{0});
+  CHECK(neighbours(1, 0, Home::device) == Numbers{});
+}
+
 TEST_CASE("with an interleaved schedule fixed the space has every legal number of virtual stages") {
   const Space space;
   for (const std::int64_t group : {0, 3, 4}) {
@@ -375,6 +398,14 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
   CHECK(layout_text(hybrid).find(" gather-parameters") != std::string::npos);
   CHECK(phrase(row_of(Choice::gather_unit), GatherUnit::parameter) == "parameters gathered one by one");
   CHECK(phrase(row_of(Choice::gather_unit), GatherUnit::block) == "parameters gathered block by block");
+  ParallelSpec offloaded;
+  offloaded.offload = Offload{.activations = Home::host};
+  offloaded.offload_layers = 3;
+  CHECK(layout_text(offloaded).ends_with(" offload=activations offload-layers=3"));
+  CHECK(phrase(row_of(Choice::offload_layers), std::int64_t{1}) ==
+        "with the activations of 1 layer a stage off the device");
+  CHECK(instead(row_of(Choice::offload_layers), offloaded, std::int64_t{2}) ==
+        "the activations of 3 layers a stage off the device instead of 2");
   ParallelSpec hierarchical;
   hierarchical.mesh.degree.cp = 8;
   hierarchical.cp_method = ContextMethod::ring;
