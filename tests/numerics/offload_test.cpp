@@ -269,13 +269,13 @@ TEST_CASE("of so many layers alone a step copies what they save, and three other
     const Program on_device = lower_all(job_of(graph, training, spec)).back();
     spec.offload = Offload{.activations = Home::host};
     const Program all = lower_all(job_of(graph, training, spec)).back();
-    const Bytes each = all.copied.device.host / layers;
+    const std::int64_t out = all.copied.device.host.count / layers, on_host = all.memory.host.count / layers;
     for (int number = 1; number < layers; ++number) {
       spec.offload_layers = number;
       const Program some = lower_all(job_of(graph, training, spec)).back();
       CAPTURE(number);
-      CHECK(some.copied.device.host == number * each);
-      CHECK(some.memory.host == number * (all.memory.host / layers));
+      CHECK(some.copied.device.host == Bytes(number * out));
+      CHECK(some.memory.host == Bytes(number * on_host));
       const std::int64_t staged = std::ranges::count_if(
           some.buffers, [](const Buffer& buffer) { return buffer.name.starts_with("saved on its way to and from the host"); });
       CHECK(staged == (number == 1 ? 0 : staging_buffers));
