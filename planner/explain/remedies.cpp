@@ -38,9 +38,9 @@ RemedyValue remedy_value(const ChoiceValue& value) {
 
 // The order in which the given parts of a layout are tried.
 constexpr std::array remedy_choices = {
-    Choice::zero_stage, Choice::micro_batch, Choice::recompute,         Choice::tp,           Choice::pp,
-    Choice::dp,         Choice::schedule,    Choice::sequence_parallel, Choice::stage_blocks,
-    Choice::offload,    Choice::offload_layers,
+    Choice::zero_stage,   Choice::micro_batch, Choice::recompute,      Choice::tp,
+    Choice::pp,           Choice::dp,          Choice::schedule,       Choice::sequence_parallel,
+    Choice::stage_blocks, Choice::offload,     Choice::offload_layers,
 };
 
 // Each given part of the layout, either left to the search or, where its values have an order, as
@@ -87,8 +87,7 @@ std::optional<Remedy> offloaded_layers(const SuggestRequest& request, const Reme
   // A number must not be more than a stage of that plan has.
   const std::int64_t most = most_layers_of_a_stage(*request.graph, all.plan.spec);
   if (most < 2 || !fits(with(most - 1))) return std::nullopt;
-  const std::int64_t fewest =
-      nearest_that_helps(0, most - 1, [&](std::int64_t layers) { return fits(with(layers)); });
+  const std::int64_t fewest = nearest_that_helps(0, most - 1, [&](std::int64_t layers) { return fits(with(layers)); });
   return remedy(with(fewest), row.key, phrase(row, fewest), fewest);
 }
 

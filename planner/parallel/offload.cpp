@@ -34,17 +34,20 @@ std::optional<std::string> refused_by(const Engine& engine, const OpGraph& graph
                        name(spec.offload), Engine{}.title, engine.name);
   const int layers = most_layers_of_a_stage(graph, spec);
   if (spec.offload_layers == 0 || spec.offload_layers >= layers)
-    return fmt::format("engine {} takes the activations of fewer layers off the device than there are; legal: "
-                       "offload_layers from 1 to {}, or offload none",
-                       engine.name, layers - 1);
+    return fmt::format(
+        "engine {} takes the activations of fewer layers off the device than there are; legal: "
+        "offload_layers from 1 to {}, or offload none",
+        engine.name, layers - 1);
   if (spec.pp() > 1)
-    return fmt::format("engine {} takes activations off the device without a pipeline, and pp is {}; legal: pp 1, or "
-                       "offload none",
-                       engine.name, spec.pp());
+    return fmt::format(
+        "engine {} takes activations off the device without a pipeline, and pp is {}; legal: pp 1, or "
+        "offload none",
+        engine.name, spec.pp());
   if (spec.recompute != Recompute::none)
-    return fmt::format("engine {} takes activations off the device without recompute, and recompute is {}; legal: "
-                       "recompute none, or offload none",
-                       engine.name, name(spec.recompute));
+    return fmt::format(
+        "engine {} takes activations off the device without recompute, and recompute is {}; legal: "
+        "recompute none, or offload none",
+        engine.name, name(spec.recompute));
   return std::nullopt;
 }
 
@@ -67,9 +70,10 @@ std::optional<std::string> illegal_offload(const OpGraph& graph, const TrainingS
                                            const ParallelSpec& spec) {
   if (spec.offload_layers != 0) {
     if (spec.offload.activations == Home::device)
-      return fmt::format("offload_layers says of how many layers of each stage activations leave the device, and "
-                         "offload is {}; leave offload_layers out, or add activations to offload",
-                         name(spec.offload));
+      return fmt::format(
+          "offload_layers says of how many layers of each stage activations leave the device, and "
+          "offload is {}; leave offload_layers out, or add activations to offload",
+          name(spec.offload));
     if (const int most = most_layers_of_a_stage(graph, spec); spec.offload_layers > most || spec.offload_layers < 0)
       return fmt::format("offload_layers is {}, and {} {} layer{}; take 1 to {}, or leave it out: all layers",
                          spec.offload_layers, spec.stages() == 1 ? "the model has" : "no stage has more than", most,

@@ -146,9 +146,10 @@ std::optional<std::string> layers_without_rule(const ParallelSpec& spec, const T
 
 std::optional<std::string> layers_without_offload(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
   if (spec.offload.activations != Home::device) return std::nullopt;
-  return fmt::format("offload_layers says of how many layers of each stage activations leave the device, and offload "
-                     "is {}: leave the key out, or write activations among what is offloaded",
-                     name(spec.offload));
+  return fmt::format(
+      "offload_layers says of how many layers of each stage activations leave the device, and offload "
+      "is {}: leave the key out, or write activations among what is offloaded",
+      name(spec.offload));
 }
 
 std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, const TrainingSpec& /*training*/) {

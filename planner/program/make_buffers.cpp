@@ -86,7 +86,8 @@ void share_places(Lowering& lowering) {
     if (!take_turns_with_others(saved)) continue;
     // Counted from the last of them backwards.
     for (std::size_t i = 0; i < elsewhere.size(); ++i)
-      lowering.in_place_of[elsewhere[elsewhere.size() - 1 - i]] = on_device[on_device.size() - 1 - i % on_device.size()];
+      lowering.in_place_of[elsewhere[elsewhere.size() - 1 - i]] =
+          on_device[on_device.size() - 1 - i % on_device.size()];
   }
 }
 

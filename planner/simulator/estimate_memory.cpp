@@ -178,8 +178,8 @@ SavedByStage Estimator::saved_by(const ParallelSpec& spec, const HeldStage& stag
     const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
     if (home_of_saved(spec, kind) == Home::device) continue;
     const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
-    const bool input_apart = (spec.input_slots == InputSlots::one_more || stage.is_handed_its_input) && b > 0 &&
-                             b == stage.blocks.first;
+    const bool input_apart =
+        (spec.input_slots == InputSlots::one_more || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
     const std::int64_t bytes = input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes;
     if (b < stage.first_on_device) {
       saved.most_elsewhere = std::max(saved.most_elsewhere, bytes);
@@ -256,7 +256,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     if (spec.offload.activations != Home::device) {
       const SavedByStage saved = saved_by(spec, stage);
       if (!take_turns_with_others(saved)) staged = std::max(staged, saved.most_elsewhere);
-      if (spec.offload.activations == Home::nvme) in_file = std::max({in_file, saved.most_elsewhere, staged_for_weights});
+      if (spec.offload.activations == Home::nvme)
+        in_file = std::max({in_file, saved.most_elsewhere, staged_for_weights});
     }
     const BlockShapes& shapes = *shapes_[stage.shapes.shapes];
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {

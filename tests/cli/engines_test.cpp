@@ -127,8 +127,8 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
 
 TEST_CASE("an engine that has it keeps what some layers save in host memory, and another is refused") {
   const auto with = [](const std::string& engine, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments{"simulate", "llama3-8b", "--cluster", "dgx-a100", "--devices", "8", "--tp", "8",
-                                       "--global-batch", "8", "--engine", engine};
+    std::vector<std::string> arguments{"simulate", "llama3-8b", "--cluster",      "dgx-a100", "--devices", "8",
+                                       "--tp",     "8",         "--global-batch", "8",        "--engine",  engine};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   };

@@ -276,8 +276,9 @@ TEST_CASE("of so many layers alone a step copies what they save, and three other
       CAPTURE(number);
       CHECK(some.copied.device.host == Bytes(number * out));
       CHECK(some.memory.host == Bytes(number * on_host));
-      const std::int64_t staged = std::ranges::count_if(
-          some.buffers, [](const Buffer& buffer) { return buffer.name.starts_with("saved on its way to and from the host"); });
+      const std::int64_t staged = std::ranges::count_if(some.buffers, [](const Buffer& buffer) {
+        return buffer.name.starts_with("saved on its way to and from the host");
+      });
       CHECK(staged == (number == 1 ? 0 : staging_buffers));
       if (number == 1) CHECK(some.memory.activations < on_device.memory.activations);
     }

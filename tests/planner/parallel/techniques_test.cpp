@@ -688,13 +688,15 @@ TEST_CASE("The activations of no more layers leave the device than a stage has")
   spec.recompute = Recompute::none;
   spec.offload.activations = Home::nvme;
   CHECK(reason_of(spec) ==
-        "offload activations:nvme is known of parplan's own runtime alone, and the engine is megatron; leave offload or the engine "
+        "offload activations:nvme is known of parplan's own runtime alone, and the engine is megatron; leave offload "
+        "or the engine "
         "out");
   spec = layout(tiny_gpt2(), 1, 1, 2);
   spec.offload = Offload{.activations = Home::host};
   spec.offload_layers = 1;
-  CHECK(reason_of(spec) ==
-        "engine megatron takes activations off the device without a pipeline, and pp is 2; legal: pp 1, or offload none");
+  CHECK(
+      reason_of(spec) ==
+      "engine megatron takes activations off the device without a pipeline, and pp is 2; legal: pp 1, or offload none");
 }
 
 TEST_CASE("A stage recomputes no more layers than it has") {

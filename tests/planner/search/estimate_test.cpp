@@ -260,8 +260,8 @@ TEST_CASE("what the first layers save leaves and returns while the others comput
     const auto step = [&](Offload offload, int layers) {
       spec.offload = offload;
       spec.offload_layers = layers;
-      return simulate_spec(graph, estimator.networks(), training, spec, place(graph, spec),
-                           schedule_of(spec, training), nullptr);
+      return simulate_spec(graph, estimator.networks(), training, spec, place(graph, spec), schedule_of(spec, training),
+                           nullptr);
     };
     const Offload activations{.activations = Home::host};
     const StepResult none = step({}, 0), half = step(activations, 4), all = step(activations, 0);
@@ -272,8 +272,8 @@ TEST_CASE("what the first layers save leaves and returns while the others comput
     const std::int64_t saved = half.memory.host.count / 4;
     CHECK(none.memory.activations - half.memory.activations == Bytes(4 * saved));
     CHECK(none.memory.activations - all.memory.activations == Bytes((8 - staging_buffers) * saved));
-    hides_half = hides_half || (half.time.total() <= none.time.total() * (1 + 1e-9) &&
-                                all.time.total() > none.time.total() * 1.01);
+    hides_half = hides_half ||
+                 (half.time.total() <= none.time.total() * (1 + 1e-9) && all.time.total() > none.time.total() * 1.01);
   }
   CHECK(hides_half);
 }

@@ -78,13 +78,13 @@ inline ParallelSpec or_hierarchical(ParallelSpec spec, const OpGraph& graph, con
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} by {} mb {} {} {} [{}] "
-                     "offload {} of {} layers",
-                     spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel,
-                     name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth,
-                     name(spec.gather_unit), spec.micro_batch, name(spec.schedule),
-                     write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec),
-                     name(spec.offload), spec.offload_layers);
+  return fmt::format(
+      "dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} by {} mb {} {} {} [{}] "
+      "offload {} of {} layers",
+      spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
+      spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth, name(spec.gather_unit), spec.micro_batch,
+      name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec),
+      name(spec.offload), spec.offload_layers);
 }
 
 // A decoder with random sizes.
