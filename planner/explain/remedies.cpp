@@ -74,8 +74,8 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
   }
 }
 
-// Of as few layers of each stage as make a plan fit, where the activations of all of them in host
-// memory do, as in `all`.
+// With as few layers of each stage as make a plan fit, where the activations of all in host memory
+// do, as in `all`.
 std::optional<Remedy> offloaded_layers(const SuggestRequest& request, const Remedy& all) {
   const ChoiceRow& row = row_of(Choice::offload_layers);
   const auto with = [&](std::int64_t layers) {

@@ -7,9 +7,10 @@
 // What layers keep from their forward for their backward, where that is on the host: a layer fills
 // a buffer on the device, from which it is copied to its slot on the host while the next layers
 // run. It is copied back while the backward of the layer behind it runs (ZeRO-Infinity, Rajbhandari
-// et al. 2021, arXiv:2104.07857). Buffers on the device take turns, of their own, or those of layers
-// behind it that keep theirs there (`in_place_of`). Where the slot is in a file, the way leads over one of a few
-// buffers on the host, from which it is written, and into which it is read ahead of the backward.
+// et al. 2021, arXiv:2104.07857). Buffers on the device take turns: buffers of their own, or those
+// of layers behind it that keep theirs there (`in_place_of`). Where the slot is in a file, the way
+// leads over one of a few buffers on the host, from which it is written, and into which it is read
+// ahead of the backward.
 namespace parplan {
 namespace {
 

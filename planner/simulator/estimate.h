@@ -373,7 +373,7 @@ class Estimator {
   std::int64_t share_slots(const ParallelSpec& spec, std::span<const HeldStage> held);
   // The same of what is kept for weight gradients.
   void share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held);
-  // Of the layers of a stage, as make_buffers.cpp has it.
+  // What the layers of a stage save, as make_buffers.cpp has it.
   SavedByStage saved_by(const ParallelSpec& spec, const HeldStage& stage) const;
   bool is_handed_its_input(const ParallelSpec& spec, int stage) const {
     return stage > 0 && rank_of_stage(spec, stage) == rank_of_stage(spec, stage - 1);

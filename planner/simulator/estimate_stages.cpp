@@ -14,9 +14,9 @@ namespace parplan {
 
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; k_1 .. k_m those
 // that keep what they save on the host, with computation c_i. b buffers take turns. In a forward,
-// block k_m waits for the copy of block k_(m-b), and copies follow one another from the end of block
-// k_1; in a backward, the copy for block k_(m-b) waits for block k_m. Where the buffers are those of
-// the b layers behind k_m, the last of these is in both the place of a block k_(m+b).
+// block k_m waits for the copy of block k_(m-b), and copies follow one another from the end of
+// block k_1; in a backward, the copy for block k_(m-b) waits for block k_m. Where the buffers are
+// those of the b layers behind k_m, block k_m + b waits for its copy, and its copy for that block.
 std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) const {
   std::vector<std::size_t> kept;
   for (std::size_t i = 0; i < visits_.size(); ++i)

@@ -140,7 +140,7 @@ TEST_CASE("an engine that has it keeps what some layers save in host memory, and
   const auto none = memory({}), some = memory({"--offload-layers", "20"});
   CHECK(none.second == 0);
   CHECK(some.second > 0);
-  // What is on the host is not on the device, up to the padding of buffers and the allocator's share.
+  // What is on the host is not on the device, up to padding and the allocator's share.
   CHECK(none.first - some.first >= some.second - 20 * 256);
   const Called refused = call(with("torchtitan", {"--offload-layers", "20"}));
   CHECK(refused.code == 2);

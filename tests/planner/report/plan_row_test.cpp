@@ -309,7 +309,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
                   "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,,0,fits,1000,"
-                  "620,620,,0,all_reduce,,,,,,0,\n") != std::string::npos);
+                  "620,620,,0,all_reduce,,,,,,0,,\n") != std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 
