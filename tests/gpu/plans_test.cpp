@@ -223,8 +223,6 @@ TEST_CASE("plans that keep state and activations on the host train on a GPU as t
       spec.zero_stage = zero;
       spec.micro_batch = 2;
       spec.offload = offload;
-      // In the places of the three layers behind the first.
-      if (pp == 1 && offload.activations != Home::device) spec.offload_layers = 1;
       if (offload.parameters != Home::device) spec.prefetch_depth = zero == 3 ? 2 : 0;
       if (zero == 3) spec.gather_unit = GatherUnit::parameter;
       if (pp > 1) spec.schedule = ScheduleKind::zero_bubble_h1;
