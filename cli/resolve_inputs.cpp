@@ -274,6 +274,12 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   if (layout[Choice::recompute_layers] && layout[Choice::recompute] == ChoiceValue(Recompute::none))
     throw ConfigError("--recompute-layers says how many layers of each stage recompute, and --recompute is none; leave "
                       "one out");
+  if (const auto offload = parplan::given<Offload>(layout, Choice::offload);
+      layout[Choice::offload_layers] && offload && offload->activations == Home::device)
+    throw ConfigError(
+        fmt::format("--offload-layers says of how many layers of each stage activations leave the device, and "
+                    "--offload is {}; leave --offload-layers out, or add activations to --offload",
+                    name(*offload)));
   // What is gathered follows from ZeRO alone, whatever number of replicas is chosen.
   ParallelSpec replicated = with_given(layout);
   if (!layout[Choice::dp]) replicated.mesh.degree.dp = 2;

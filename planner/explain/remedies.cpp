@@ -15,6 +15,7 @@
 #include "planner/cluster/host_share.h"
 #include "planner/explain/larger_cluster.h"
 #include "planner/explain/request_fits.h"
+#include "planner/parallel/recompute.h"
 #include "planner/program/bucket_work.h"
 #include "planner/search/space_rows.h"
 
@@ -37,9 +38,9 @@ RemedyValue remedy_value(const ChoiceValue& value) {
 
 // The order in which the given parts of a layout are tried.
 constexpr std::array remedy_choices = {
-    Choice::zero_stage, Choice::micro_batch, Choice::recompute,         Choice::tp,           Choice::pp,
-    Choice::dp,         Choice::schedule,    Choice::sequence_parallel, Choice::stage_blocks,
-    Choice::offload,
+    Choice::zero_stage,   Choice::micro_batch, Choice::recompute,      Choice::tp,
+    Choice::pp,           Choice::dp,          Choice::schedule,       Choice::sequence_parallel,
+    Choice::stage_blocks, Choice::offload,     Choice::offload_layers,
 };
 
 // Each given part of the layout, either left to the search or, where its values have an order, as
@@ -73,6 +74,23 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
   }
 }
 
+// With as few layers of each stage as make a plan fit, where the activations of all in host memory
+// do, as in `all`.
+std::optional<Remedy> offloaded_layers(const SuggestRequest& request, const Remedy& all) {
+  const ChoiceRow& row = row_of(Choice::offload_layers);
+  const auto with = [&](std::int64_t layers) {
+    SuggestRequest changed = request;
+    changed.layout[Choice::offload] = Offload{.activations = Home::host};
+    changed.layout[Choice::offload_layers] = layers;
+    return changed;
+  };
+  // A number must not be more than a stage of that plan has.
+  const std::int64_t most = most_layers_of_a_stage(*request.graph, all.plan.spec);
+  if (most < 2 || !fits(with(most - 1))) return std::nullopt;
+  const std::int64_t fewest = nearest_that_helps(0, most - 1, [&](std::int64_t layers) { return fits(with(layers)); });
+  return remedy(with(fewest), row.key, phrase(row, fewest), fewest);
+}
+
 // What the search leaves out unless it is asked for. Cores have no memory but their host's.
 std::optional<Remedy> offloaded(const SuggestRequest& request) {
   if (request.layout[Choice::offload] || !is_accelerator(request.cluster.backend())) return std::nullopt;
@@ -84,6 +102,9 @@ std::optional<Remedy> offloaded(const SuggestRequest& request) {
     if (!fits(changed)) continue;
     std::optional<Remedy> found = remedy(changed, row.key, phrase(row, one), {});
     if (found) found->value = remedy_value(one);
+    // The layers behind the first keep what they save where it takes no time.
+    if (found && one == Offload{.activations = Home::host})
+      if (std::optional<Remedy> some = offloaded_layers(request, *found)) return some;
     return found;
   }
   return std::nullopt;

@@ -104,6 +104,9 @@ constexpr std::array layout_rows = {
                     "recompute of modules in some layers of a stage",
                     "recompute_layers must be left out: all layers recompute",
                     [](const ParallelSpec& spec) { return recomputes_some(spec, false); }},
+    EngineLayoutRow{Choice::offload_layers, &Engine::has_offload_of_some_layers,
+                    "offload of the activations of some layers", "offload_layers must be left out",
+                    [](const ParallelSpec& spec) { return spec.offload_layers > 0; }},
 };
 
 }  // namespace
@@ -149,7 +152,8 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 std::string lacking_in_words(const Engine& engine) {
   std::vector<std::string> lacking;
   for (const EngineLayoutRow& row : layout_rows)
-    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers)
+    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers &&
+        row.choice != Choice::offload_layers)
       lacking.emplace_back(row.name);
   const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;
   if (engine.most_zero < Engine{}.most_zero) lacking.push_back(fmt::format("ZeRO above {}", engine.most_zero));

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/parallel/recompute.h"
 #include "planner/plan/layout.h"
 
 namespace parplan {
@@ -24,29 +25,65 @@ bool multiplies_on_host(const TrainingSpec& training, const Offload& offload) {
   return training.optimizer == Optimizer::muon && offload.optimizer != Home::device;
 }
 
+// What an engine that has it demands of an offload of activations, as Megatron Core does: fewer
+// layers than there are, neither a pipeline nor recompute
+// (Megatron-LM@d98e8a64dd megatron/core/transformer/transformer_config.py, __post_init__).
+std::optional<std::string> refused_by(const Engine& engine, const OpGraph& graph, const ParallelSpec& spec) {
+  if (spec.offload != Offload{.activations = Home::host} || !engine.has_offload_of_some_layers)
+    return fmt::format("offload {} is known of {} alone, and the engine is {}; leave offload or the engine out",
+                       name(spec.offload), Engine{}.title, engine.name);
+  const int layers = most_layers_of_a_stage(graph, spec);
+  if (spec.offload_layers == 0 || spec.offload_layers >= layers)
+    return fmt::format(
+        "engine {} takes the activations of fewer layers off the device than there are; legal: "
+        "offload_layers from 1 to {}, or offload none",
+        engine.name, layers - 1);
+  if (spec.pp() > 1)
+    return fmt::format(
+        "engine {} takes activations off the device without a pipeline, and pp is {}; legal: pp 1, or "
+        "offload none",
+        engine.name, spec.pp());
+  if (spec.recompute != Recompute::none)
+    return fmt::format(
+        "engine {} takes activations off the device without recompute, and recompute is {}; legal: "
+        "recompute none, or offload none",
+        engine.name, name(spec.recompute));
+  return std::nullopt;
+}
+
 }  // namespace
 
-std::vector<int> legal_offloads(const OpGraph& /*graph*/, const TrainingSpec& training, const ParallelSpec& spec,
+std::vector<int> legal_offloads(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec,
                                 int most) {
   std::vector<int> values;
-  for (const Offload& offload : all_offloads())
-    if (const int value = number_of(offload); value <= most && (offload == Offload{} || is_own(training.engine)) &&
-                                              !repeats_parameters(spec, offload) &&
-                                              !multiplies_on_host(training, offload) &&
-                                              !drives_quantized_state(training, offload))
+  ParallelSpec other = spec;
+  for (const Offload& offload : all_offloads()) {
+    other.offload = offload;
+    if (const int value = number_of(offload); value <= most && !illegal_offload(graph, training, other))
       values.push_back(value);
+  }
   std::ranges::sort(values);
   return values;
 }
 
-std::optional<std::string> illegal_offload(const OpGraph& /*graph*/, const TrainingSpec& training,
+std::optional<std::string> illegal_offload(const OpGraph& graph, const TrainingSpec& training,
                                            const ParallelSpec& spec) {
+  if (spec.offload_layers != 0) {
+    if (spec.offload.activations == Home::device)
+      return fmt::format(
+          "offload_layers says of how many layers of each stage activations leave the device, and "
+          "offload is {}; leave offload_layers out, or add activations to offload",
+          name(spec.offload));
+    if (const int most = most_layers_of_a_stage(graph, spec); spec.offload_layers > most || spec.offload_layers < 0)
+      return fmt::format("offload_layers is {}, and {} {} layer{}; take 1 to {}, or leave it out: all layers",
+                         spec.offload_layers, spec.stages() == 1 ? "the model has" : "no stage has more than", most,
+                         most == 1 ? "" : "s", most);
+  }
   if (spec.offload == Offload{}) return std::nullopt;
   if (const std::optional<std::string> reason = wrong_with(spec.offload))
     return fmt::format("there is no offload {}: {}", name(spec.offload), *reason);
   if (!is_own(training.engine))
-    return fmt::format("offload {} is known of {} alone, and the engine is {}; leave offload or the engine out",
-                       name(spec.offload), Engine{}.title, training.engine.name);
+    if (std::optional<std::string> reason = refused_by(training.engine, graph, spec)) return reason;
   Offload other = spec.offload;
   if (repeats_parameters(spec, spec.offload)) {
     other.parameters = Home::device;

@@ -46,9 +46,22 @@ BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements,
   return layout;
 }
 
-int first_kept_block(BlockRange stage, const StageRecompute& recompute, int blocks) {
+namespace {
+
+// The end of a stage's first `number` layers; of the stage, where that are all.
+int end_of_layers(BlockRange stage, int number, int blocks) {
   const int first_layer = std::max(stage.first, 1), layers = std::min(stage.last, blocks - 1) - first_layer;
-  return recompute.layers == 0 || recompute.layers >= layers ? stage.last : first_layer + recompute.layers;
+  return number == 0 || number >= layers ? stage.last : first_layer + number;
+}
+
+}  // namespace
+
+int first_kept_block(BlockRange stage, const StageRecompute& recompute, int blocks) {
+  return end_of_layers(stage, recompute.layers, blocks);
+}
+
+int first_block_on_device(BlockRange stage, const ParallelSpec& spec, int blocks) {
+  return end_of_layers(stage, spec.offload_layers, blocks);
 }
 
 Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
@@ -61,9 +74,10 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
                 .replica_micro_batches = spec.replica_micro_batches,
                 .prefetch_depth = spec.prefetch_depth,
                 .gather_unit = spec.gather_unit};
-  const auto lay_out_until = [&](int end, Recompute recompute) {
-    if (static_cast<std::size_t>(end) == layout.layout_of_block.size()) return;
-    const BlockLayout block = block_layout(spec, placements, recompute);
+  const auto lay_out_until = [&](int end, Recompute recompute, Home saved) {
+    if (static_cast<std::size_t>(end) <= layout.layout_of_block.size()) return;
+    BlockLayout block = block_layout(spec, placements, recompute);
+    block.saved = saved;
     auto known = std::ranges::find(layout.layouts, block);
     if (known == layout.layouts.end()) known = layout.layouts.insert(known, block);
     layout.layout_of_block.resize(static_cast<std::size_t>(end), static_cast<int>(known - layout.layouts.begin()));
@@ -74,8 +88,12 @@ Layout lay_out(const ParallelSpec& spec, const Placements& placements) {
     layout.stages.push_back({first, first + spec.stage_blocks[stage]});
     first = layout.stages.back().last;
     const StageRecompute recompute = spec.recompute_of(static_cast<int>(stage));
-    lay_out_until(first_kept_block(layout.stages.back(), recompute, blocks), recompute.rule);
-    lay_out_until(first, Recompute::none);
+    const int kept = first_kept_block(layout.stages.back(), recompute, blocks);
+    const int on_device = first_block_on_device(layout.stages.back(), spec, blocks);
+    lay_out_until(std::min(kept, on_device), recompute.rule, spec.offload.activations);
+    lay_out_until(kept, recompute.rule, Home::device);
+    lay_out_until(on_device, Recompute::none, spec.offload.activations);
+    lay_out_until(first, Recompute::none, Home::device);
   }
   return layout;
 }

@@ -61,7 +61,11 @@ struct Layout {
 // The block of a stage from which on no layer recomputes, in a model of `blocks` blocks, of which
 // all but the first and the last are layers. The end of the stage where all of its layers do.
 int first_kept_block(BlockRange stage, const StageRecompute& recompute, int blocks);
-// `spec.stage_blocks` is set; the blocks of a stage are alike, but for which of them recompute.
+// Likewise the one from which on all that layers save stays on the device, whatever `spec.offload`
+// says.
+int first_block_on_device(BlockRange stage, const ParallelSpec& spec, int blocks);
+// `spec.stage_blocks` is set; the blocks of a stage are alike, but for which of them recompute, and
+// which save elsewhere than on the device.
 Layout lay_out(const ParallelSpec& spec, const Placements& placements);
 // Where the recipe keeps the state of parameters.
 StateHomes state_homes(const ParallelSpec& spec);

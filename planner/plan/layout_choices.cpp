@@ -144,6 +144,14 @@ std::optional<std::string> layers_without_rule(const ParallelSpec& spec, const T
                                                        : ": write the number behind each stage's own, such as full:3");
 }
 
+std::optional<std::string> layers_without_offload(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
+  if (spec.offload.activations != Home::device) return std::nullopt;
+  return fmt::format(
+      "offload_layers says of how many layers of each stage activations leave the device, and offload "
+      "is {}: leave the key out, or write activations among what is offloaded",
+      name(spec.offload));
+}
+
 std::optional<std::string> sequence_parallel_alone(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
   if (!spec.sequence_parallel || spec.tp() > 1) return std::nullopt;
   return "sequence parallelism spreads work over tensor-parallel ranks, and there is 1 (tp 1)";
@@ -668,7 +676,11 @@ constexpr std::array rows = {
                              "(ZeRO-3); activations, what layers keep for their backward; optimizer:nvme, "
                              "parameters:nvme and activations:nvme are in files on NVMe (ZeRO-Infinity)",
               .get = get<&ParallelSpec::offload>,
-              .set = set<&ParallelSpec::offload>,
+              .set =
+                  [](ParallelSpec& spec, const ChoiceValue& value) {
+                    spec.offload = std::get<Offload>(value);
+                    if (spec.offload.activations == Home::device) spec.offload_layers = 0;
+                  },
               .named = offloads,
               .may_be_absent = true,
               .word =
@@ -676,6 +688,45 @@ constexpr std::array rows = {
                     return spec.offload == Offload{} ? "" : fmt::format("offload={}", name(spec.offload));
                   },
               .phrase = [](const ChoiceValue& value) { return phrase(std::get<Offload>(value)); }},
+    ChoiceRow{
+        .choice = Choice::offload_layers,
+        .key = "offload_layers",
+        .option = "--offload-layers",
+        .operand = "N",
+        .description = "layers of each stage whose activations leave the device, the first ones (default: all); "
+                       "alone, with --offload activations",
+        .get = get<&ParallelSpec::offload_layers>,
+        // Without activations elsewhere there is nothing to count.
+        .set =
+            [](ParallelSpec& spec, const ChoiceValue& value) {
+              spec.offload_layers = spec.offload.activations != Home::device ? static_cast<int>(number(value)) : 0;
+            },
+        .maximum = most_devices,
+        .may_be_absent = true,
+        .presumes = Choice::offload,
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
+          if (number(value) == 0) return {Choice::offload_layers, value};
+          return {Choice::offload, Offload{.activations = Home::host}};
+        },
+        .fault = layers_without_offload,
+        .word =
+            [](const ParallelSpec& spec) {
+              return spec.offload_layers > 0 ? fmt::format("offload-layers={}", spec.offload_layers) : "";
+            },
+        .phrase =
+            [](const ChoiceValue& value) {
+              if (number(value) == 0) return std::string("with the activations of all layers off the device");
+              return fmt::format("with the activations of {} layer{} a stage off the device", number(value),
+                                 number(value) == 1 ? "" : "s");
+            },
+        .instead =
+            [](const ParallelSpec& now, const ChoiceValue& given) {
+              return now.offload_layers == 0
+                         ? fmt::format("the activations of all layers off the device instead of {} a stage",
+                                       number(given))
+                         : fmt::format("the activations of {} layers a stage off the device instead of {}",
+                                       now.offload_layers, number(given));
+            }},
     ChoiceRow{
         .choice = Choice::dp_method,
         .key = "dp_method",

@@ -44,6 +44,7 @@ enum class Choice {
   tied_gradients,
   input_slots,
   offload,
+  offload_layers,
   dp_method,
   tp_overlap,
   prefetch_depth,

@@ -73,6 +73,7 @@ ParallelSpec of_one_block(ParallelSpec spec) {
   spec.replica_micro_batches.clear();
   spec.schedule = one.schedule;
   spec.recompute_layers = one.recompute_layers;
+  spec.offload_layers = one.offload_layers;
   spec.stage_recompute.clear();
   spec.stage_blocks.clear();
   spec.virtual_stages = one.virtual_stages;

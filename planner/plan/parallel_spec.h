@@ -95,6 +95,9 @@ struct ParallelSpec {
   InputSlots input_slots = InputSlots::in_flight;
   ContextMethod cp_method = ContextMethod::all_gather;  // so where the context axis has one rank
   Offload offload;
+  // The layers of each stage whose activations `offload` takes off the device, its first ones; 0:
+  // all; so where it takes none.
+  int offload_layers = 0;
   DataMethod dp_method = DataMethod::all_reduce;  // so where the data axis has one rank
   TensorOverlap tp_overlap = TensorOverlap::none;  // so without sequence parallelism
   // Blocks whose parameters are gathered, or come from the host, ahead of the one that computes; so

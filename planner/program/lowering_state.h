@@ -129,6 +129,9 @@ struct Lowering {
   std::vector<int> head;  // what the last block saves, where it has slots of its own
   // On the device, for blocks that keep what they save elsewhere; on the host, for files.
   std::vector<int> staged, staged_for_weights;
+  // By block of the graph: the layer whose place on the device it fills before that one does, where
+  // it saves elsewhere and needs none of `staged`.
+  std::vector<std::optional<int>> in_place_of;
   std::vector<int> staged_on_host;
   std::vector<int> input;       // of a stage, from another rank, where it lies apart
   std::vector<int> gradient;    // of an activation between blocks

@@ -64,6 +64,33 @@ std::vector<int> positions_in_slot(const Lowering& lowering, BytesOf bytes, IsEl
   return positions;
 }
 
+// Layers of each stage that save elsewhere, and take turns in the places of those behind them, as
+// many layers apart as there are of these (`in_place_of`).
+void share_places(Lowering& lowering) {
+  lowering.in_place_of.assign(lowering.graph.blocks.size(), std::nullopt);
+  for (const int stage : lowering.stages) {
+    const BlockRange range = lowering.blocks_of(stage);
+    std::vector<int> elsewhere, on_device;
+    SavedByStage saved;
+    for (int b = range.first; b < range.last; ++b) {
+      if (!is_layer(lowering.graph, b) || !has_backward(lowering.graph, b)) continue;
+      const std::int64_t bytes = lowering.segments_of(b).saved_bytes;
+      const bool leaves = lowering.home_of_saved(b) != Home::device;
+      (leaves ? elsewhere : on_device).push_back(b);
+      if (leaves)
+        saved.most_elsewhere = std::max(saved.most_elsewhere, bytes);
+      else
+        saved.least_on_device = std::min(saved.least_on_device, bytes);
+    }
+    saved.on_device = static_cast<int>(on_device.size());
+    if (!take_turns_with_others(saved)) continue;
+    // Counted from the last of them backwards.
+    for (std::size_t i = 0; i < elsewhere.size(); ++i)
+      lowering.in_place_of[elsewhere[elsewhere.size() - 1 - i]] =
+          on_device[on_device.size() - 1 - i % on_device.size()];
+  }
+}
+
 // The buffers of one rank, each in an entry of its own (`times` is 1); only buffers that take turns
 // share an entry.
 std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
@@ -86,8 +113,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   std::int64_t sent = 0;
   std::int64_t input = 0;
   std::int64_t head = 0;
-  std::int64_t staged = 0, staged_for_weights = 0;
-  bool saves_to_file = false;
+  std::int64_t staged = 0, staged_for_weights = 0, in_file = 0;
   const auto take_most = [](std::vector<SavedSizes>& sizes, int position, std::int64_t bytes, Home home) {
     const auto at = static_cast<std::size_t>(position);
     if (sizes.size() <= at) sizes.resize(at + 1);
@@ -108,9 +134,9 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       take_most(for_weights, lowering.position_for_weights[b], segments.for_weights_bytes, home);
       take_most(left, lowering.position_for_weights[b], segments.left_bytes, Home::device);
       if (home != Home::device) {
-        saves_to_file = saves_to_file || home == Home::nvme;
-        staged = std::max(staged, segments.saved_bytes);
+        if (!lowering.in_place_of[b]) staged = std::max(staged, segments.saved_bytes);
         staged_for_weights = std::max(staged_for_weights, segments.for_weights_bytes);
+        if (home == Home::nvme) in_file = std::max({in_file, segments.saved_bytes, segments.for_weights_bytes});
       }
       gradient = std::max(gradient, segments.gradient_bytes);
       if (lowering.input_apart[b]) input = std::max(input, segments.input_bytes);
@@ -129,7 +155,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       .left = left,
       .staged_bytes = staged,
       .staged_for_weights_bytes = staged_for_weights,
-      .saves_to_file = saves_to_file,
+      .in_file_bytes = in_file,
       .gradient_bytes = gradient,
       .sent_bytes = sent,
       .scratch_bytes = scratch,
@@ -300,6 +326,7 @@ void make_buffers(Lowering& lowering) {
   lowering.position_for_weights = positions_in_slot(
       lowering, [&](int block) { return Lowering::bytes_for_weights(lowering.segments_of(block)); },
       [](int) { return false; });
+  share_places(lowering);
   const std::vector<RankBuffer> buffers = buffers_of(lowering);
   // A slot's buffers are named after the blocks of the first stage that has so many.
   const auto block_name = [&](BufferRole role, std::size_t position) {

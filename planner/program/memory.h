@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 
@@ -48,7 +49,7 @@ struct RankSizes {
   // The most that a block with these on the host or in a file has of them on the device: 0 where
   // none has.
   std::int64_t staged_bytes = 0, staged_for_weights_bytes = 0;
-  bool saves_to_file = false;  // where such blocks have them
+  std::int64_t in_file_bytes = 0;  // likewise the most that such a block has in a file at once
   // Activations between blocks: the largest gradient (0 where no backward needs one), and the
   // largest sent to another rank (0 where none is).
   std::int64_t gradient_bytes = 0;
@@ -78,6 +79,20 @@ inline constexpr std::int64_t buffer_alignment = 256;
 // gradients on the host: a backward adds to one, another comes for the block before, and a third is
 // copied out.
 inline constexpr int staging_buffers = 3;
+
+// What layers of a stage that have a backward save of a micro-batch.
+struct SavedByStage {
+  std::int64_t most_elsewhere = 0;  // bytes, of those that save on the host or in a file
+  int on_device = 0;                // layers that save on the device
+  std::int64_t least_on_device = std::numeric_limits<std::int64_t>::max();  // bytes, of these
+};
+// Whether those that save elsewhere need no such buffers, but take turns in what those behind them
+// fill later in the forward, and have read before in the backward: as TransformerEngine has it
+// (pytorch/cpu_offload.py, DefaultOffloadSynchronizer), so that the device never holds more than
+// the layers that stay there save.
+constexpr bool take_turns_with_others(const SavedByStage& saved) {
+  return saved.on_device >= staging_buffers && saved.most_elsewhere <= saved.least_on_device;
+}
 
 // As many on the host for the optimizer's state on NVMe: one bucket's is updated in one, the next
 // one's is read into another, and a third is written back (ZeRO-Infinity, Rajbhandari et al. 2021,
@@ -351,12 +366,11 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   if (sizes.staged_bytes > 0) one(BufferRole::staged, MemoryCategory::activations, sizes.staged_bytes, staging_buffers);
   if (sizes.staged_for_weights_bytes > 0)
     one(BufferRole::staged_for_weights, MemoryCategory::activations, sizes.staged_for_weights_bytes, staging_buffers);
-  if (const std::int64_t bytes = std::max(sizes.staged_bytes, sizes.staged_for_weights_bytes);
-      sizes.saves_to_file && bytes > 0)
+  if (sizes.in_file_bytes > 0)
     visit(RankBuffer{.role = BufferRole::staged_on_host,
                      .category = MemoryCategory::activations,
                      .home = Home::host,
-                     .bytes = bytes,
+                     .bytes = sizes.in_file_bytes,
                      .slots = file_buffers});
   if (sizes.input_bytes > 0) one(BufferRole::input, MemoryCategory::activations, sizes.input_bytes, sizes.inputs);
   // An arena ends with a buffer that is filled to its last byte, which scratch need not be.

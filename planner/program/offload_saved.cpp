@@ -7,9 +7,10 @@
 // What layers keep from their forward for their backward, where that is on the host: a layer fills
 // a buffer on the device, from which it is copied to its slot on the host while the next layers
 // run. It is copied back while the backward of the layer behind it runs (ZeRO-Infinity, Rajbhandari
-// et al. 2021, arXiv:2104.07857). Buffers on the device take turns. Where the slot is in a file,
-// the way leads over one of a few buffers on the host, from which it is written, and into which it
-// is read ahead of the backward.
+// et al. 2021, arXiv:2104.07857). Buffers on the device take turns: buffers of their own, or those
+// of layers behind it that keep theirs there (`in_place_of`). Where the slot is in a file, the way
+// leads over one of a few buffers on the host, from which it is written, and into which it is read
+// ahead of the backward.
 namespace parplan {
 namespace {
 
@@ -71,6 +72,13 @@ SavedBuffers of_slot(const Lowering& lowering, int block, const ActionSlots& slo
   return buffers;
 }
 
+// Where a block that saves elsewhere has that on the device while it computes.
+int place_on_device(Lowering& lowering, int block, const ActionSlots& slots) {
+  if (const std::optional<int> other = lowering.in_place_of[block])
+    return lowering.saved[slots.saved][lowering.position_in_slot[*other]];
+  return next_of(lowering.staged, lowering.stagings);
+}
+
 }  // namespace
 
 void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Home home, Lowering::BlockSegments& segments) {
@@ -92,7 +100,7 @@ void add_saved_copies(Lowering& lowering, const LoweredBlock& block, Home home, 
 SavedBuffers saved_for_forward(Lowering& lowering, int block, const ActionSlots& slots) {
   SavedBuffers buffers = of_slot(lowering, block, slots);
   const Lowering::BlockSegments& segments = lowering.segments_of(block);
-  if (segments.saved.out) buffers.saved = next_of(lowering.staged, lowering.stagings);
+  if (segments.saved.out) buffers.saved = place_on_device(lowering, block, slots);
   if (segments.for_weights.out)
     buffers.for_weights = next_of(lowering.staged_for_weights, lowering.stagings_for_weights);
   return buffers;
@@ -110,7 +118,7 @@ SavedBuffers fetch_saved(Lowering& lowering, int block, const ActionSlots& slots
   SavedBuffers to = from;
   const Lowering::BlockSegments& segments = lowering.segments_of(block);
   if (segments.saved.back && phase != Phase::backward_weights) {
-    to.saved = next_of(lowering.staged, lowering.stagings);
+    to.saved = place_on_device(lowering, block, slots);
     call_back(lowering, segments.saved, from.saved, to.saved, true);
   }
   // The first part of a backward leaves it there for the second.

@@ -230,6 +230,9 @@ constexpr std::array column_rows = {
            [](const Subject& s) {
              return gathers_parameters(s.spec) ? chosen<Choice::gather_unit>(s) : Json(nullptr);
            }},
+    Column{"offload_layers", "",
+           "layers of each stage whose activations leave the device, the first ones; null where all do, or none",
+           [](const Subject& s) { return s.spec.offload_layers > 0 ? Json(s.spec.offload_layers) : Json(nullptr); }},
 };
 
 }  // namespace

@@ -91,6 +91,7 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
   method_ = given<ContextMethod>(request, Choice::cp_method);
   exchanging_ = static_cast<int>(given<std::int64_t>(request, Choice::cp_ulysses).value_or(1));
   overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
+  offload_ = given<Offload>(request, Choice::offload).value_or(Offload{});
   group_ = static_cast<int>(given<std::int64_t>(request, Choice::micro_batch_group).value_or(0));
   if (const std::optional<std::int64_t> size = given<std::int64_t>(request, Choice::micro_batch))
     micro_batches_.push_back(*size);
@@ -281,12 +282,14 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
   blocks.saved.assign(blocks_.size(), most);
   std::vector<std::int64_t> scratch(blocks_.size(), most);
+  ParallelSpec offloaded = spec;
+  offloaded.offload = offload_;
   for (const Recompute recompute : recomputes_) {
     const std::span<const LoweredBlock> lowered =
         maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
     for (std::size_t kind = 0; kind < lowered.size(); ++kind) {
       const LoweredBlock& block = lowered[kind];
-      const bool on_device = maker_.estimator().home_of_saved(spec, kind) == Home::device;
+      const bool on_device = maker_.estimator().home_of_saved(offloaded, kind) == Home::device;
       const std::int64_t saved = on_device ? align_up(Bytes(block.saved_bytes), buffer_alignment).count : 0;
       blocks.saved[kind] = std::min(blocks.saved[kind], saved);
       scratch[kind] = std::min(scratch[kind], std::max(block.forward.scratch_bytes, block.backward.scratch_bytes));

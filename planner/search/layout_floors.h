@@ -184,6 +184,7 @@ class LayoutFloors {
   std::optional<ContextMethod> method_;        // where it is given
   int exchanging_ = 1;                         // cp_ulysses of layouts that share out sequences
   TensorOverlap overlap_ = TensorOverlap::none;  // of layouts with sequence parallelism
+  Offload offload_;  // of all layouts, whether or not it is chosen yet
   SpaceWidth width_;
   SampleFloors samples_of_{};
   int group_ = 0;                 // micro_batch_group of layouts that interleave

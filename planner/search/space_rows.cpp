@@ -356,6 +356,17 @@ Values next_values(const SpaceRow& row, const SpaceContext& context, const Paral
   return next;
 }
 
+// One layer less, and one more, up to all of a stage's, where activations leave the device.
+Values next_numbers_of_layers(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
+  if (own.offload.activations == Home::device) return {};
+  const int most = most_layers_of_a_stage(context.graph, own);
+  const int now = own.offload_layers == 0 ? most : own.offload_layers;
+  Values numbers;
+  if (now > 1) numbers.emplace_back(std::int64_t{now - 1});
+  if (now < most) numbers.emplace_back(std::int64_t{now + 1 < most ? now + 1 : 0});
+  return numbers;
+}
+
 Values even_cut(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
   if (own.pp() == 1) return {};
   return {even_stages(context.graph, own.stages())};
@@ -528,6 +539,13 @@ constexpr std::array rows = {
              .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
     SpaceRow{
         .choice = Choice::offload, .values = nothing_on_host, .neighbours = less_on_host, .frugaler = more_on_host},
+    SpaceRow{
+        .choice = Choice::offload_layers,
+        .follows_from = {Choice::pp, Choice::stage_blocks, Choice::schedule, Choice::virtual_stages, Choice::offload},
+        .values = every_layer,
+        .accepts = accepts_layers,
+        .neighbours = next_numbers_of_layers,
+        .frugaler = every_layer_instead},
     SpaceRow{.choice = Choice::prefetch_depth,
              .follows_from = {Choice::dp, Choice::cp, Choice::zero_stage, Choice::offload},
              .values = one_block_ahead,

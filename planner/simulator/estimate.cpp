@@ -606,13 +606,20 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     return uses;
   };
 
+  const auto held_stage = [&](int stage) {
+    return HeldStage{
+        .blocks = ranges_[stage],
+        .shapes = shapes_for(stage),
+        .first_on_device = first_block_on_device(ranges_[stage], spec, static_cast<int>(graph_.blocks.size())),
+        .is_handed_its_input = is_handed_its_input(spec, stage)};
+  };
   Estimate estimate;
   estimate.spare = Bytes(std::numeric_limits<std::int64_t>::max());
   double fullest = -1.0;
   for (int rank = 0; rank < shape.ranks; ++rank) {
     held_.clear();
     for (int s = stages == shape.ranks ? rank : 0; s < stages; ++s) {
-      if (rank_of_stage_[s] == rank) held_.push_back({ranges_[s], shapes_for(s), is_handed_its_input(spec, s)});
+      if (rank_of_stage_[s] == rank) held_.push_back(held_stage(s));
       if (stages == shape.ranks) break;
     }
     const MemoryUse memory = memory_of_rank(spec, placements, schedule, rank, held_);
@@ -661,8 +668,15 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
       way.keeping = {&costs_of(numbers.kept_shapes, environment), copies_of(spec, numbers.kept_shapes, environment)};
       data_costs = &data_costs_of(spec, placements, *shapes_[numbers.shapes], view, environment);
     }
-    if (!as_before)
+    if (!as_before) {
       way.first_kept = first_kept_block(range, spec.recompute_of(s), static_cast<int>(graph_.blocks.size()));
+      way.first_on_device = first_block_on_device(range, spec, static_cast<int>(graph_.blocks.size()));
+      if (way.recomputing.copies != nullptr) {
+        const SavedByStage saved = saved_by(spec, held_stage(s));
+        way.with_others = take_turns_with_others(saved);
+        way.turns = way.with_others ? saved.on_device : staging_buffers;
+      }
+    }
     const BlockShapes& shapes = *shapes_[numbers.shapes];
 
     const bool sequential = is_sequential(environment);

@@ -277,6 +277,7 @@ class Estimator {
   struct HeldStage {
     BlockRange blocks;
     StageShapes shapes;
+    int first_on_device = 0;           // first_block_on_device
     bool is_handed_its_input = false;  // by the stage before, on the same rank
   };
   // What blocks of a stage take where they have the same shapes. `copies`: null where nothing that
@@ -285,11 +286,19 @@ class Estimator {
     const Costs* costs = nullptr;
     const std::vector<SavedCopies>* copies = nullptr;
   };
-  // The same of all of its blocks: those before `first_kept` recompute.
+  // The same of all of its blocks: those before `first_kept` recompute, and what those from
+  // `first_on_device` on save is not copied. So many buffers take turns for the others, and where
+  // these are those of layers from there on (take_turns_with_others), so do such layers.
   struct WayOfStage {
     WayOfBlocks recomputing, keeping;
     int first_kept = 0;
-    const WayOfBlocks& of_block(int block) const { return block < first_kept ? recomputing : keeping; }
+    int first_on_device = 0;
+    int turns = 0;
+    bool with_others = false;
+    WayOfBlocks of_block(int block) const {
+      const WayOfBlocks& way = block < first_kept ? recomputing : keeping;
+      return {way.costs, block < first_on_device ? way.copies : nullptr};
+    }
   };
   // A block on its stage, with its work on the data axis.
   struct Visit {
@@ -364,6 +373,8 @@ class Estimator {
   std::int64_t share_slots(const ParallelSpec& spec, std::span<const HeldStage> held);
   // The same of what is kept for weight gradients.
   void share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held);
+  // What the layers of a stage save, as make_buffers.cpp has it.
+  SavedByStage saved_by(const ParallelSpec& spec, const HeldStage& stage) const;
   bool is_handed_its_input(const ParallelSpec& spec, int stage) const {
     return stage > 0 && rank_of_stage(spec, stage) == rank_of_stage(spec, stage - 1);
   }
@@ -374,7 +385,7 @@ class Estimator {
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
                             const WayOfStage& way, const BlockShapes& shapes, const DataCosts& data);
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
-  std::pair<Seconds, Seconds> chains_of_copies() const;
+  std::pair<Seconds, Seconds> chains_of_copies(const WayOfStage& way) const;
   // `goes_back`: in the shape of a V.
   StepBound bound_of_ranks(const PipelineShape& shape, bool goes_back);
   Seconds norm_copy(int environment) const;

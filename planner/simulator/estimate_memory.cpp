@@ -58,7 +58,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
        .saved = {},
        .staged_bytes = staged,
        .staged_for_weights_bytes = staged_for_weights,
-       .saves_to_file = spec.offload.activations == Home::nvme,
+       .in_file_bytes = spec.offload.activations == Home::nvme ? std::max(staged, staged_for_weights) : 0,
        .gradient_bytes = gradient,
        .sent_bytes = crossing,
        .scratch_bytes = scratch,
@@ -131,7 +131,7 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
       const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
       const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
       const bool input_apart = (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
-      (home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
+      (b >= stage.first_on_device || home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
           .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
     if (stage.blocks.last == static_cast<int>(graph_.blocks.size())) {
@@ -156,7 +156,7 @@ void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<cons
       for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
         const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
         const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
-        if (home_of_saved(spec, kind) == home)
+        if ((b < stage.first_on_device ? home_of_saved(spec, kind) : Home::device) == home)
           sizes_for_weights_.emplace_back(lowered.for_weights_bytes, lowered.left_bytes);
       }
       std::ranges::stable_sort(sizes_for_weights_, std::ranges::greater(),
@@ -170,6 +170,25 @@ void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<cons
       }
     }
   }
+}
+
+SavedByStage Estimator::saved_by(const ParallelSpec& spec, const HeldStage& stage) const {
+  SavedByStage saved;
+  for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
+    const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
+    if (home_of_saved(spec, kind) == Home::device) continue;
+    const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
+    const bool input_apart =
+        (spec.input_slots == InputSlots::one_more || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
+    const std::int64_t bytes = input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes;
+    if (b < stage.first_on_device) {
+      saved.most_elsewhere = std::max(saved.most_elsewhere, bytes);
+    } else {
+      ++saved.on_device;
+      saved.least_on_device = std::min(saved.least_on_device, bytes);
+    }
+  }
+  return saved;
 }
 
 // Asked for one rank after the other.
@@ -196,18 +215,20 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
   std::int64_t crossing = 0, gradient = 0;
   std::int64_t input = 0;
-  std::int64_t staged = 0, staged_for_weights = 0;
+  std::int64_t staged = 0, staged_for_weights = 0, in_file = 0;
   int tied_uses = 0;
   const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
-  // Blocks [first, last) of a stage, with one number of shapes.
-  const auto hold = [&](const HeldStage& stage, int first, int last, int number) {
+  // Blocks [first, last) of a stage, all before its first on the device or none.
+  const auto hold = [&](const HeldStage& stage, int first, int last) {
+    if (first >= last) return;
+    const int number = stage.shapes.of_block(first);
     const BlockShapes& shapes = *shapes_[number];
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
       const std::vector<int>& before = blocks_of_kind_[kind];
       const int times = before[last] - before[first];
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
-      const Home home = home_of_saved(spec, kind);
+      const Home home = first < stage.first_on_device ? home_of_saved(spec, kind) : Home::device;
       const bool first_apart = (inputs_lie_apart || stage.is_handed_its_input) && first > 0 &&
                                first == stage.blocks.first &&
                                static_cast<std::size_t>(graph_.blocks[first].kind) == kind;
@@ -218,10 +239,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         saved_.push_back({.bytes = saved_bytes_without_input(block), .times = 1, .home = home});
         input = std::max(input, block.input_bytes);
       }
-      if (home != Home::device) {
-        staged = std::max(staged, first_apart && times == 1 ? saved_bytes_without_input(block) : block.saved_bytes);
-        staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
-      }
+      if (home != Home::device) staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
       scratch =
           std::max({scratch, scratch_of(block, also_whole_[number] != 0), shapes.orthogonalization_scratch[kind]});
       crossing = std::max(crossing, crossing_bytes(block));
@@ -231,8 +249,16 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   int most_blocks = 0;  // of a stage
   for (const HeldStage& stage : held) {
     most_blocks = std::max(most_blocks, stage.blocks.size());
-    hold(stage, stage.blocks.first, stage.shapes.first_kept, stage.shapes.shapes);
-    hold(stage, stage.shapes.first_kept, stage.blocks.last, stage.shapes.kept_shapes);
+    const auto [first_change, second_change] = std::minmax(stage.shapes.first_kept, stage.first_on_device);
+    hold(stage, stage.blocks.first, first_change);
+    hold(stage, first_change, second_change);
+    hold(stage, second_change, stage.blocks.last);
+    if (spec.offload.activations != Home::device) {
+      const SavedByStage saved = saved_by(spec, stage);
+      if (!take_turns_with_others(saved)) staged = std::max(staged, saved.most_elsewhere);
+      if (spec.offload.activations == Home::nvme)
+        in_file = std::max({in_file, saved.most_elsewhere, staged_for_weights});
+    }
     const BlockShapes& shapes = *shapes_[stage.shapes.shapes];
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
       const std::vector<int>& before = blocks_of_kind_[kind];
@@ -273,7 +299,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .left = left_,
                                   .staged_bytes = staged,
                                   .staged_for_weights_bytes = staged_for_weights,
-                                  .saves_to_file = spec.offload.activations == Home::nvme,
+                                  .in_file_bytes = in_file,
                                   .gradient_bytes = gradient,
                                   .sent_bytes = holds_last && held.size() == 1 ? 0 : crossing,
                                   .scratch_bytes = scratch,
@@ -300,6 +326,7 @@ Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, co
   for (std::size_t i = 0; i < stages.size(); ++i)
     held_.push_back({.blocks = stages[i],
                      .shapes = stage_shapes(spec, placements, recompute, numbers[i], stages[i]),
+                     .first_on_device = first_block_on_device(stages[i], spec, static_cast<int>(graph_.blocks.size())),
                      .is_handed_its_input = is_handed_its_input(spec, numbers[i])});
   return memory_of_rank(spec, placements, schedule, rank, held_).peak();
 }

@@ -13,20 +13,24 @@
 namespace parplan {
 
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; k_1 .. k_m those
-// that keep what they save on the host, with computation c_i. staging_buffers take turns. In a
-// forward, block k_m waits for the copy of block k_(m-3), and copies follow one another from the
-// end of block k_1; in a backward, the copy for block k_4 waits for block k_1.
-std::pair<Seconds, Seconds> Estimator::chains_of_copies() const {
+// that keep what they save on the host, with computation c_i. b buffers take turns. In a forward,
+// block k_m waits for the copy of block k_(m-b), and copies follow one another from the end of
+// block k_1; in a backward, the copy for block k_(m-b) waits for block k_m. Where the buffers are
+// those of the b layers behind k_m, block k_m + b waits for its copy, and its copy for that block.
+std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) const {
   std::vector<std::size_t> kept;
   for (std::size_t i = 0; i < visits_.size(); ++i)
     if (visits_[i].out > Seconds(0.0)) kept.push_back(i);
-  if (kept.size() <= staging_buffers) return {};
+  const auto turns = static_cast<std::size_t>(way.turns);
+  if (kept.empty() || (!way.with_others && kept.size() <= turns)) return {};
+  const std::size_t copied = way.with_others ? kept.size() : kept.size() - turns;
+  const std::size_t last = way.with_others ? kept.back() + turns : kept.back();
   Seconds forward, backward;
   for (std::size_t i = 0; i < visits_.size(); ++i) {
-    if (i <= kept.front() || i >= kept.back()) forward += visits_[i].forward;
-    if (i <= kept.front() || i >= kept.back()) backward += visits_[i].backward;
+    if (i <= kept.front() || i >= last) forward += visits_[i].forward;
+    if (i <= kept.front() || i >= last) backward += visits_[i].backward;
   }
-  for (std::size_t k = 0; k + staging_buffers < kept.size(); ++k) {
+  for (std::size_t k = 0; k < copied; ++k) {
     forward += visits_[kept[k]].out;
     backward += visits_[kept[k]].back;
   }
@@ -94,7 +98,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     const std::size_t block = static_cast<std::size_t>(range.first + i);
     const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
     const BucketCosts& own = data.own[kind];
-    const auto& [block_costs, copies] = way.of_block(range.first + i);
+    const auto [block_costs, copies] = way.of_block(range.first + i);
     const Costs& costs = *block_costs;
     BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
     // Uses that share an accumulator are reduced after the backward of the first block. Their
@@ -275,7 +279,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.backward = backward;
     }
     if (way.recomputing.copies != nullptr) {
-      const auto [down, up] = chains_of_copies();
+      const auto [down, up] = chains_of_copies(way);
       const Seconds forward = std::max(bound.forward, down);
       const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
       bound.stalls += (forward - bound.forward) + (backward - bound.backward);

@@ -265,7 +265,8 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
                                                         {"sequence_length", "--seq-len"},
                                                         {"precision", "--precision"},
                                                         {"optimizer", "--optimizer"},
-                                                        {"offload", "--offload"}};
+                                                        {"offload", "--offload"},
+                                                        {"offload_layers", "--offload-layers"}};
   std::set<std::string> seen;
   for (const Case& one : cases) {
     const auto with = [&](const std::string& option, const std::string& value, const std::string& memory) {

@@ -125,6 +125,29 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "error: engine megatron-2021 has no other orders of the mesh's axes: mesh_order must be pp-dp-tp\n");
 }
 
+TEST_CASE("an engine that has it keeps what some layers save in host memory, and another is refused") {
+  const auto with = [](const std::string& engine, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"simulate", "llama3-8b", "--cluster",      "dgx-a100", "--devices", "8",
+                                       "--tp",     "8",         "--global-batch", "8",        "--engine",  engine};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const auto memory = [&](const std::vector<std::string>& more) {
+    const Json row = answer_of(with("megatron", more)).at("plans").at(0);
+    CHECK(row.at("offload_layers").is_null() == more.empty());
+    return std::pair(row.at("memory_peak_bytes").get<std::int64_t>(), row.at("memory_host_bytes").get<std::int64_t>());
+  };
+  const auto none = memory({}), some = memory({"--offload-layers", "20"});
+  CHECK(none.second == 0);
+  CHECK(some.second > 0);
+  // What is on the host is not on the device, up to padding and the allocator's share.
+  CHECK(none.first - some.first >= some.second - 20 * 256);
+  const Called refused = call(with("torchtitan", {"--offload-layers", "20"}));
+  CHECK(refused.code == 2);
+  CHECK(refused.err ==
+        "error: engine torchtitan has no offload of the activations of some layers: offload_layers must be left out\n");
+}
+
 TEST_CASE("what is no engine is refused") {
   const std::vector<std::string> suggest = {"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "8", "--engine"};
   const auto error = [&](const std::string& engine) {

@@ -44,6 +44,7 @@ const std::map<std::string_view, std::vector<std::string>> typed = {
     {"offload",
      {"none", "optimizer", "activations", "optimizer+activations", "optimizer+gradients",
       "optimizer+gradients+activations"}},
+    {"offload_layers", {"1", "2"}},
     {"dp_method", {"all_reduce", "master"}},
     {"tp_overlap", {"none", "ring"}},
     {"prefetch_depth", {"0", "1", "2"}},

@@ -187,6 +187,11 @@ TEST_CASE("a layout that contradicts devices, model or batch is refused") {
          {with({"--zero", "0", "--gather-unit", "parameter"}),
           "gather_unit parameter says which parameters one collective gathers, and none does; it goes with zero_stage "
           "3"},
+         {with({"--offload", "optimizer", "--offload-layers", "2"}),
+          "--offload-layers says of how many layers of each stage activations leave the device, and --offload is "
+          "optimizer; leave --offload-layers out, or add activations to --offload"},
+         {with({"--pp", "1", "--offload-layers", "13"}),
+          "offload_layers is 13, and the model has 12 layers; take 1 to 12, or leave it out: all layers"},
          {{"simulate", "gpt2", "--cluster", "dgx-a100", "--dp", "8", "--prefetch-depth", "2"},
           "prefetch_depth 2 says how many blocks ahead parameters are gathered, and none are; it goes with zero_stage "
           "3 or an offload of parameters"},

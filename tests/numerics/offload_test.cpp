@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/program/memory.h"
@@ -90,7 +91,7 @@ TEST_CASE("a step copies each rank's gradients to its host once, and its paramet
 
 TEST_CASE("random legal plans that keep what layers save on the host train to the same bits as without") {
   std::mt19937 random(20261127);
-  int schedules[6] = {}, sharded[4] = {}, both = 0, apart = 0, recomputed = 0, masters = 0;
+  int schedules[6] = {}, sharded[4] = {}, both = 0, apart = 0, recomputed = 0, masters = 0, of_some = 0;
   for (const std::string& model : models) {
     const OpGraph graph = graph_of(model);
     for (int trial = 0; trial < 14; ++trial) {
@@ -120,6 +121,11 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
       const Outcome without = run_plan(graph, training, spec, 2);
       spec.offload = Offload{.activations = Home::host};
       if (trial % 4 == 2 && spec.dp_method != DataMethod::master) spec.offload.optimizer = Home::host;
+      // The first of four layers takes turns in the places of the others, of three it does not.
+      const int most = most_layers_of_a_stage(graph, spec);
+      if (trial % 3 != 0 && most > 1) spec.offload_layers = 1 + trial % (most - 1);
+      INFO("of " << spec.offload_layers << " layers");
+      of_some += spec.offload_layers > 0;
       REQUIRE(!illegal(graph, training, spec));
       check_equal(run_plan(graph, training, spec, 2), without);
       ++schedules[static_cast<int>(spec.schedule)];
@@ -136,6 +142,7 @@ TEST_CASE("random legal plans that keep what layers save on the host train to th
   CHECK(apart > 5);
   CHECK(recomputed > 5);
   CHECK(masters > 1);
+  CHECK(of_some > 20);
 }
 
 TEST_CASE("random legal plans with gradients and parameters on the host train to the same bits as without") {
@@ -245,6 +252,36 @@ TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameter
             CHECK(staged == staging_buffers * largest_sum);
           }
         }
+  }
+}
+
+TEST_CASE("of so many layers alone a step copies what they save, and three others lend them their places") {
+  const OpGraph graph = graph_of("tiny-llama");
+  const TrainingSpec training = training_of();
+  const int layers = static_cast<int>(graph.blocks.size()) - 2;
+  REQUIRE(layers == 4);
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::zero_bubble_h1}) {
+    ParallelSpec spec;
+    spec.mesh.degree.pp = 2;
+    spec.schedule = schedule;
+    spec.micro_batch = 2;
+    spec.stage_blocks = {1, layers + 1};
+    const Program on_device = lower_all(job_of(graph, training, spec)).back();
+    spec.offload = Offload{.activations = Home::host};
+    const Program all = lower_all(job_of(graph, training, spec)).back();
+    const std::int64_t out = all.copied.device.host.count / layers, on_host = all.memory.host.count / layers;
+    for (int number = 1; number < layers; ++number) {
+      spec.offload_layers = number;
+      const Program some = lower_all(job_of(graph, training, spec)).back();
+      CAPTURE(number);
+      CHECK(some.copied.device.host == Bytes(number * out));
+      CHECK(some.memory.host == Bytes(number * on_host));
+      const std::int64_t staged = std::ranges::count_if(some.buffers, [](const Buffer& buffer) {
+        return buffer.name.starts_with("saved on its way to and from the host");
+      });
+      CHECK(staged == (number == 1 ? 0 : staging_buffers));
+      if (number == 1) CHECK(some.memory.activations < on_device.memory.activations);
+    }
   }
 }
 

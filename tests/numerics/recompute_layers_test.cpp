@@ -68,6 +68,8 @@ TEST_CASE("whatever number of a stage's layers recompute, a plan trains to the b
             ParallelSpec some = spec;
             some.recompute = rule;
             some.recompute_layers = layers;
+            // Fewer than recompute, or more.
+            if (offload != Offload{}) some.offload_layers = most_layers_of_a_stage(graph, spec) - layers;
             REQUIRE(illegal(graph, training, some).value_or("legal") == "legal");
             check_equal(run_plan(graph, training, some, 2), none);
           }

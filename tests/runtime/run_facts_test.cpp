@@ -137,6 +137,11 @@ TEST_CASE("every choice of the layout is a fact, and what follows from it differ
       {"layout.stage_blocks", [](ParallelSpec& s) { std::swap(s.stage_blocks.front(), s.stage_blocks.back()); }},
       {"layout.tied_gradients", [](ParallelSpec& s) { s.tied_gradients = TiedGradients::apart; }},
       {"layout.offload", [](ParallelSpec& s) { s.offload = Offload{.optimizer = Home::host}; }},
+      {"layout.offload_layers",
+       [](ParallelSpec& s) {
+         s.offload = Offload{.activations = Home::host};
+         s.offload_layers = 1;
+       }},
       {"layout.dp_method", [](ParallelSpec& s) { s.dp_method = DataMethod::master; }},
       {"layout.tp_overlap", [](ParallelSpec& s) { s.tp_overlap = TensorOverlap::ring; }},
       {"layout.prefetch_depth", [](ParallelSpec& s) { s.prefetch_depth = 2; }},

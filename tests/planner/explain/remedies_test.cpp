@@ -116,6 +116,37 @@ TEST_CASE("a plan must fit its share of the host's memory, too") {
   CHECK(std::get<std::string>(remedy->value) == "none");
 }
 
+TEST_CASE("the activations of as few layers in host memory as make a plan fit are a change that does") {
+  Crowded crowded("dgx-a100", 1);
+  crowded.model.layers = 8;
+  constexpr std::int64_t length = 1024;
+  crowded.graph = build_graph(crowded.model, length);
+  crowded.request.training.sequence_length = length;
+  crowded.request.layout[Choice::recompute] = Recompute::none;
+  SearchOptions options;
+  options.objective = Objective::memory;
+  const auto with = [&](std::int64_t layers) {
+    SuggestRequest changed = crowded.request;
+    changed.layout[Choice::offload] = Offload{.activations = Home::host};
+    changed.layout[Choice::offload_layers] = layers;
+    return changed;
+  };
+  for (const std::int64_t layers : {2, 3}) {
+    crowded.request.cluster = cluster_of("dgx-a100", 1);
+    crowded.leave(search(crowded.graph, crowded.request.cluster, crowded.request.training, with(layers).layout, options)
+                      .plans.front()
+                      .result.memory.peak());
+    const std::vector<Remedy> remedies = crowded.remedies();
+    CHECK(find(remedies, "offload") == nullptr);
+    const Remedy* remedy = find(remedies, "offload_layers");
+    REQUIRE(remedy != nullptr);
+    CHECK(remedy->instead == fmt::format("with the activations of {} layers a stage off the device", layers));
+    CHECK(number(*remedy) == layers);
+    check_plan(with(layers), *remedy);
+    CHECK(!fits(with(layers - 1)));
+  }
+}
+
 TEST_CASE("where the host's memory is short, the optimizer's state on NVMe is what makes a plan fit") {
   Crowded crowded("dgx-a100", 2);
   SearchOptions options;

@@ -602,6 +602,11 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
       with([](ParallelSpec& spec) { spec.recompute = Recompute::every_other_product; }),
       with([](ParallelSpec& spec) {
         spec = layout(tiny_gpt2(), 1, 1, 1);
+        spec.offload = Offload{.activations = Home::host};
+        spec.offload_layers = 3;
+      }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 1, 1, 1);
         spec.mesh.degree.cp = 4;
         spec.mesh.cp_ulysses = 2;
       }),
@@ -622,7 +627,8 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
     CHECK(used > 0);
     CHECK(used < static_cast<int>(specs.size()));
     const bool is_said = lacking_in_words(training.engine) == row.name;
-    CHECK(is_said == (row.choice != Choice::recompute && row.choice != Choice::recompute_layers));
+    CHECK(is_said == (row.choice != Choice::recompute && row.choice != Choice::recompute_layers &&
+                      row.choice != Choice::offload_layers));
   }
   // What does not apply to a layout without a pipeline, or without tensor parallelism, is refused
   // all the same where it is asked for.
@@ -639,6 +645,58 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         "engine poor has no ZeRO stage 2 in pipelines; its highest where pp is above 1 is 1");
   spec.mesh.degree.pp = 1;
   CHECK(!lacked_by_engine(sharding, spec));
+}
+
+TEST_CASE("The activations of no more layers leave the device than a stage has") {
+  TrainingSpec training = batch_of(16);
+  const auto reason_of = [&](const ParallelSpec& spec) {
+    return illegal(tiny_gpt2(), training, spec).value_or("legal");
+  };
+  ParallelSpec spec = layout(tiny_gpt2(), 1, 1, 2);
+  spec.offload = Offload{.optimizer = Home::host, .activations = Home::nvme};
+  for (const auto& [cut, most] :
+       {std::pair(std::vector<int>{}, 2), std::pair(std::vector<int>{5, 1}, 4), std::pair(std::vector<int>{2, 4}, 3)}) {
+    spec.stage_blocks = cut;
+    spec.offload_layers = most;
+    CHECK(reason_of(spec) == "legal");
+    spec.offload_layers = most + 1;
+    CHECK(reason_of(spec) == fmt::format("offload_layers is {}, and no stage has more than {} layers; take 1 to {}, or "
+                                         "leave it out: all layers",
+                                         most + 1, most, most));
+  }
+  spec.offload_layers = 1;
+  spec.offload.activations = Home::device;
+  CHECK(reason_of(spec) ==
+        "offload_layers says of how many layers of each stage activations leave the device, and offload is optimizer; "
+        "leave offload_layers out, or add activations to offload");
+  // Megatron Core has it without a pipeline and without recompute, of fewer layers than there are.
+  training.engine.name = "megatron";
+  spec = layout(tiny_gpt2(), 1, 2, 1);
+  spec.offload = Offload{.activations = Home::host};
+  const std::string fewer =
+      "engine megatron takes the activations of fewer layers off the device than there are; legal: offload_layers from "
+      "1 to 3, or offload none";
+  CHECK(reason_of(spec) == fewer);
+  spec.offload_layers = 4;
+  CHECK(reason_of(spec) == fewer);
+  spec.offload_layers = 3;
+  CHECK(reason_of(spec) == "legal");
+  spec.recompute = Recompute::full;
+  CHECK(reason_of(spec) ==
+        "engine megatron takes activations off the device without recompute, and recompute is full; legal: recompute "
+        "none, or offload none");
+  spec.recompute = Recompute::none;
+  spec.offload.activations = Home::nvme;
+  CHECK(reason_of(spec) ==
+        "offload activations:nvme is known of parplan's own runtime alone, and the engine is megatron; leave offload "
+        "or the engine "
+        "out");
+  spec = layout(tiny_gpt2(), 1, 1, 2);
+  spec.offload = Offload{.activations = Home::host};
+  spec.offload_layers = 1;
+  CHECK(
+      reason_of(spec) ==
+      "engine megatron takes activations off the device without a pipeline, and pp is 2; legal: pp 1, or offload none");
 }
 
 TEST_CASE("A stage recomputes no more layers than it has") {

@@ -34,6 +34,7 @@ TEST_CASE("the key of a block's Segments tells apart what they do, and nothing a
   around.tied_gradients = TiedGradients::apart;
   around.input_slots = InputSlots::one_more;
   around.recompute_layers = 1;
+  around.offload_layers = 1;
   CHECK(block_key(around, Recompute::none) == key);
 
   CHECK(block_key(spec, Recompute::full) != key);
@@ -113,4 +114,34 @@ TEST_CASE("the first layers of a stage recompute, neither the embedding nor the 
   spec.recompute = Recompute::norms;
   spec.recompute_layers = 2;
   CHECK(recomputing(spec) == "RRR..");
+}
+
+TEST_CASE("what the first layers of a stage save leaves the device, whether or not they recompute") {
+  const auto written = [](const ParallelSpec& spec) {
+    std::string blocks;
+    const Layout layout = lay_out(spec, {});
+    for (int block = 1; block + 1 < layout.stages.back().last; ++block) {
+      const BlockLayout& own = layout.of_block(block);
+      blocks += own.saved == Home::host ? (own.recompute == Recompute::none ? 'H' : 'h')
+                                        : (own.recompute == Recompute::none ? 'D' : 'd');
+    }
+    return blocks;
+  };
+  ParallelSpec spec;
+  spec.mesh.degree.pp = 2;
+  spec.stage_blocks = {5, 4};  // four layers, and three
+  CHECK(written(spec) == "DDDDDDD");
+  spec.offload.activations = Home::host;
+  CHECK(written(spec) == "HHHHHHH");
+  spec.offload_layers = 2;
+  CHECK(written(spec) == "HHDDHHD");
+  spec.offload_layers = 3;
+  CHECK(written(spec) == "HHHDHHH");
+  spec.recompute = Recompute::full;
+  CHECK(written(spec) == "hhhdhhh");
+  spec.recompute_layers = 1;
+  CHECK(written(spec) == "hHHDhHH");
+  spec.recompute_layers = 3;
+  spec.offload_layers = 1;
+  CHECK(written(spec) == "hddDhdd");
 }

@@ -488,7 +488,7 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
           "cp_ulysses, zero_stage, dp_shard, replica_micro_batches, micro_batch, micro_batches, schedule, "
           "virtual_stages, "
           "micro_batch_group, recompute, stage_recompute, recompute_layers, stage_blocks, tied_gradients, input_slots, "
-          "offload, dp_method, tp_overlap, prefetch_depth, gather_unit; did you mean 'zero_stage'?");
+          "offload, offload_layers, dp_method, tp_overlap, prefetch_depth, gather_unit; did you mean 'zero_stage'?");
   CHECK(error_with("time_bubble_s", "time_idle_s").find("unknown key 'time_idle_s'; allowed: time_compute_s, ") !=
         std::string::npos);
   CHECK(error_with("warmup_steps", "warm_steps").find("unknown key 'warm_steps'; allowed: global_batch, ") !=
@@ -561,6 +561,11 @@ TEST_CASE("A layout that does not add up says how") {
             .find("and recompute is per_stage: write the number behind each stage's own, such as full:3") !=
         std::string::npos);
   CHECK(error_with("recompute: full", "recompute: full\n  recompute_layers: 0")
+            .find("expected a whole number from 1 to ") != std::string::npos);
+  CHECK(error_with("recompute: full", "recompute: full\n  offload_layers: 2")
+            .find("offload_layers says of how many layers of each stage activations leave the device, and offload is "
+                  "none: leave the key out, or write activations among what is offloaded") != std::string::npos);
+  CHECK(error_with("recompute: full", "recompute: full\n  offload: activations\n  offload_layers: 0")
             .find("expected a whole number from 1 to ") != std::string::npos);
   // The stage cut of an alternative must be of the same model.
   CHECK(error_with("stage_blocks: [5]", "stage_blocks: [6]") ==

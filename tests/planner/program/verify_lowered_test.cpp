@@ -303,6 +303,8 @@ TEST_CASE("with offload, a copy that is dropped, too early, of a part or to the 
       do {
         spec = random_spec(graph, training, trial % 2 == 0 ? 2 : 4, random);
         spec.offload = all_offloads()[1 + trial % (all_offloads().size() - 1)];
+        if (spec.offload.activations != Home::device && trial % 3 != 0)
+          spec.offload_layers = std::min(1 + trial % 3, most_layers_of_a_stage(graph, spec));
       } while (illegal(graph, training, spec));
       const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
       std::string found;

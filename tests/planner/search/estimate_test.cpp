@@ -187,7 +187,7 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
 TEST_CASE("the bound stays below the step of what uses the host's memory, and close to it") {
   std::mt19937 random(11);
   double gaps = 0.0;
-  int count = 0;
+  int count = 0, of_some = 0;
   for (int setting = 0; setting < 60; ++setting) {
     const bool gpu = setting % 4 != 0;
     const OpGraph graph = random_graph(random, 16);
@@ -220,7 +220,9 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
         spec.schedule = ScheduleKind::zero_bubble_h1;
       if (trial % 3 == 1) spec.tied_gradients = TiedGradients::apart;
       if (trial % 5 == 2 && spec.pp() > 1) spec.input_slots = InputSlots::one_more;
+      testing::offload_some_layers(spec, random);
       if (illegal(graph, training, spec)) continue;
+      of_some += spec.offload_layers > 0;
       const Placements placements = place(graph, spec);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " stages "
                       << fmt::format("{}", spec.stage_blocks));
@@ -236,6 +238,45 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
   }
   MESSAGE("simulated over bound: " << 100.0 * gaps / count << "% above on average of " << count);
   CHECK(gaps / count < 0.3);
+  CHECK(of_some > 50);
+}
+
+TEST_CASE("what the first layers save leaves and returns while the others compute") {
+  ModelSpec model = load_model(source + "/tests/data/models/tiny-gpt2.yaml", "").spec;
+  model.layers = 8;
+  const OpGraph graph = build_graph(model, 16);
+  const TrainingSpec training = training_of(4, DataType::bf16);
+  ParallelSpec spec;
+  spec.micro_batch = 4;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  bool hides_half = false;
+  // From links that hide no copy to such as hide all.
+  for (const double power : {1.0, 3.0, 4.5, 7.0}) {
+    Cluster cluster = cluster_of("dgx-a100", 1);
+    for (NodeGroup& group : cluster.groups)
+      group.host = {.memory = Bytes(std::int64_t{1} << 40),
+                    .memory_bandwidth = BytesPerSecond(4e11),
+                    .link = BytesPerSecond(1e8 * std::exp2(power))};
+    Estimator estimator(graph, cluster, training);
+    const auto step = [&](Offload offload, int layers) {
+      spec.offload = offload;
+      spec.offload_layers = layers;
+      return simulate_spec(graph, estimator.networks(), training, spec, place(graph, spec), schedule_of(spec, training),
+                           nullptr);
+    };
+    const Offload activations{.activations = Home::host};
+    const StepResult none = step({}, 0), half = step(activations, 4), all = step(activations, 0);
+    INFO("links of 1e8 B/s x 2^" << power);
+    CHECK(none.time.total() <= half.time.total() * (1 + 1e-12));
+    CHECK(half.time.total() <= all.time.total() * (1 + 1e-12));
+    // Four places hold what eight layers save, and no others.
+    const std::int64_t saved = half.memory.host.count / 4;
+    CHECK(none.memory.activations - half.memory.activations == Bytes(4 * saved));
+    CHECK(none.memory.activations - all.memory.activations == Bytes((8 - staging_buffers) * saved));
+    hides_half = hides_half ||
+                 (half.time.total() <= none.time.total() * (1 + 1e-9) && all.time.total() > none.time.total() * 1.01);
+  }
+  CHECK(hides_half);
 }
 
 TEST_CASE("the bound stays below the step of a master with replicas, and close to it") {

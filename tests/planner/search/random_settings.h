@@ -78,11 +78,13 @@ inline ParallelSpec or_hierarchical(ParallelSpec spec, const OpGraph& graph, con
 }
 
 inline std::string describe(const ParallelSpec& spec) {
-  return fmt::format("dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} by {} mb {} {} {} [{}]",
-                     spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel,
-                     name(spec.tp_overlap), spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth,
-                     name(spec.gather_unit), spec.micro_batch, name(spec.schedule),
-                     write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec));
+  return fmt::format(
+      "dp {} tp {} pp {} {} sp {} overlap {} zero {} in groups of {} ahead {} by {} mb {} {} {} [{}] "
+      "offload {} of {} layers",
+      spec.dp(), spec.tp(), spec.pp(), write_order(spec.mesh.order), spec.sequence_parallel, name(spec.tp_overlap),
+      spec.zero_stage, spec.mesh.dp_shard, spec.prefetch_depth, name(spec.gather_unit), spec.micro_batch,
+      name(spec.schedule), write_stage_recompute({spec.recompute, spec.recompute_layers}), stage_recompute(spec),
+      name(spec.offload), spec.offload_layers);
 }
 
 // A decoder with random sizes.
@@ -161,6 +163,15 @@ inline void recompute_some_layers(ParallelSpec& spec, const std::mt19937& random
   for (std::size_t stage = 0; stage < spec.stage_recompute.size(); ++stage)
     if (StageRecompute& own = spec.stage_recompute[stage]; own.rule != Recompute::none)
       own.layers = some_of(layers[stage]);
+}
+
+// Half of the time the activations of some layers of each stage alone leave the device, where any
+// do. `spec` is cut.
+inline void offload_some_layers(ParallelSpec& spec, const std::mt19937& random) {
+  std::mt19937 apart = random;  // so that the draw changes no others
+  const int most = std::ranges::max(layers_of_stages(spec));
+  if (spec.offload.activations != Home::device && most > 0 && apart() % 2 == 0)
+    spec.offload_layers = 1 + static_cast<int>(apart() % static_cast<unsigned>(most));
 }
 
 // Everything is trained in half of the cases; else adapters, a block, or both. `graph`: becomes how

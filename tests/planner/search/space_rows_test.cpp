@@ -69,7 +69,8 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 bool is_on_request(const ChoiceRow& row) {
   return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard ||
          row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers ||
-         row.choice == Choice::replica_micro_batches || row.choice == Choice::prefetch_depth;
+         row.choice == Choice::offload_layers || row.choice == Choice::replica_micro_batches ||
+         row.choice == Choice::prefetch_depth;
 }
 
 // Orders that differ only on axes of one rank are one order.
@@ -132,6 +133,29 @@ TEST_CASE("groups that exchange tokens for heads have the next ones for neighbou
   CHECK(neighbours(3, ContextMethod::ring, 1) == Groups{});
   CHECK(neighbours(12, ContextMethod::ulysses, 1) == Groups{});
   CHECK(neighbours(1, ContextMethod::ring, 1) == Groups{});
+}
+
+TEST_CASE("of how many layers activations leave has one less and one more for neighbours, up to all") {
+  const Space space;
+  const SpaceRow& row = space_row_of(Choice::offload_layers);
+  const auto neighbours = [&](int pp, int layers, Home home) {
+    ParallelSpec spec;
+    spec.mesh.degree.pp = pp;
+    spec.offload.activations = home;
+    spec.offload_layers = layers;
+    std::vector<std::int64_t> found;
+    for (const ChoiceValue& value : row.neighbours(row, {space.graph, space.training, pp}, spec))
+      found.push_back(std::get<std::int64_t>(value));
+    return found;
+  };
+  using Numbers = std::vector<std::int64_t>;
+  const int layers = static_cast<int>(space.graph.blocks.size()) - 2;
+  REQUIRE(layers == 4);
+  CHECK(neighbours(1, 1, Home::host) == Numbers{2});
+  CHECK(neighbours(1, 3, Home::nvme) == Numbers{2, 0});
+  CHECK(neighbours(1, 0, Home::host) == Numbers{3});
+  CHECK(neighbours(2, 1, Home::host) == Numbers{0});
+  CHECK(neighbours(1, 0, Home::device) == Numbers{});
 }
 
 TEST_CASE("with an interleaved schedule fixed the space has every legal number of virtual stages") {
@@ -320,6 +344,11 @@ TEST_CASE("every choice is read back from plan.yaml, whatever it is") {
       spec.recompute = Recompute::full;
       row.set(spec, std::int64_t{1});
     }
+    if (row.choice == Choice::offload_layers) {
+      ParallelSpec& spec = specs.emplace_back(space.specs.front());
+      spec.offload = Offload{.activations = Home::host};
+      row.set(spec, std::int64_t{1});
+    }
     for (ParallelSpec& spec : specs) {
       if (spec.stage_blocks.empty()) spec.stage_blocks = space.cut(spec.stages());
       if (!written.insert(row.get(spec)).second) continue;
@@ -370,6 +399,14 @@ TEST_CASE("layouts that differ in a choice differ in words, by their cut in laye
   CHECK(layout_text(hybrid).find(" gather-parameters") != std::string::npos);
   CHECK(phrase(row_of(Choice::gather_unit), GatherUnit::parameter) == "parameters gathered one by one");
   CHECK(phrase(row_of(Choice::gather_unit), GatherUnit::block) == "parameters gathered block by block");
+  ParallelSpec offloaded;
+  offloaded.offload = Offload{.activations = Home::host};
+  offloaded.offload_layers = 3;
+  CHECK(layout_text(offloaded).ends_with(" offload=activations offload-layers=3"));
+  CHECK(phrase(row_of(Choice::offload_layers), std::int64_t{1}) ==
+        "with the activations of 1 layer a stage off the device");
+  CHECK(instead(row_of(Choice::offload_layers), offloaded, std::int64_t{2}) ==
+        "the activations of 3 layers a stage off the device instead of 2");
   ParallelSpec hierarchical;
   hierarchical.mesh.degree.cp = 8;
   hierarchical.cp_method = ContextMethod::ring;
