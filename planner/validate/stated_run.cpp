@@ -91,6 +91,7 @@ struct ImpliedRow {
   std::optional<bool> sequence_parallel = {};
   bool tp_overlap = false;  // where there is sequence parallelism
   bool fp16 = false;        // where half precision is of either kind
+  bool recomputes_nothing = false;
 };
 constexpr std::array implied_rows = {
     // NVIDIA/Megatron-LM@core_r0.8.0 megatron/training/arguments.py: "--overlap-param-gather only
@@ -106,9 +107,37 @@ constexpr std::array implied_rows = {
     // launcher_scripts/conf/training/llama/llama2_70b.yaml, llama3_70b.yaml:
     // distributed_fused_adam, mcore_distributed_optim, sequence_parallel: true).
     ImpliedRow{.said = "docs/source/performance/performance_summary.md", .zero_stage = 1, .sequence_parallel = true},
+    // NVIDIA-NeMo/Megatron-Bridge@067f987df0 src/megatron/bridge/perf_recipes/llama, and
+    // scripts/performance/configs/llama* of v0.1.0rc4 to v0.5.0: recompute is in none of the dense
+    // runs' recipes but those of 70B on B200 of 25.09, which are not here.
+    ImpliedRow{.said = "Megatron-Bridge", .recomputes_nothing = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
+};
+
+// The first layers, so many, whose activations runs of Megatron-FSDP have on the host:
+// cpu_offloading_num_layers of the recipes of Megatron-Bridge. The first row that matches counts.
+struct OffloadRow {
+  std::string_view source;
+  std::string_view device;
+  std::string_view precision;
+  std::int64_t layers = 0;
+  std::int64_t offloaded = 0;
+};
+constexpr std::array offload_rows = {
+    // @v0.1.0rc4 scripts/performance/configs/llama31/llama31_405b_llm_pretrain.yaml:123
+    OffloadRow{"NeMo container 25.09", "gb200", "fp8", 126, 95},
+    // @v0.2.0 scripts/performance/configs/llama31/workload_base_configs.py:33,43,87
+    OffloadRow{"Megatron-Bridge", "gb200", "fp8", 126, 92},
+    OffloadRow{"Megatron-Bridge", "gb300", "fp8", 126, 10},
+    OffloadRow{"Megatron-Bridge", "gb300", "bf16", 126, 40},
+    // @v0.2.0 scripts/performance/configs/llama3/workload_base_configs.py:39,47,69,77,112
+    OffloadRow{"Megatron-Bridge", "gb200", "fp8", 80, 40},
+    OffloadRow{"Megatron-Bridge", "gb200", "bf16", 80, 20},
+    OffloadRow{"Megatron-Bridge", "gb300", "fp8", 80, 20},
+    OffloadRow{"Megatron-Bridge", "gb300", "bf16", 80, 30},
+    OffloadRow{"Megatron-Bridge", "b200-sxm-180gb", "fp8", 80, 5},
 };
 
 // What the tool of a source calls peak memory; sources that are not listed count all of a device.
@@ -247,6 +276,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     if (!run.zero_stage) run.zero_stage = row.zero_stage;
     if (!run.sequence_parallel) run.sequence_parallel = row.sequence_parallel;
     tp_overlap = tp_overlap || row.tp_overlap;
+    if (run.recompute.empty() && row.recomputes_nothing) run.recompute = "none";
   }
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
   const std::int64_t cp = run.cp.value_or(1);
@@ -276,6 +306,14 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
       layout[Choice::recompute_layers] = required(run.layers, "the number of layers") / row->every;
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
   }
+  const auto* const offload = std::ranges::find_if(offload_rows, [&](const OffloadRow& one) {
+    return run.data_parallel == "fsdp" && run.source.find(one.source) != std::string::npos &&
+           run.device == one.device && run.precision == one.precision && run.layers == one.layers;
+  });
+  if (offload != offload_rows.end() && engine.has_offload_of_some_layers) {
+    layout[Choice::offload] = Offload{.activations = Home::host};
+    layout[Choice::offload_layers] = offload->offloaded;
+  }
   if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {
     layout[Choice::schedule] = ScheduleKind::interleaved;
     layout[Choice::virtual_stages] = *run.virtual_stages;
@@ -302,7 +340,7 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
     result.layout = layout_of(run, result.training.engine, result.assumed);
-    result.recompute_unstated = run.recompute.empty();
+    result.recompute_unstated = run.recompute.empty() && !result.layout[Choice::recompute];
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
       throw Skip{
           fmt::format("a T5 with attention in several kernels ({}) is not modelled", result.training.engine.name)};
