@@ -295,7 +295,9 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     layout[Choice::sequence_parallel] = true;
     if (tp_overlap && engine.has_tensor_overlap) layout[Choice::tp_overlap] = TensorOverlap::ring;
   }
-  if (run.recompute == "full") {
+  if (run.recompute == "none") {
+    layout[Choice::recompute] = Recompute::none;
+  } else if (run.recompute == "full") {
     layout[Choice::recompute] = Recompute::full;
   } else if (run.recompute == "selective") {
     const auto* const row = std::ranges::find_if(selective_rows, [&](const SelectiveRow& one) {
