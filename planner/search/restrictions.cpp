@@ -172,8 +172,10 @@ std::optional<Restriction> sliced_products(const SearchedSpace& space) {
   if (!engine.has_tensor || !engine.has_tensor_overlap || space.request[Choice::tp_overlap] || !may_cut_tokens ||
       !may_have(space, Choice::tp))
     return std::nullopt;
+  // The search tries it with the layouts of its best plans.
   return Restriction{
-      .what = "tensor parallelism overlapped by slices",
+      .what = space.objective == Objective::memory ? "tensor parallelism overlapped by slices"
+                                                   : "tensor parallelism overlapped by slices of other layouts",
       .wider = {{.request = with(space.request, Choice::sequence_parallel, true),
                  .width = space.width,
                  .beyond = {.of_degrees = has_tensor_ranks, .layout = {}, .until = Beyond::Until::samples},

@@ -98,6 +98,7 @@ class SpaceSearch {
     } while (!ranked && is_ahead(search_));
     if (is_ahead(search_)) {
       if (tries_groups_of_heads()) try_groups_of_heads();
+      if (tries_tensor_rings()) try_tensor_rings();
       if (tries_shard_groups()) try_shard_groups();
       drop_idle_input_slots();
     }
@@ -350,6 +351,28 @@ class SpaceSearch {
     try_layouts(specs);
   }
 
+  // And so are products by slices beside the ring of the tensor axis, which pay inside a node.
+  bool tries_tensor_rings() const {
+    return options_.bounds_left_out && training_.engine.has_tensor_overlap && !request_[Choice::tp_overlap] &&
+           given<bool>(request_, Choice::sequence_parallel).value_or(true) && options_.objective != Objective::memory;
+  }
+  void try_tensor_rings() {
+    const double best = best_score(search_)->first;
+    std::vector<ParallelSpec> specs;
+    for (const Ranked& one : search_.best) {
+      ParallelSpec spec = layout_of(one.plan.spec);
+      if (spec.tp() == 1 || makers_.front()->estimator().networks().group(spec.mesh, Axis::tp).nodes > 1) continue;
+      // What is waited for is a part of what a rank does, and of what others wait for it.
+      const StepTime& time = one.plan.result.time;
+      const Seconds waits = time.exposed[Axis::tp], busy = time.compute + time.recompute + waits;
+      if (one.score.first * (1.0 - waits / busy) >= best) continue;
+      spec.sequence_parallel = true;
+      spec.tp_overlap = TensorOverlap::ring;
+      if (is_legal(graph_, training_, spec) && std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
+    }
+    try_layouts(specs);
+  }
+
   void try_layouts(const std::vector<ParallelSpec>& specs) {
     std::vector<OtherCandidate> turns;
     for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -519,12 +542,13 @@ class SpaceSearch {
   }
 
   // What a plan needs beyond the plain: tensor parallelism across nodes, gathers of parameters,
-  // shards over groups of ranks, context parallelism, a schedule other than 1F1B.
+  // shards over groups of ranks, context parallelism, products by slices, a schedule other than
+  // 1F1B.
   int needs_of(const ParallelSpec& spec) const {
     const bool leaves_node =
         spec.tp() > 1 && makers_.front()->estimator().networks().group(spec.mesh, Axis::tp).nodes > 1;
     return (leaves_node ? 1 : 0) + (spec.zero_stage == 3 ? 1 : 0) + (spec.mesh.dp_shard > 0 ? 1 : 0) +
-           (spec.cp() > 1 ? 1 : 0) +
+           (spec.cp() > 1 ? 1 : 0) + (spec.tp_overlap != TensorOverlap::none ? 1 : 0) +
            (spec.pp() > 1 && spec.schedule != ScheduleKind::one_f_one_b ? 1 : 0);
   }
 

@@ -219,7 +219,8 @@ void no_master(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Va
   values.emplace_back(DataMethod::all_reduce);
 }
 
-// What slices cost and hide follows from the links: only for those who ask (restrictions.h).
+// What slices cost and hide follows from the links: for those who ask, and with the layouts of the
+// best plans (restrictions.h).
 void no_overlap(const SpaceContext& /*context*/, const ParallelSpec& /*spec*/, Values& values) {
   values.emplace_back(TensorOverlap::none);
 }
