@@ -8,7 +8,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/cost/cost_model.h"
+#include "planner/plan/unlike_replicas.h"
 
 namespace parplan {
 namespace {

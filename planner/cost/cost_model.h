@@ -114,13 +114,6 @@ CostModel cost_model(const Cluster& cluster, const DeviceMesh& mesh, int rank);
 // That of one replica, on its own devices, where replicas have unlike numbers of micro-batches;
 // else as above.
 CostModel cost_model(NetworkCache& networks, const ParallelSpec& spec, int rank, int replica);
-// By replica, its coordinate on the data axis: the first replica whose stages are on the same kinds
-// of device.
-std::vector<int> kinds_of_replicas(const Cluster& cluster, const DeviceMesh& mesh);
-// The replicas whose ranks do unlike work or do it on unlike devices, by their coordinates on the
-// data axis: the first of each kind, or with hybrid sharding each. The first alone where all have
-// equal numbers of micro-batches: their stages count as slow as the slowest device.
-std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spec);
 // One cost model for each rank of the pipeline, the first rank first, of one unlike replica after
 // the other.
 std::vector<CostModel> cost_models(NetworkCache& networks, const ParallelSpec& spec);

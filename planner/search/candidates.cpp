@@ -11,6 +11,7 @@
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/unlike_replicas.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/layout_cuts.h"
 #include "planner/search/parallel_for.h"

@@ -1,5 +1,6 @@
 #include "planner/search/simulate_spec.h"
 
+#include "planner/plan/unlike_replicas.h"
 #include <algorithm>
 #include <map>
 #include <memory>

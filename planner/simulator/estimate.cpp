@@ -10,6 +10,7 @@
 #include "planner/cost/host_time.h"
 #include "planner/cost/kernel_time.h"
 #include "planner/plan/ring_axes.h"
+#include "planner/plan/unlike_replicas.h"
 #include "planner/program/bucket_layout.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/orthogonalize.h"

@@ -12,6 +12,7 @@
 #include "planner/cluster/node_layout.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/plan/unlike_replicas.h"
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
