@@ -1,12 +1,12 @@
 #include "planner/search/simulate_spec.h"
 
-#include "planner/plan/unlike_replicas.h"
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "planner/plan/unlike_replicas.h"
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/simulator/repeating_step.h"

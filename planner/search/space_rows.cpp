@@ -300,6 +300,11 @@ Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context
 }
 
 // No groups, and the next smaller and larger ones.
+Values other_overlap(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
+  if (own.tp() == 1 || !own.sequence_parallel || !context.training.engine.has_tensor_overlap) return {};
+  return {own.tp_overlap == TensorOverlap::none ? TensorOverlap::ring : TensorOverlap::none};
+}
+
 Values other_head_groups(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values values;
   if (own.cp() == 1 || own.cp_method == ContextMethod::ulysses) return values;
@@ -466,7 +471,8 @@ constexpr std::array rows = {
     SpaceRow{.choice = Choice::tp_overlap,
              .follows_from = {Choice::sequence_parallel},
              .decides_legality = true,
-             .values = no_overlap},
+             .values = no_overlap,
+             .neighbours = other_overlap},
     SpaceRow{.choice = Choice::cp_method,
              .follows_from = {Choice::cp},
              .decides_legality = true,

@@ -46,16 +46,18 @@ TEST_CASE("products in fp8 run at their own rate behind the casts of their facto
         doctest::Approx(5 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 5 * (y + weight)));
   CHECK(time(OpKind::linear_weight_gradient) ==
         doctest::Approx(5 * 1000.0 + std::max(flops / 16, y + x + 8 * weight) + 5 * (y + x)));
-  // One for an input and one for a gradient, read and written twice.
+  // One for an input, an op of its own, and one for a gradient, read and written twice.
   shape.fp8 = Fp8Casts::once;
-  CHECK(time(OpKind::linear) == doctest::Approx(2 * 1000.0 + std::max(flops / 16, x + weight + 2 * y) + 4 * x));
+  CHECK(time(OpKind::linear) == doctest::Approx(1000.0 + std::max(flops / 16, x + weight + 2 * y)));
+  CHECK(kernel_time(OpKind::quantize, {.rows = 16, .columns = 64}, DataType::bf16, device, rates).value ==
+        doctest::Approx(1000.0 + 4 * x));
   CHECK(time(OpKind::linear_input_gradient) ==
         doctest::Approx(2 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 4 * y));
   CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + std::max(flops / 16, y + x + 8 * weight)));
   // What it sustains, where that is known.
   rates.sustained_fp8 = FlopsPerSecond(8.0);
   rates.sustained_fp8_weights = FlopsPerSecond(2.0);
-  CHECK(time(OpKind::linear) == doctest::Approx(2 * 1000.0 + flops / 8 + 4 * x));
+  CHECK(time(OpKind::linear) == doctest::Approx(1000.0 + flops / 8));
   CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + flops / 2));
   // Other sizes, other kernels and other devices: as in bf16.
   for (const OpShape& odd : {OpShape{.rows = 16, .columns = 32, .inner = 65, .fp8 = Fp8Casts::once},
