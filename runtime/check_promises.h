@@ -17,8 +17,8 @@ void check_promises(const Program& program, const Arena& arena, const Communicat
                     const CopiedBytes& copied);
 
 // The ranks that a plan's prediction describes: those at data and tensor coordinate 0, one per
-// stage, and with unlike replicas those of each (unlike_replicas). What is sent in a step is that of
-// the one that sends most.
+// stage, and with unlike replicas those of each (unlike_replicas). What is sent in a step is that
+// of the one that sends most.
 std::vector<int> predicted_ranks(const Plan& plan);
 
 // What the Programs of all ranks promise against the plan's prediction, to the byte: before the

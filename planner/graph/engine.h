@@ -52,11 +52,11 @@ struct Engine {
   // Backwards leave gradients in half precision, and kernels of their own add those of
   // micro-batches: in bf16 to sums in fp32, in fp16 to sums in fp16.
   bool half_gradients = false;
-  // A product adds a weight's gradient to its sum; else it leaves it in half precision, and a kernel
-  // adds it.
+  // A product adds a weight's gradient to its sum; else it leaves it in half precision, and a
+  // kernel adds it.
   bool fused_accumulation = true;
-  // Gradients are summed in half precision where the training is in it, by products or apart, and the
-  // optimizer widens the shard that it updates (Megatron-LM without grad_reduce_in_fp32).
+  // Gradients are summed in half precision where the training is in it, by products or apart, and
+  // the optimizer widens the shard that it updates (Megatron-LM without grad_reduce_in_fp32).
   bool sums_half = false;
   // Sums in fp32 are reduced and scattered where the optimizer is sharded; else all-reduced.
   bool scatters_fp32 = true;

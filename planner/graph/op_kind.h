@@ -198,8 +198,8 @@ struct OpShape {
   bool drops = false;         // attention: drops probabilities, in its kernel
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
   // Weight gradients of products: written in half precision, for a kernel behind it to add, or with
-  // `accumulate` added to the sum in it; else added to the sum in fp32. accumulate: what is added to
-  // a sum in fp32 is in half precision.
+  // `accumulate` added to the sum in it; else added to the sum in fp32. accumulate: what is added
+  // to a sum in fp32 is in half precision.
   bool in_half = false;
   Fp8Casts fp8 = Fp8Casts::none;  // products, where their sizes allow it (multiplies_in_fp8)
   // Gradients of norms: the gradient of the first, the second parameter is no operand.

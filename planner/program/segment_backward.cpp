@@ -150,7 +150,8 @@ OperandValues values_before(Backward& backward, const TrainingOp& op, std::optio
     Value& value = values[key_of(operand)];
     switch (operand.source) {
       case OperandSource::input:
-        value = materialise(lowering, lowering.forward, id, lowering.wanted(op)[input_number(lowering, lowering.op(op), id)]);
+        value = materialise(lowering, lowering.forward, id,
+                            lowering.wanted(op)[input_number(lowering, lowering.op(op), id)]);
         break;
       case OperandSource::output: value = materialise(lowering, lowering.forward, id, lowering.canonical(id)); break;
       case OperandSource::output_gradient:

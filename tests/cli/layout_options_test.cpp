@@ -186,7 +186,8 @@ TEST_CASE("choices of data-parallel ranks count where dp follows from the other 
     CHECK(simulate({"--zero", "3"}).out != given.out);
   }
   CHECK(simulate({"--zero", "3", "--dp-shard", "3"}).code == 2);
-  CHECK(simulate({"--zero", "0", "--dp-shard", "8"}).err == simulate({"--zero", "0", "--dp-shard", "8", "--dp", "32"}).err);
+  CHECK(simulate({"--zero", "0", "--dp-shard", "8"}).err ==
+        simulate({"--zero", "0", "--dp-shard", "8", "--dp", "32"}).err);
 }
 
 TEST_CASE("every plan has the stages that were given") {

@@ -84,8 +84,8 @@ def main():
             sys.exit(f"{file} has no '{text}'")
         path.write_text(whole.replace(text, instead, 1))
         try:
-            built = subprocess.run(["cmake", "--build", str(build), "--target", "test_planner_program", "test_numerics"],
-                                   capture_output=True, text=True)
+            command = ["cmake", "--build", str(build), "--target", "test_planner_program", "test_numerics"]
+            built = subprocess.run(command, capture_output=True, text=True)
             if built.returncode != 0:
                 sys.exit(f"the fault '{what}' does not compile:\n{built.stdout[-2000:]}")
             else:

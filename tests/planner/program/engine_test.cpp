@@ -388,7 +388,8 @@ TEST_CASE("products leave gradients of weights in half precision where other ker
       OpShape written = shape;
       written.accumulate = false;
       const auto bytes = [&](const OpShape& of) { return row_of(step.instruction->op).work(of, DataType::bf16).bytes; };
-      CHECK(bytes(shape) - bytes(written) == Bytes(2 * (shape.columns * shape.inner + (shape.bias ? shape.columns : 0))));
+      const std::int64_t weights = shape.columns * shape.inner + (shape.bias ? shape.columns : 0);
+      CHECK(bytes(shape) - bytes(written) == Bytes(2 * weights));
     }
   // FSDP2 widens as it copies.
   const Engine widens{.name = "other", .widens_gradients = true}, copies{.name = "other", .flattens_gradients = true};

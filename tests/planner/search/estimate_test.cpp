@@ -169,8 +169,8 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       if (spec.pp() == 1) CHECK(estimate.spare == capacity - estimate.memory.peak());
       if (!all_state || spec.pp() > 1) continue;
       // The state has moved from one home to the other, and copies of gradients and parameters have
-      // come; the last buffer of an arena is not padded. What an engine keeps beside state is of the
-      // device's.
+      // come; the last buffer of an arena is not padded. What an engine keeps beside state is of
+      // the device's.
       CHECK(estimate.memory.optimizer == Bytes(0));
       CHECK(estimate.memory.host > on_device.memory.optimizer);
       const auto others = [](const MemoryUse& use) { return use.peak() - use.parameters - use.reserve; };
