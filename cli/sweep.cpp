@@ -242,6 +242,7 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
   SearchOptions options;
   options.top = 1;
   options.objective = arguments.limits.objective.value_or(Objective::time);
+  options.tries_more_with_best = true;
   options.most_simulated = arguments.limits.most_candidates;
   const int cores = arguments.limits.threads > 0 ? arguments.limits.threads
                                                  : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

@@ -162,6 +162,7 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
 SuggestResult suggest(const SuggestRequest& request) {
   SearchOptions options = request.options;
   options.bounds_left_out = true;
+  options.tries_more_with_best = true;
   const ArrangedResult arranged = search_with_headroom(*request.graph, request.cluster, request.training,
                                                        request.layout, options, request.precision_of);
   const SearchResult& found = arranged.found;

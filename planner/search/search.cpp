@@ -308,7 +308,7 @@ class SpaceSearch {
 
   // ZeRO over groups of ranks is left out of the space, but for the layouts of the best plans.
   bool tries_shard_groups() const {
-    return options_.bounds_left_out && training_.engine.has_hybrid_sharding && !width_.shards_freely &&
+    return options_.tries_more_with_best && training_.engine.has_hybrid_sharding && !width_.shards_freely &&
            !request_[Choice::dp_shard] && options_.objective != Objective::memory;
   }
   void try_shard_groups() {
@@ -329,7 +329,7 @@ class SpaceSearch {
 
   // So are groups of context-parallel ranks that exchange tokens for heads. They pay inside a node.
   bool tries_groups_of_heads() const {
-    return options_.bounds_left_out && training_.engine.has_hierarchical_context && width_.shares_context &&
+    return options_.tries_more_with_best && training_.engine.has_hierarchical_context && width_.shares_context &&
            !request_[Choice::cp_ulysses] && options_.objective != Objective::memory;
   }
   void try_groups_of_heads() {
@@ -353,7 +353,7 @@ class SpaceSearch {
 
   // And so are products by slices beside the ring of the tensor axis, which pay inside a node.
   bool tries_tensor_rings() const {
-    return options_.bounds_left_out && training_.engine.has_tensor_overlap && !request_[Choice::tp_overlap] &&
+    return options_.tries_more_with_best && training_.engine.has_tensor_overlap && !request_[Choice::tp_overlap] &&
            given<bool>(request_, Choice::sequence_parallel).value_or(true) && options_.objective != Objective::memory;
   }
   void try_tensor_rings() {

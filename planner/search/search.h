@@ -30,9 +30,11 @@ struct SearchOptions {
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::int64_t together = 4;  // candidates that are simulated at once, whatever the number of threads
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
-  // Whether to say what is left out (SearchCounts::left_out), to try hybrid sharding and overlap by
-  // slices with the layouts of the best plans, and to search context parallelism where that
-  // promises much (space_width.h); or to search that in any case.
+  // Whether to try hybrid sharding, groups of heads and overlap by slices with the layouts of the
+  // best plans.
+  bool tries_more_with_best = false;
+  // Whether to say what is left out (SearchCounts::left_out), and to search context parallelism
+  // where that promises much (space_width.h); or to search that in any case.
   bool bounds_left_out = false;
   bool searches_context = false;
   // Whether to count the layouts of parts that are not looked into; else `candidates` and

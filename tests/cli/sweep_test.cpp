@@ -35,19 +35,24 @@ std::vector<std::int64_t> of_rows(const Json& json, const char* key) {
 }
 
 TEST_CASE("each point's plan is the first that suggest finds there") {
-  const Json swept =
-      sweep_json({"sweep", tiny_gpt2, "--cluster", cpu_8, "--devices", "1,2,8", "--global-batch", "8,16"});
-  REQUIRE(swept.at("rows").size() == 6);
-  for (const Json& row : swept.at("rows")) {
-    const Json suggested = sweep_json({"suggest", tiny_gpt2, "--cluster", cpu_8, "--devices",
-                                    fmt::format("{}", row.at("cluster_devices").get<int>()), "--global-batch",
-                                    fmt::format("{}", row.at("global_batch").get<int>()), "--top", "1"});
-    const Json& plan = suggested.at("plans").at(0);
-    for (const auto& [key, value] : plan.items()) {
-      INFO(key << " on " << row.at("cluster_devices") << " devices, batch " << row.at("global_batch"));
-      CHECK(row.at(key) == value);
+  const auto check = [](const std::string& model, const std::string& cluster, const std::string& devices,
+                        const std::string& batches, std::size_t points) {
+    const Json swept =
+        sweep_json({"sweep", model, "--cluster", cluster, "--devices", devices, "--global-batch", batches});
+    REQUIRE(swept.at("rows").size() == points);
+    for (const Json& row : swept.at("rows")) {
+      const Json suggested = sweep_json({"suggest", model, "--cluster", cluster, "--devices",
+                                         fmt::format("{}", row.at("cluster_devices").get<int>()), "--global-batch",
+                                         fmt::format("{}", row.at("global_batch").get<int>()), "--top", "1"});
+      const Json& plan = suggested.at("plans").at(0);
+      for (const auto& [key, value] : plan.items()) {
+        INFO(key << " on " << row.at("cluster_devices") << " devices, batch " << row.at("global_batch"));
+        CHECK(row.at(key) == value);
+      }
     }
-  }
+  };
+  check(tiny_gpt2, cpu_8, "1,2,8", "8,16", 6);
+  check("llama3-70b", "dgx-h100", "64", "512", 1);  // with slices of products
 }
 
 TEST_CASE("a sweep goes through every combination, sizes next to each other, and trains the same at all of them") {

@@ -118,7 +118,7 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     NetworkCache networks(cluster);
     const std::map<std::string, std::vector<ParallelSpec>> beyond = layouts_beyond(graph, training, cluster.devices());
     SearchOptions options;
-    options.bounds_left_out = true;
+    options.bounds_left_out = options.tries_more_with_best = true;
     options.objective = setting >= 24      ? Objective::memory
                         : setting % 3 == 2 ? Objective::cost
                                            : Objective::time;
@@ -201,7 +201,7 @@ TEST_CASE("the layout of the best plan is searched with hybrid sharding") {
     SearchOptions options;
     options.top = 1;
     const SearchResult usual = search(graph, cluster, training, request, options);
-    options.bounds_left_out = true;
+    options.bounds_left_out = options.tries_more_with_best = true;
     const SearchResult found = search(graph, cluster, training, request, options);
     REQUIRE((!usual.plans.empty() && !found.plans.empty()));
     const ParallelSpec& plain = usual.plans.front().spec;
@@ -232,7 +232,7 @@ TEST_CASE("context parallelism is searched where a batch has too few sequences f
   training.sequence_length = shortest_shared_sequence;
   SearchOptions options;
   const SearchResult without = search(graph, cluster, training, {}, options);
-  options.bounds_left_out = true;
+  options.bounds_left_out = options.tries_more_with_best = true;
   const SearchResult found = search(graph, cluster, training, {}, options);
   REQUIRE(!found.plans.empty());
   CHECK(without.plans.front().spec.cp() == 1);

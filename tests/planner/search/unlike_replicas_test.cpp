@@ -250,7 +250,7 @@ TEST_CASE("a search for balanced replicas finds no slower plan, and the gap that
       SearchOptions options;
       options.threads = 1;
       options.top = 1;
-      options.bounds_left_out = true;
+      options.bounds_left_out = options.tries_more_with_best = true;
       const SearchResult alike = search(graph, cluster, training, request, options);
       options.balances_replicas = true;
       const SearchResult balanced = search(graph, cluster, training, request, options);
