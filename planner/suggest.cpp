@@ -116,7 +116,7 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
   // Other choices are of data-parallel ranks alone.
   if (!layout[Choice::dp])
     layout[Choice::dp] = std::int64_t{std::max(devices / with_given(layout, request.training).mesh.size(), 1)};
-  const ParallelSpec spec = with_given(layout, request.training);
+  ParallelSpec spec = with_given(layout, request.training);
   if (spec.mesh.size() > devices) {
     std::vector<std::string> degrees;
     for (const Axis axis : {Axis::dp, Axis::tp, Axis::cp, Axis::ep, Axis::pp})
