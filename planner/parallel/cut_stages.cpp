@@ -218,8 +218,8 @@ CheapCuts cheap_cuts(const CutWindow& window, const StageCost& cost, double limi
   constexpr double none = std::numeric_limits<double>::infinity();
   const int stages = static_cast<int>(window.size()) - 1;
   const auto width = [&](int s) { return window[s].second - window[s].first + 1; };
-  // By stage and the blocks at which it begins and ends, as far as they are in the window: its own
-  // cost, and with the first block alone the least cost of it and the stages behind it.
+  // The cost of each stage, and with the block at which it begins the least cost of it and the stages
+  // behind it.
   std::vector<std::vector<double>> costs(static_cast<std::size_t>(stages)), least(static_cast<std::size_t>(stages) + 1);
   least.back() = {0.0};
   for (int s = stages - 1; s >= 0; --s) {
@@ -234,7 +234,8 @@ CheapCuts cheap_cuts(const CutWindow& window, const StageCost& cost, double limi
         least[s][b] = std::min(least[s][b], std::max(own, least[s + 1][e]));
       }
   }
-  CheapCuts found{.cuts = {}, .least = least[0][0] < limit ? least[0][0] : none, .all = true};
+  CheapCuts found{
+      .cuts = {}, .least = least[0][0] < limit ? least[0][0] : none, .all = true, .window = {}, .costs = {}};
   std::vector<int> cut;
   const auto visit = [&](auto&& self, int s, int b) -> void {
     if (s == stages) {
@@ -259,7 +260,24 @@ CheapCuts cheap_cuts(const CutWindow& window, const StageCost& cost, double limi
     }
   };
   visit(visit, 0, 0);
+  found.window = window;
+  found.costs = std::move(costs);
   return found;
+}
+
+double CheapCuts::costliest(std::span<const int> blocks) const {
+  constexpr double none = std::numeric_limits<double>::infinity();
+  double most = 0.0;
+  int end = window.front().first;
+  for (std::size_t s = 0; s < blocks.size() && most < none; ++s) {
+    const int begin = std::exchange(end, end + blocks[s]);
+    const auto& [first, last] = window[s + 1];
+    if (end < first || end > last) return none;
+    const std::size_t width = static_cast<std::size_t>(last - first) + 1;
+    most = std::max(most, costs[s][static_cast<std::size_t>(begin - window[s].first) * width +
+                                   static_cast<std::size_t>(end - first)]);
+  }
+  return most;
 }
 
 std::vector<int> cut_stages(std::span<const Seconds> blocks, int stages) {

@@ -64,6 +64,14 @@ struct CheapCuts {
   // no such cut.
   double least = 0.0;
   bool all = true;  // whether `cuts` are all of them
+
+  // The cost of the costliest stage of a cut; infinite where that is not below the limit.
+  double costliest(std::span<const int> blocks) const;
+
+  // By stage and the blocks at which it begins and ends, as far as they are in the window; infinite
+  // where the stages behind it cannot all be below the limit.
+  CutWindow window;
+  std::vector<std::vector<double>> costs;
 };
 // Cuts in the window whose every stage costs less than the limit: all, where they are at most
 // `most`, and else as many of them.

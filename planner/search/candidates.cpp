@@ -537,7 +537,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
       for (std::size_t from = 0; from < best.spec.stage_blocks.size(); ++from)
         for (std::size_t to = 0; to < best.spec.stage_blocks.size(); ++to) {
           std::vector<int> moved = best.spec.stage_blocks;
-          if (!move_block(moved, from, to)) continue;
+          if (!move_block(moved, from, to) || cheap.costliest(moved) > best.bound.lower_bound.value) continue;
           std::optional<Candidate> candidate = consider(std::move(moved));
           if (candidate && is_better(*candidate, best)) below.candidates.push_back(std::move(*candidate));
         }

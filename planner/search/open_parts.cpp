@@ -80,23 +80,27 @@ OpenParts::Layouts OpenParts::layouts(std::size_t number) const {
 }
 
 Open OpenParts::open_part(Part part) {
+  parts_.push_back(std::move(part));
+  return opened(parts_.size() - 1);
+}
+
+Open OpenParts::opened(std::size_t number) {
+  const Part& part = parts_[number];
   MemoryUse least;
   least.parameters = part.floor.memory;
-  Open open{.bound = score(objective_, cluster_, part.space.spec, part.floor.time, least),
-            .place = part.place,
-            .part = parts_.size()};
-  parts_.push_back(std::move(part));
-  open.mesh = &parts_.back().space.spec.mesh;
-  return open;
+  return {.bound = score(objective_, cluster_, part.space.spec, part.floor.time, least),
+          .place = part.place,
+          .part = number,
+          .mesh = &part.space.spec.mesh};
 }
 
 // The same part once more is known of it.
 Open OpenParts::open_again(std::size_t number, Step step, const Floor& floor) {
-  Part part = parts_[number];
+  Part& part = parts_[number];
   part.step = step;
   part.floor.time = std::max(part.floor.time, floor.time);
   part.floor.memory = std::max(part.floor.memory, floor.memory);
-  return open_part(std::move(part));
+  return opened(number);
 }
 
 std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double enough) {

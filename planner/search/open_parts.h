@@ -124,6 +124,7 @@ class OpenParts {
 
   std::vector<Open> open_degrees(std::vector<SpacePart> parts);
   Open open_part(Part part);
+  Open opened(std::size_t number);
   Open open_again(std::size_t number, Step step, const Floor& floor);
   Open open_groups(std::size_t number, const Groups& groups, std::size_t size);
   bool is_open(const ParallelSpec& spec) const { return !beyond_ || !beyond_->layout || beyond_->layout(spec); }

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -83,7 +85,9 @@ class SpaceSearch {
     parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
   }
 
-  SearchResult run() {
+  // Nothing where context parallelism, which the space leaves out, promises so much that it should
+  // be searched (`worth_context`).
+  std::optional<SearchResult> run() {
     add(search_, options_.counts_layouts ? parts_->open_all() : parts_->open_uncounted());
     counts_.candidates = parts_->count_all();
     // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
@@ -93,6 +97,7 @@ class SpaceSearch {
                              .room = [this] { return room(); },
                              .is_new = [this](const Open& candidate) { return is_new(candidate); },
                              .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
+      if (promises_context(surely_worth_context)) return std::nullopt;
       ranked = is_ahead(search_);
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
@@ -100,28 +105,37 @@ class SpaceSearch {
       if (tries_groups_of_heads()) try_groups_of_heads();
       if (tries_tensor_rings()) try_tensor_rings();
       if (tries_shard_groups()) try_shard_groups();
+      if (promises_context(worth_context)) return std::nullopt;
       drop_idle_input_slots();
     }
     return take_result();
   }
 
-  // Whether context parallelism, which was left out, may be so much better that it should be
-  // searched. Not under a schedule that was asked for: with backwards in parts, that would take
-  // several times as long.
-  bool promises_context() const { return may_lift_context() && context_gap_ > worth_context; }
-  // The same before a search, by floors alone.
+  // Whether context parallelism should be searched by floors alone, before any search.
   bool surely_promises_context() {
-    return options_.bounds_left_out && may_lift_context() &&
-           is_surely_worth_context(space(), *floors_, *makers_.front());
+    return may_lift_context() && is_surely_worth_context(space(), *floors_, *makers_.front());
   }
 
  private:
   SearchedSpace space() const {
     return {graph_, cluster_, training_, request_, width_, options_.objective, options_.fewer_devices};
   }
+  // Not under a schedule that was asked for: with backwards in parts, the search with context
+  // parallelism would take several times as long.
   bool may_lift_context() const {
-    return !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence &&
+    return options_.bounds_left_out && !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence &&
            training_.global_batch < cluster_.devices();
+  }
+  // Whether it promises more than so much of the best plan so far.
+  bool promises_context(double worth) {
+    if (!may_lift_context() || !best_score(search_)) return false;
+    const auto promises = [&](const auto& self, const Restriction& restriction) -> bool {
+      return restriction.is_context && gap_beyond(restriction, *best_score(search_)) > worth &&
+             (restriction.closer.empty() ||
+              std::ranges::any_of(restriction.closer, [&](const Restriction& part) { return self(self, part); }));
+    };
+    return std::ranges::any_of(restrictions(space()),
+                               [&](const Restriction& restriction) { return promises(promises, restriction); });
   }
   // Whether stages may differ in what they recompute.
   bool mixes() const {
@@ -520,18 +534,27 @@ class SpaceSearch {
   // How much better than the best plan anything may be that scores no less than `least`.
   static double gap_to(double least, const Score& winner) { return std::max(winner.first / least - 1.0, 0.0); }
 
+  // How much better than the best plan layouts beyond a restriction may be. What bounds them stays
+  // as it is while better plans are found.
+  double gap_beyond(const Restriction& restriction, const Score& best) {
+    auto known = restriction.is_context ? least_beyond_.find(restriction.what) : least_beyond_.end();
+    if (known == least_beyond_.end())
+      known = least_beyond_
+                  .insert_or_assign(restriction.what,
+                                    least_beyond(restriction, space(), best, *parts_, *floors_, *makers_.front()))
+                  .first;
+    return known->second ? gap_to(*known->second, best) : 0.0;
+  }
+
   std::vector<LeftOut> left_out(const Score& winner, const SearchCounts& counts) {
     std::vector<LeftOut> all;
     const auto add = [&](const auto& self, const Restriction& restriction) -> void {
-      const std::optional<double> least =
-          least_beyond(restriction, space(), winner, *parts_, *floors_, *makers_.front());
       // What the search did not look into is bounded with it.
-      const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
+      const double gap = std::max(gap_beyond(restriction, winner), counts.gap.value_or(0.0));
       if (gap > worth_context && !restriction.closer.empty()) {
         for (const Restriction& part : restriction.closer) self(self, part);
         return;
       }
-      if (restriction.is_context) context_gap_ = gap;
       all.push_back({.what = restriction.what, .gap = gap});
     };
     for (const Restriction& restriction : restrictions(space())) add(add, restriction);
@@ -573,6 +596,9 @@ class SpaceSearch {
     return std::max(gap, counts.gap.value_or(0.0));
   }
 
+  // Beyond what other cuts, and what is tried with the best layouts, gain: 6 % at most so far.
+  static constexpr double surely_worth_context = (1.0 + worth_context) * 1.1 - 1.0;
+
   // Limits on looking at other cuts.
   static constexpr std::int64_t most_other_places = 262'144;  // of a block on a stage, over layouts
   static constexpr std::size_t most_other_cuts = 4096;
@@ -605,7 +631,7 @@ class SpaceSearch {
   std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
   double least_left_ = std::numeric_limits<double>::infinity();       // of the scores of other cuts
   double least_with_slot_ = std::numeric_limits<double>::infinity();  // of those that need more recompute for a slot
-  double context_gap_ = 0.0;                                          // of context parallelism, where that is left out
+  std::map<std::string, std::optional<double>> least_beyond_;         // scores, by what a restriction leaves out
   std::int64_t calls_ = 0;                                            // simulated so far
 };
 
@@ -614,12 +640,18 @@ class SpaceSearch {
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  SpaceSearch usual(graph, cluster, training, request, options);
-  SearchOptions wider = options;
-  wider.searches_context = true;
+  SearchOptions narrow = options;
+  if (!narrow.shapes) narrow.shapes = std::make_shared<KnownBlockShapes>();  // for both searches
   std::optional<SearchResult> result;
-  if (!usual.surely_promises_context()) result = usual.run();
-  if (!result || usual.promises_context()) result = SpaceSearch(graph, cluster, training, request, wider).run();
+  {
+    SpaceSearch usual(graph, cluster, training, request, narrow);
+    if (!usual.surely_promises_context()) result = usual.run();
+  }
+  if (!result) {
+    SearchOptions wider = narrow;
+    wider.searches_context = true;
+    result = SpaceSearch(graph, cluster, training, request, wider).run();
+  }
   result->counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return *std::move(result);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <functional>
 #include <ranges>
 #include <type_traits>
@@ -57,11 +58,66 @@ void append_numbers(const ChoiceValue& value, std::vector<std::int64_t>& numbers
 
 }  // namespace
 
-// The number of layouts from a row on, by that row and the earlier choices that it follows from.
+// How the choices of a row bear on those of others, as sets of rows.
+struct RowLinks {
+  unsigned followers = 0;  // the rows whose values follow from this choice
+  // Whether neither its values follow from choices that do not decide legality, nor other values
+  // from it.
+  bool is_apart = false;
+  unsigned decisive = 0;    // the earlier rows that this one, or a later one that is not apart, follows from
+  std::size_t nearest = 0;  // the last of these; where there are none, the first row, which tells nothing
+  bool is_kept = true;      // whether its layouts are kept: not by micro-batch, which has too many values
+  unsigned nearest_to = 0;  // the rows of which this one is the nearest, and of which it is another decisive one
+  unsigned decided_by_more = 0;
+};
+
+template <class Do>
+void for_each_row(unsigned set, const Do& action) {
+  for (; set != 0; set &= set - 1) action(static_cast<std::size_t>(std::countr_zero(set)));
+}
+
+// The number of layouts from a row on, by that row and the earlier choices that it follows from: of
+// walks with the same model, training and request but for its degrees.
 struct KnownLayouts {
+  explicit KnownLayouts(const LayoutRequest& request);
+
   using Key = std::vector<std::int64_t>;
   std::unordered_map<Key, std::int64_t, NumbersHash> layouts;
+  std::array<RowLinks, count_of<Choice>> links;
+  std::size_t deciding = 0;  // number of rows that decide legality, which come first
 };
+
+KnownLayouts::KnownLayouts(const LayoutRequest& request) {
+  const std::span<const SpaceRow> rows = space_rows();
+  const auto contains = [](unsigned set, std::size_t row) { return (set >> row & 1u) != 0; };
+  // What never changes changes nothing.
+  const auto is_fixed = [&](const SpaceRow& row) { return row.has_one_value && !request[row.choice]; };
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    if (rows[row].decides_legality) deciding = row + 1;
+    for (std::size_t later = 0; later < rows.size(); ++later)
+      if (rows[later].follows_from.contains(rows[row].choice) && !is_fixed(rows[row]) && !is_fixed(rows[later]))
+        links[row].followers |= 1u << later;
+  }
+  for (std::size_t row = deciding; row < rows.size(); ++row) {
+    links[row].is_apart = links[row].followers == 0;
+    for (std::size_t earlier = deciding; earlier < row; ++earlier)
+      links[row].is_apart = links[row].is_apart && !contains(links[earlier].followers, row);
+  }
+  for (std::size_t row = deciding; row < rows.size(); ++row)
+    for (std::size_t earlier = 0; earlier < row; ++earlier)
+      for (std::size_t later = row; later < rows.size(); ++later)
+        if (!links[later].is_apart && contains(links[earlier].followers, later)) {
+          links[row].decisive |= 1u << earlier;
+          links[row].nearest = earlier;
+          links[row].is_kept = links[row].is_kept && rows[earlier].choice != Choice::micro_batch;
+        }
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    for (std::size_t later = row + 1; later < rows.size(); ++later)
+      if (links[later].nearest == row)
+        links[row].nearest_to |= 1u << later;
+      else if (contains(links[later].decisive, row))
+        links[row].decided_by_more |= 1u << later;
+}
 
 namespace {
 
@@ -75,32 +131,18 @@ bool are_alike(const ParallelSpec& a, const ParallelSpec& b) {
 // row's values are kept until a choice that they follow from changes.
 class SpaceWalk {
  public:
-  // `known`: of walks with the same model, training and request but for its degrees.
   SpaceWalk(const OpGraph& graph, const TrainingSpec& training, int devices, const LayoutRequest& request,
             const SpaceWidth& width, KnownLayouts& known, Devices wanted = Devices::exactly)
-      : context_{graph, training, devices, wanted == Devices::exactly, width}, request_(request), known_(known) {
+      : context_{graph, training, devices, wanted == Devices::exactly, width},
+        request_(request),
+        known_(known),
+        deciding_(known.deciding) {
     for (const SpaceRow& row : space_rows()) {
-      Step& step = steps_[count_++];
+      Step& step = steps_[count_];
+      step.links = known.links[count_++];
       step.space = &row;
       step.choice = &row_of(row.choice);
-      if (row.decides_legality) deciding_ = count_;
-      for (const SpaceRow& later : space_rows())
-        if (later.follows_from.contains(row.choice)) step.followers |= 1u << (&later - space_rows().data());
     }
-    for (std::size_t row = deciding_; row < count_; ++row) {
-      const auto follows = [&](std::size_t earlier) { return (steps_[earlier].followers >> row & 1u) != 0; };
-      bool is_apart = steps_[row].followers == 0;
-      for (std::size_t earlier = deciding_; earlier < row; ++earlier) is_apart = is_apart && !follows(earlier);
-      steps_[row].is_apart = is_apart;
-    }
-    for (std::size_t row = deciding_; row < count_; ++row)
-      for (std::size_t earlier = 0; earlier < row; ++earlier)
-        for (std::size_t later = row; later < count_; ++later)
-          if (!steps_[later].is_apart && (steps_[earlier].followers >> later & 1u) != 0) {
-            steps_[row].decisive |= 1u << earlier;
-            steps_[row].nearest = earlier;
-            steps_[row].is_kept = steps_[row].is_kept && steps_[earlier].space->choice != Choice::micro_batch;
-          }
   }
 
   // Visits every legal layout.
@@ -159,14 +201,8 @@ class SpaceWalk {
   struct Step {
     const SpaceRow* space = nullptr;
     const ChoiceRow* choice = nullptr;
-    unsigned followers = 0;  // the rows whose values follow from this choice
-    // Whether neither its values follow from choices that do not decide legality, nor other values
-    // from it.
-    bool is_apart = false;
-    unsigned decisive = 0;    // the earlier rows that this one, or a later one that is not apart, follows from
-    std::size_t nearest = 0;  // the last of these; where there are none, the first row, which tells nothing
-    bool is_kept = true;      // whether its layouts are kept: not by micro-batch, which has too many values
-    bool is_known = false;    // whether `values` holds for the present layout
+    RowLinks links;
+    bool is_known = false;  // whether `values` holds for the present layout
     std::vector<ChoiceValue> values;
     std::size_t at = 0;  // the present one
     std::optional<ChoiceValue> followed;  // the value that the known values of later rows follow from
@@ -180,8 +216,7 @@ class SpaceWalk {
     if (step.is_known) return step.values;
     step.is_known = true;
     step.values.clear();
-    for (std::size_t later = row + 1; later < count_; ++later)
-      if (steps_[later].nearest == row) steps_[later].layouts.clear();
+    for_each_row(step.links.nearest_to, [&](std::size_t later) { steps_[later].layouts.clear(); });
     const std::optional<ChoiceValue>& given = request_[step.space->choice];
     const bool applies = !step.choice->applies || step.choice->applies(spec_);
     if (!given || !applies) {
@@ -203,13 +238,11 @@ class SpaceWalk {
     step.choice->set(spec_, step.values[at]);
     if (step.followed == step.values[at]) return;
     step.followed = step.values[at];
-    for (std::size_t later = row + 1; later < count_; ++later) {
-      if ((step.followers >> later & 1u) != 0) {
-        steps_[later].is_known = false;
-        steps_[later].followed.reset();
-      }
-      if ((steps_[later].decisive >> row & 1u) != 0 && steps_[later].nearest != row) steps_[later].layouts.clear();
-    }
+    for_each_row(step.links.followers, [&](std::size_t later) {
+      steps_[later].is_known = false;
+      steps_[later].followed.reset();
+    });
+    for_each_row(step.links.decided_by_more, [&](std::size_t later) { steps_[later].layouts.clear(); });
   }
 
   // What a technique rejects with one value of the other choices, it rejects with every value.
@@ -282,22 +315,22 @@ class SpaceWalk {
   std::int64_t count_from(std::size_t row) {
     std::int64_t layouts = 1;
     for (std::size_t later = row; later < count_; ++later)
-      if (steps_[later].is_apart) layouts *= static_cast<std::int64_t>(values(later).size());
+      if (steps_[later].links.is_apart) layouts *= static_cast<std::int64_t>(values(later).size());
     return layouts == 0 ? 0 : layouts * count_dependent_from(row);
   }
 
   // Without the rows apart.
   std::int64_t count_dependent_from(std::size_t row) {
-    while (row < count_ && steps_[row].is_apart) ++row;
+    while (row < count_ && steps_[row].links.is_apart) ++row;
     if (row == count_) return 1;
     Step& step = steps_[row];
-    step.layouts.resize(steps_[step.nearest].values.size());
-    const std::size_t at = steps_[step.nearest].at;
+    step.layouts.resize(steps_[step.links.nearest].values.size());
+    const std::size_t at = steps_[step.links.nearest].at;
     if (step.layouts[at]) return *step.layouts[at];
-    if (!step.is_kept) return *(step.layouts[at] = count_values_of(row));
+    if (!step.links.is_kept) return *(step.layouts[at] = count_values_of(row));
     key_.assign(1, static_cast<std::int64_t>(row));
-    for (std::size_t earlier = 0; earlier < row; ++earlier)
-      if ((step.decisive >> earlier & 1u) != 0) append_numbers(steps_[earlier].choice->get(spec_), key_);
+    for_each_row(step.links.decisive,
+                 [&](std::size_t earlier) { append_numbers(steps_[earlier].choice->get(spec_), key_); });
     if (const auto known = known_.layouts.find(key_); known != known_.layouts.end())
       return *(step.layouts[at] = known->second);
     KnownLayouts::Key key = key_;
@@ -320,7 +353,7 @@ class SpaceWalk {
   KnownLayouts& known_;
   std::array<Step, count_of<Choice>> steps_;
   std::size_t count_ = 0;
-  std::size_t deciding_ = 0;  // number of rows that decide legality
+  std::size_t deciding_ = 0;
   ParallelSpec spec_;
   KnownLayouts::Key key_;  // of the layouts asked for last
 };
@@ -330,7 +363,7 @@ class SpaceWalk {
 std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                                           const LayoutRequest& request) {
   std::vector<ParallelSpec> specs;
-  KnownLayouts known;
+  KnownLayouts known(request);
   SpaceWalk(graph, training, devices, request, usual_width(graph, training.engine, request), known)
       .enumerate([&](const ParallelSpec& spec) { specs.push_back(spec); });
   return specs;
@@ -338,12 +371,12 @@ std::vector<ParallelSpec> enumerate_specs(const OpGraph& graph, const TrainingSp
 
 std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int devices,
                          const LayoutRequest& request) {
-  KnownLayouts known;
+  KnownLayouts known(request);
   return SpaceWalk(graph, training, devices, request, usual_width(graph, training.engine, request), known).count();
 }
 
 Space::Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request, const SpaceWidth& width)
-    : graph_(graph), training_(training), request_(request), width_(width), known_(std::make_unique<KnownLayouts>()) {}
+    : graph_(graph), training_(training), request_(request), width_(width), known_(std::make_unique<KnownLayouts>(request)) {}
 Space::~Space() = default;
 
 namespace {

@@ -46,6 +46,8 @@ struct SpaceRow {
   // Whether `illegal` may reject one of its values and accept another, given the choices before it.
   // The values of the other rows are either all legal or all illegal.
   bool decides_legality = false;
+  // Whether it has one value, the same for every layout, unless the request gives another.
+  bool has_one_value = false;
   // Appends its values on so many devices, once the choices before it are made, in the order of the
   // space.
   void (*values)(const SpaceContext&, const ParallelSpec&, std::vector<ChoiceValue>&) = nullptr;

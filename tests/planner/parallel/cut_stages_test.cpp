@@ -202,6 +202,12 @@ TEST_CASE("Cheap cuts are all cuts below a limit, and the least of them is known
     CHECK(found.least == all.front().first);
     std::ranges::sort(found.cuts);
     CHECK(found.cuts == below);
+    for (const auto& [worst, one] : all) {
+      if (worst < limit)
+        CHECK(found.costliest(one) == worst);
+      else
+        CHECK(found.costliest(one) >= limit);
+    }
     if (below.size() > 1) {
       ++several;
       const CheapCuts some = cheap_cuts(window, cost, limit, below.size() - 1);

@@ -253,6 +253,23 @@ TEST_CASE("what a choice can be follows from the choices that its row names alon
   }
 }
 
+TEST_CASE("a choice with one value has the same one in every layout") {
+  const Space space;
+  const SpaceContext context{space.graph, space.training, devices};
+  for (const SpaceRow& row : space_rows()) {
+    if (!row.has_one_value) continue;
+    CAPTURE(row_of(row.choice).key);
+    std::vector<ChoiceValue> first;
+    row.values(context, space.specs.front(), first);
+    CHECK(first.size() == 1);
+    for (const ParallelSpec& spec : space.specs) {
+      std::vector<ChoiceValue> values;
+      row.values(context, spec, values);
+      CHECK(values == first);
+    }
+  }
+}
+
 TEST_CASE("what is legal with one value of a choice that decides nothing is legal with every one") {
   const Space space;
   const SpaceContext context{space.graph, space.training, devices};
