@@ -134,4 +134,10 @@ bool is_certified(const BestFirst& search) {
   return search.open.empty() || search.open.front().bound >= search.best.front().score;
 }
 
+bool is_settled(const BestFirst& search) {
+  const bool has_all_ranks = score_limit(search).has_value() && is_ahead(search);
+  return has_all_ranks && is_certified(search) &&
+         (search.open.empty() || search.open.front().bound.first >= tied_limit(search));
+}
+
 }  // namespace parplan

@@ -79,5 +79,7 @@ std::vector<Ranked> first_of_each(std::vector<Ranked> ranked, int top_each);
 
 // Whether no open part can be better than the best, once a plan is ranked.
 bool is_certified(const BestFirst& search);
+// Whether, moreover, none can tie with it, and there is a plan for each of the ranks behind it.
+bool is_settled(const BestFirst& search);
 
 }  // namespace parplan

@@ -202,7 +202,8 @@ class SpaceSearch {
     const std::int64_t missing = only_first ? 1 : options_.top - static_cast<std::int64_t>(search_.best.size());
     const std::int64_t room = std::max(missing, options_.together);
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
-    return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
+    const bool few = search_.simulated < usual_simulated, is_little = calls_ < free_calls;
+    return (is_settled(search_) ? few && is_little : few || is_little) ? room : 0;
   }
 
   bool is_new(const Open& one) {
@@ -482,7 +483,7 @@ class SpaceSearch {
     std::int64_t calls = 0;
     for (Ranked& one : search_.best) {
       if (one.plan.spec.input_slots != InputSlots::one_more) continue;
-      if (calls >= free_calls) break;
+      if (calls >= free_other_calls) break;
       ParallelSpec spec = one.plan.spec;
       spec.input_slots = InputSlots::in_flight;
       const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec));
@@ -606,7 +607,8 @@ class SpaceSearch {
   static constexpr std::int64_t free_other_calls = 100'000;
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
-  // Limits that hold where the user gives none.
+  // Limits that hold where the user gives none: both end the search for the best plan, each that for
+  // the ranks behind it.
   static constexpr std::int64_t usual_simulated = 64;
   static constexpr std::int64_t free_calls = 400'000;
 
