@@ -67,8 +67,9 @@ struct SearchResult {
 // bound: parts of it are opened, or its candidates (candidates.h) are made and estimated, and those
 // that do not fit are rejected. A candidate is simulated once its lower bound is the least open
 // bound. The search goes on until no open bound beats the worst of the best `top`, or
-// `most_simulated` is reached; where variants of one plan are left out, what cannot beat those of
-// its degrees is not looked into.
+// `most_simulated` is reached, or, without that, the best plan is certain and the ranks behind it
+// would take more than little work; where variants of one plan are left out, what cannot beat those
+// of its degrees is not looked into.
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options);
 
