@@ -24,17 +24,19 @@ std::size_t hash_of(int kind, const BlockContext& context) {
 
 std::shared_ptr<const LoweredBlock> KnownBlocks::of(const OpGraph& graph, int block, const BlockContext& context) {
   const int kind = graph.blocks[block].kind;
-  const std::size_t hash = hash_of(kind, context);
+  BlockContext key = context;
+  if (!may_recompute(graph.blocks[block])) key.layout.recompute = Recompute::none;
+  const std::size_t hash = hash_of(kind, key);
   {
     const std::scoped_lock lock(mutex_);
     const auto [first, end] = known_.equal_range(hash);
     for (auto one = first; one != end; ++one)
-      if (one->second.kind == kind && one->second.context == context) return one->second.lowered;
+      if (one->second.kind == kind && one->second.context == key) return one->second.lowered;
   }
   auto lowered = std::make_shared<const LoweredBlock>(lower_block(graph, block, context));
   const std::scoped_lock lock(mutex_);
   if (known_.size() >= most_blocks) known_.clear();
-  known_.emplace(hash, Known{.kind = kind, .context = context, .lowered = lowered});
+  known_.emplace(hash, Known{.kind = kind, .context = std::move(key), .lowered = lowered});
   return lowered;
 }
 

@@ -44,16 +44,13 @@ BlockLowering block_lowering(const OpGraph& graph, int number, const BlockContex
   return result;
 }
 
-// What the forward leaves for the backward, the block's input first. The first and the last block
-// keep all that the backward reads: of the one that is little but tokens, and the backward of the
-// other follows its forward.
+// What the forward leaves for the backward, the block's input first.
 std::vector<TensorId> kept_tensors(const BlockLowering& lowering, const RecomputeRow& recompute) {
   const Block& block = lowering.block;
   std::vector<TensorId> kept;
   if (block.input) kept.push_back(*block.input);
   for (const TensorId id : lowering.training.saved) {
-    const bool chooses = block.input && block.output;
-    if (id != block.input && (!chooses || recompute.keeps(lowering.graph, block, id))) kept.push_back(id);
+    if (id != block.input && (!may_recompute(block) || recompute.keeps(lowering.graph, block, id))) kept.push_back(id);
   }
   return kept;
 }
@@ -156,11 +153,15 @@ Segment weights_segment(const BlockLowering& lowering, const LeftForWeights& lef
 
 }  // namespace
 
+bool may_recompute(const Block& block) {
+  return block.input.has_value() && block.output.has_value();
+}
+
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context, const RecomputeRow& recompute) {
   BlockLowering lowering = block_lowering(graph, block, context);
   const std::vector<TensorId> kept = kept_tensors(lowering, recompute);
-  lowering.repeats_all = context.repeats_all && recompute.kind == Recompute::full && lowering.block.input &&
-                         lowering.block.output && !lowering.training.backward.empty();
+  lowering.repeats_all = context.repeats_all && recompute.kind == Recompute::full && may_recompute(lowering.block) &&
+                         !lowering.training.backward.empty();
 
   LoweredBlock result;
   const SavedBytes bytes = place(lowering, kept);

@@ -66,6 +66,9 @@ struct LoweredBlock {
   std::int64_t gradient_bytes = 0;
 };
 LoweredBlock lower_block(const OpGraph& graph, int block, const BlockContext& context);
+// Whether what is recomputed bears on a block. The first and the last keep all that their backward
+// reads: of the one that is little but tokens, and the backward of the other follows its forward.
+bool may_recompute(const Block& block);
 // The parts into which an activation or its gradient is split when it goes to another stage: one
 // for each rank of the tensor axis, where the engine splits what they all hold
 // (Engine::splits_transfers), else 1.

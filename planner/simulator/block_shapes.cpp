@@ -45,6 +45,15 @@ BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
   return shapes;
 }
 
+// From those with another recompute.
+BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context, const BlockShapes& other) {
+  BlockShapes shapes = other;
+  for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind)
+    if (const int first = graph.kinds[kind]; may_recompute(graph.blocks[first]))
+      shapes.kinds[kind] = lower_block(graph, first, context);
+  return shapes;
+}
+
 }  // namespace
 
 std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, const TrainingSpec& training,
@@ -55,7 +64,7 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
   // A micro-batch has the same shapes in every batch.
   TrainingSpec of_any_batch = training;
   of_any_batch.global_batch = 0;
-  const auto place_of = [&]() -> std::shared_ptr<const BlockShapes>& {
+  const auto place_of = [&](const ParallelSpec& of) -> std::shared_ptr<const BlockShapes>& {
     auto of_training = std::ranges::find_if(known_, [&](const Known& one) {
       return one.backend == backend && one.purpose == purpose && one.training == of_any_batch;
     });
@@ -63,11 +72,13 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
       known_.push_back({.training = of_any_batch, .backend = backend, .purpose = purpose, .shapes = {}});
       of_training = known_.end() - 1;
     }
-    return of_training->shapes[key];
+    return of_training->shapes[of];
   };
+  std::shared_ptr<const BlockShapes> other;
   {
     const std::scoped_lock lock(mutex_);
-    if (const std::shared_ptr<const BlockShapes>& known = place_of()) return known;
+    if (const std::shared_ptr<const BlockShapes>& known = place_of(key)) return known;
+    if (recompute != Recompute::none) other = place_of(block_key(spec, Recompute::none));
   }
   // Two threads may make the same: better than that one waits for all that others make.
   BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual, Coordinates{},
@@ -75,9 +86,9 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
   context.splits_backward = runs_backward_in_parts(spec.schedule);
   context.scratch_apart = purpose != LoweredFor::runs;
   if (purpose == LoweredFor::floors_unfused) context.fusions = {.norms = false, .activations = false};
-  auto made = std::make_shared<const BlockShapes>(shapes_of(graph, context));
+  auto made = std::make_shared<const BlockShapes>(other ? shapes_of(graph, context, *other) : shapes_of(graph, context));
   const std::scoped_lock lock(mutex_);
-  return place_of() = std::move(made);
+  return place_of(key) = std::move(made);
 }
 
 }  // namespace parplan

@@ -58,6 +58,7 @@ TEST_CASE("a block is lowered once for all contexts that are equal, and again fo
   BlockContext other = context;
   other.layout.recompute = Recompute::full;
   CHECK(blocks.of(graph, 1, other) != first);
+  CHECK(blocks.of(graph, 0, other) == blocks.of(graph, 0, context));  // recomputes nothing
   other = context;
   other.input_apart = true;  // not in the hash
   CHECK(blocks.of(graph, 1, other) != first);
