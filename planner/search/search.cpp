@@ -80,7 +80,7 @@ class SpaceSearch {
       owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes, width_));
       makers_.push_back(owned_.back().get());
     }
-    counts_.space = space_in_words(cluster, training.engine, request, width_, options.fewer_devices);
+    counts_.space = space_in_words(graph, cluster, training, request, width_, options.fewer_devices);
     floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
     parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
   }

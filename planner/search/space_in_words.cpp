@@ -11,6 +11,7 @@
 #include "planner/parallel/engine_layouts.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/search/space.h"
+#include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
@@ -24,6 +25,32 @@ std::string cuts_in_words(const Cluster& cluster, const LayoutRequest& request) 
   if (*schedule == ScheduleKind::interleaved && !request[Choice::stage_blocks])
     return ", pipelines in the cut whose slowest stage is fastest";
   return "";
+}
+
+// The values of choices that layouts on several ranks of each axis have, where there are several.
+std::string choices_in_words(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                             const LayoutRequest& request, const SpaceWidth& width) {
+  if (cluster.devices() == 1) return "";
+  ParallelSpec example;
+  for (const Axis axis : {Axis::dp, Axis::tp, Axis::pp, Axis::cp})
+    if (axis != Axis::cp || width.shares_context) example.mesh.degree[axis] = 2;
+  for (const ChoiceRow& row : choice_rows())
+    if (row.axis && request[row.choice]) row.set(example, *request[row.choice]);
+  const SpaceContext context{graph, training, cluster.devices(), false, width};
+  std::string words;
+  for (const Choice choice : {Choice::zero_stage, Choice::sequence_parallel, Choice::cp_method, Choice::schedule}) {
+    if (request[choice]) continue;
+    std::vector<ChoiceValue> values;
+    space_row_of(choice).values(context, example, values);
+    std::vector<std::string> names;
+    for (const ChoiceValue& value : values) {
+      ParallelSpec with = example;
+      row_of(choice).set(with, value);
+      if (!lacked_by_engine(training.engine, with)) names.push_back(write_value(value));
+    }
+    if (names.size() > 1) words += fmt::format("; {} {}", row_of(choice).key, join(names));
+  }
+  return words;
 }
 
 // What the engine lacks, and what is recomputed.
@@ -42,14 +69,15 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request, 
 
 }  // namespace
 
-std::string space_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
-                           const SpaceWidth& width, bool fewer) {
+std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                           const LayoutRequest& request, const SpaceWidth& width, bool fewer) {
   const char* const degrees = width.shares_context ? "dp x tp x pp x cp" : "dp x tp x pp";
   const std::string more = cuts_in_words(cluster, request) +
                            (width.balances_replicas ? ", with micro-batches shared out among replicas by what their "
                                                       "devices sustain"
                                                     : "") +
-                           engine_in_words(engine, request, width);
+                           choices_in_words(graph, cluster, training, request, width) +
+                           engine_in_words(training.engine, request, width);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
