@@ -62,8 +62,8 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) c
 //
 // Parameters on the host are copied into the buffers of gathers before these, on a stream of their
 // own, so that a phase takes at least c_1 + sum_{k>=a+2} of these copies + c_n, too. Sums of
-// gradients on the host go out behind each backward, and come back before the next: the link takes
-// at least the sum of all copies each way.
+// gradients elsewhere go out behind each backward, and come back before the next: the link takes at
+// least the sum of all copies each way, and a file that of all writes and reads.
 //
 // The optimizer's state on NVMe is read, updated and written bucket by bucket, through a few
 // buffers; reads and writes go on beside all else, also of ranks that carry out their own
@@ -134,7 +134,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     // The sums of the bucket's gradients go out after each backward that adds to them, and come
     // back before all but the first; in two parts, for each of the parts.
     Seconds of_backward, of_weights;
-    if (homes.gradients == Home::host) {
+    if (homes.gradients != Home::device) {
       // Where some backwards are whole, as if all were.
       const bool has_second = in_parts && visit.weights > Seconds(0.0) && !also_runs_whole_backwards(spec.schedule);
       const double times = has_second ? 2.0 * micro : micro;
@@ -142,6 +142,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.other_back += (times - 1.0) * own.sum;
       of_weights = has_second ? own.sum + own.to_host : Seconds(0.0);
       of_backward = has_second || micro > 1 ? own.sum : own.to_host;
+      // In a file, they are read for the norm and for the update, too.
+      bound.update_reads += (times - 1.0) * own.sum_read + (computes_norm(training_) ? 2.0 : 1.0) * own.shard_read;
+      bound.update_writes += (times - 1.0) * own.sum_write + own.shard_write;
     }
     if (sequential) {
       visit.forward += visit.up;
@@ -165,7 +168,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
         visit.weights += again;
       }
     }
-    to_host += homes.gradients == Home::host ? tied.to_host : visit.to_host;
+    to_host += homes.gradients != Home::device ? tied.to_host : visit.to_host;
     bound.returns += own.from_host;
     from_host += own.from_host + tied.from_host;
     across += visit.across;
