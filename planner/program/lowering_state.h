@@ -221,10 +221,10 @@ void write_state(Lowering& lowering, std::size_t bucket);
 bool stages_gradients(const Lowering& lowering, int bucket);
 int fetch_sum(Lowering& lowering, int bucket);
 void copy_sum_out(Lowering& lowering, int bucket, int from, bool last_micro_batch);
-// Where they are on NVMe: a read of this rank's shard for the host, whose next call is the last on
-// its buffer (`sum_in`) and frees it: `done_with_sum` adds that.
+// Where they are on NVMe: a read for the host of these elements of this rank's shard, into the same
+// place of a buffer (`sum_in`); and, after the host's call on them, that it was the last.
 bool is_sum_in_file(const Lowering& lowering, int bucket);
-void read_sum(Lowering& lowering, int bucket);
+void read_sum(Lowering& lowering, int bucket, const std::vector<BucketRange>& ranges);
 void done_with_sum(Lowering& lowering, int bucket);
 // What the ranks of other axes than the data axis add to gradients that it has summed, in that
 // buffer, or in the bucket's own at the end of the step. In step_begin_and_end.cpp.

@@ -31,13 +31,7 @@ void copy_sum(Lowering& lowering, const char* title, Stream stream, int from, in
   });
 }
 
-// From the file into a buffer on the host.
-int read_part(Lowering& lowering, const Piece& part) {
-  const int on_host = next_on_host(lowering);
-  copy_sum(lowering, "read.gradients", Stream::from_nvme, part.buffer, on_host, part, {});
-  may_be_early(lowering, part.buffer, on_host);
-  return on_host;
-}
+constexpr const char* read = "read.gradients";
 
 Piece whole_sum(const Lowering& lowering, int buffer) {
   return {buffer, 0, lowering.program.buffers[buffer].bytes, Access::read};
@@ -70,7 +64,12 @@ int fetch_sum(Lowering& lowering, int bucket) {
     return buffer;
   }
   const bool in_file = is_sum_in_file(lowering, bucket);
-  const int from = in_file ? read_part(lowering, sum) : sum.buffer;
+  int from = sum.buffer;
+  if (in_file) {
+    from = next_on_host(lowering);
+    copy_sum(lowering, read, Stream::from_nvme, sum.buffer, from, sum, {});
+    may_be_early(lowering, sum.buffer, from);
+  }
   copy_sum(lowering, "fetch.gradients", Stream::from_host, from, buffer, sum, in_file ? BufferIds{from} : BufferIds());
   if (in_file) note_use(lowering, from);
   return buffer;
@@ -93,11 +92,17 @@ void copy_sum_out(Lowering& lowering, int index, int from, bool last_micro_batch
   note_use(lowering, sum);
 }
 
-void read_sum(Lowering& lowering, int index) {
-  const Bucket& bucket = lowering.program.buckets[index];
+void read_sum(Lowering& lowering, int index, const std::vector<BucketRange>& ranges) {
   const auto of = static_cast<std::size_t>(index);
-  lowering.sum_in[of] =
-      read_part(lowering, gradient_piece(lowering, of, *bucket.gradients, shard_of(bucket), Access::read));
+  const int sum = *lowering.program.buckets[of].gradients, on_host = next_on_host(lowering);
+  std::vector<std::vector<Piece>> pieces;
+  for (const BucketRange& range : ranges)
+    pieces.push_back({gradient_piece(lowering, of, sum, range, Access::read),
+                      gradient_piece(lowering, of, on_host, range, Access::write)});
+  call_on_pieces(lowering, read, Stream::from_nvme,
+                 std::vector(pieces.size(), copy_on(Stream::from_nvme, gradient_type(lowering.job.training))), pieces);
+  may_be_early(lowering, sum, on_host);
+  lowering.sum_in[of] = on_host;
 }
 
 void done_with_sum(Lowering& lowering, int index) {

@@ -142,7 +142,7 @@ void compute_norm(Lowering& lowering) {
     const bool in_file = is_sum_in_file(lowering, static_cast<int>(index)) && !ranges.empty();
     if (in_file) {
       sum_on_host();
-      read_sum(lowering, static_cast<int>(index));
+      read_sum(lowering, static_cast<int>(index), ranges);
     }
     for (const Range& range : ranges) {
       const std::int64_t elements = range.end - range.begin;
@@ -217,7 +217,7 @@ void update(Lowering& lowering, std::size_t index) {
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
-    if (in_file && instructions.empty()) read_sum(lowering, static_cast<int>(index));
+    if (in_file && instructions.empty()) read_sum(lowering, static_cast<int>(index), {shard_of(bucket)});
     instructions.push_back(
         (on_host ? update_on_host : update_parameters)(range.end - range.begin, decays, lowering.job.training));
     const UpdateOperands operands = (on_host ? operands_on_host : operands_on_device)(lowering, index, range);

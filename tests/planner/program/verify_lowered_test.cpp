@@ -622,7 +622,7 @@ TEST_CASE("sums of gradients that miss their file, read it too early, or are ano
       };
       if (j == reads.size() || !norm_after(reads[i]) || !norm_after(reads[j])) continue;
       CHECK(fault_with([&](Program& program) {
-              program.calls[reads[i]].buffers[0] = program.calls[reads[j]].buffers[0];
+              program.calls[reads[j]].buffers[0] = program.calls[reads[i]].buffers[0];
             }).starts_with("summed twice: "));
       ++squared;
     }
