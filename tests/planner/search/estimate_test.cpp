@@ -150,7 +150,10 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       const bool all_state = trial % 4 == 0;
       if (all_state) placements.state.homes.optimizer = Home::host;
       else
-        placements.state.homes = {.parameters = in_memory(), .gradients = any(), .optimizer = any()};
+        placements.state.homes = {.parameters = in_memory(), .gradients = in_memory(), .optimizer = any()};
+      // In a file, sums are those of updates by the host.
+      if (trial % 4 == 3 && placements.state.homes.optimizer != Home::device)
+        placements.state.homes.gradients = Home::nvme;
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       // An estimator of its own: what one knows of the recipe does not hold for homes for which it
       // does not ask.
