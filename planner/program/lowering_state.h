@@ -215,9 +215,9 @@ void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
 // later one.
 void begin_reads_of_state(Lowering& lowering);
 void write_state(Lowering& lowering, std::size_t bucket);
-// Where sums of a bucket's gradients are on the host or on NVMe (offload_gradients.cpp): a buffer on
-// the device with what earlier backwards of the step have left, or zeros, for a backward to add to;
-// and its copy out, after the last one of this rank's shard alone.
+// Where sums of a bucket's gradients are on the host or on NVMe (offload_gradients.cpp): a buffer
+// on the device with what earlier backwards of the step have left, or zeros, for a backward to add
+// to; and its copy out, after the last one of this rank's shard alone.
 bool stages_gradients(const Lowering& lowering, int bucket);
 int fetch_sum(Lowering& lowering, int bucket);
 void copy_sum_out(Lowering& lowering, int bucket, int from, bool last_micro_batch);

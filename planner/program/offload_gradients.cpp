@@ -26,8 +26,9 @@ int next_on_host(Lowering& lowering) {
 void copy_sum(Lowering& lowering, const char* title, Stream stream, int from, int to, const Piece& part,
               BufferIds frees) {
   call_again(lowering, {title, part.offset, part.bytes, 0}, {from, to}, std::move(frees), [&]() -> Call& {
+    const Piece source{from, part.offset, part.bytes, Access::read}, target{to, part.offset, part.bytes, Access::write};
     return call_on_pieces(lowering, title, stream, {copy_on(stream, gradient_type(lowering.job.training))},
-                          {{{from, part.offset, part.bytes, Access::read}, {to, part.offset, part.bytes, Access::write}}});
+                          {{source, target}});
   });
 }
 

@@ -293,7 +293,7 @@ class FileCheck {
     }
   }
 
-  // Sums of gradients ------------------------------------------------------------------------------
+  // Sums of gradients -----------------------------------------------------------------------------
 
   // Bytes [begin, end) of what an instruction reads.
   struct Sum {

@@ -228,33 +228,38 @@ TEST_CASE("while a bucket is updated, the next ones' state is read and the one b
 TEST_CASE("sums of gradients on NVMe train to the same bits under every ZeRO stage and schedule, clipped or not") {
   struct ShortPlan {
     const char* model;
-    int pp, dp, zero;
+    int pp, dp, tp, zero;
     ScheduleKind schedule;
     double clip_norm;
     std::int64_t micro_batch;
-    Home optimizer;
+    Home home;  // of the optimizer's state
+    Optimizer optimizer = Optimizer::adamw;
   };
   constexpr ScheduleKind plain = ScheduleKind::one_f_one_b;
-  for (const ShortPlan& of : {ShortPlan{"tiny-gpt2", 1, 1, 0, plain, 0.5, 1, Home::host},
-                              ShortPlan{"tiny-gpt2", 1, 2, 1, plain, 0.5, 2, Home::nvme},
-                              ShortPlan{"tiny-llama", 1, 2, 2, plain, 0.0, 1, Home::nvme},
-                              ShortPlan{"tiny-llama", 1, 4, 3, plain, 0.5, 1, Home::host},
-                              ShortPlan{"tiny-llama", 2, 1, 0, ScheduleKind::zero_bubble_h1, 0.5, 1, Home::nvme},
-                              ShortPlan{"tiny-gpt2", 2, 2, 1, ScheduleKind::interleaved, 0.0, 1, Home::host},
-                              // One micro-batch: a sum is written once, and only this rank's shard of it.
-                              ShortPlan{"tiny-t5", 1, 2, 1, plain, 0.5, 4, Home::host}}) {
+  for (const ShortPlan& of : {ShortPlan{"tiny-gpt2", 1, 1, 1, 0, plain, 0.5, 1, Home::host},
+                              ShortPlan{"tiny-gpt2", 1, 2, 1, 1, plain, 0.5, 2, Home::nvme},
+                              ShortPlan{"tiny-llama", 1, 2, 1, 2, plain, 0.0, 1, Home::nvme, Optimizer::sgd},
+                              ShortPlan{"tiny-llama", 1, 4, 1, 3, plain, 0.5, 1, Home::host, Optimizer::adamw_8bit},
+                              // Four ranks hold copies of two key/value heads.
+                              ShortPlan{"tiny-llama", 1, 1, 4, 0, plain, 0.5, 2, Home::host},
+                              ShortPlan{"tiny-llama", 2, 1, 1, 0, ScheduleKind::zero_bubble_h1, 0.5, 1, Home::nvme},
+                              ShortPlan{"tiny-gpt2", 2, 2, 1, 1, ScheduleKind::interleaved, 0.0, 1, Home::host},
+                              // A sum of one micro-batch: this rank's shard alone is written.
+                              ShortPlan{"tiny-t5", 1, 2, 1, 1, plain, 0.5, 4, Home::host}}) {
     const OpGraph graph = graph_of(of.model);
     TrainingSpec training = training_of();
     training.clip_norm = of.clip_norm;
+    training.optimizer = of.optimizer;
     ParallelSpec spec = spec_of(graph, of.dp, of.zero);
     spec.mesh.degree.pp = of.pp;
+    spec.mesh.degree.tp = of.tp;
     spec.schedule = of.schedule;
     spec.micro_batch = of.micro_batch;
     if (of.schedule == ScheduleKind::interleaved) spec.virtual_stages = 2;
     spec.stage_blocks = even_stages(graph, spec.stages());
     spec.offload = {};
     const Outcome plain_run = run_plan(graph, training, spec, 2);
-    spec.offload = {.optimizer = of.optimizer, .gradients = Home::nvme};
+    spec.offload = {.optimizer = of.home, .gradients = Home::nvme};
     INFO(of.model << ": " << describe(spec));
     REQUIRE(!illegal(graph, training, spec));
     check_equal(run_plan(graph, training, spec, 2), plain_run);

@@ -494,6 +494,39 @@ TEST_CASE("parameters that are read before their update is written, and slots on
     }));
 }
 
+TEST_CASE("lowered Programs of random legal plans with sums of gradients on NVMe verify, in every precision") {
+  std::mt19937 random(20261126);
+  int several = 0, sharded = 0, clipped = 0;
+  std::set<ScheduleKind> schedules;
+  for (const char* model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
+    const OpGraph graph = graph_of(model);
+    for (const Offload& offload : all_offloads()) {
+      if (offload.gradients != Home::nvme) continue;
+      TrainingSpec training = plain_training();
+      training.precision = std::array{DataType::fp32, DataType::bf16, DataType::fp16}[random() % 3];
+      if (random() % 2 == 0) training.clip_norm = 0.5;
+      if (random() % 4 == 0) training.optimizer = Optimizer::sgd;
+      ParallelSpec spec;
+      do {
+        spec = random_spec(graph, training, std::array{1, 2, 4, 8}[random() % 4], random);
+        spec.offload = offload;
+      } while (illegal(graph, training, spec));
+      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", offload " << name(offload));
+      std::string found;
+      for (const Fault& fault :
+           find_faults(lower_all(job_of(graph, training, spec, random() % 2 == 0 ? BackendKind::cpu : BackendKind::cuda))))
+        found += write_fault(fault) + "\n";
+      CHECK(found == "");
+      several += micro_batches(spec, training) > 1;
+      sharded += spec.zero_stage >= 2;
+      clipped += training.clip_norm > 0.0;
+      schedules.insert(spec.schedule);
+    }
+  }
+  for (const int count : {several, sharded, clipped}) CHECK(count > 10);
+  CHECK(schedules.size() > 2);
+}
+
 TEST_CASE("sums of gradients that miss their file, read it too early, or are another bucket's are missed") {
   int dropped = 0, raced = 0, early = 0, swapped = 0, squared = 0, shared = 0;
   const OpGraph graph = graph_of("tiny-llama");
