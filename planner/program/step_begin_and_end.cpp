@@ -137,8 +137,7 @@ void compute_norm(Lowering& lowering) {
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     const Bucket& bucket = program.buckets[index];
     if (!bucket.gradients || is_counted_elsewhere(lowering, index)) continue;
-    const std::vector<Range> ranges =
-        ranges_where(lowering.rank_buckets[index].layout, bucket.units, counts_here);
+    const std::vector<Range> ranges = ranges_where(lowering.rank_buckets[index].layout, bucket.units, counts_here);
     const bool in_file = is_sum_in_file(lowering, static_cast<int>(index)) && !ranges.empty();
     if (in_file) {
       sum_on_host();

@@ -299,7 +299,7 @@ class FileCheck {
   struct Sum {
     std::int64_t begin = 0, end = 0;
     int bucket = -1;
-    std::optional<std::int64_t> further;  // from `begin` on
+    std::optional<std::int64_t> further;  // InFlight::further
   };
   static bool takes_on(const Instruction& instruction) {
     return instruction.kind == InstructionKind::copy ||
@@ -343,13 +343,14 @@ class FileCheck {
         const int own = sum_of_[id] >= 0                       ? sum_of_[id]
                         : instruction.kind == InstructionKind::copy ? -1
                                                                     : piece.state.bucket;
-        if (own >= 0 && sums.front().bucket != own) return wrong(id, piece, sums.front().bucket);
         const std::int64_t moved = to.offset - instruction.operands.front().offset;
-        if (sum_of_[id] >= 0 && sums.front().further && *sums.front().further != moved)
-          return fault(c, i,
-                       fmt::format("wrong place: {} takes {} B of a sum to {}, {} B further than where it was read",
-                                   describe(instruction), to.bytes, bytes_of(id, piece),
-                                   moved - *sums.front().further));
+        for (const Sum& sum : sums) {
+          if (own >= 0 && sum.bucket != own) return wrong(id, piece, sum.bucket);
+          if (sum_of_[id] >= 0 && sum.further && *sum.further != moved)
+            return fault(c, i,
+                         fmt::format("wrong place: {} takes {} B of a sum to {}, {} B further than where it was read",
+                                     describe(instruction), to.bytes, bytes_of(id, piece), moved - *sum.further));
+        }
       }
     }
     if (instruction.kind != InstructionKind::kernel || instruction.op != OpKind::sum_squares) return;

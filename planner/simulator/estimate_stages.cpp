@@ -324,6 +324,33 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   }
   bound.forward += hands_out;
   bound.backward += collects;
+  // Sums in files come for the norm in the order of buckets, through buffers that take turns. All
+  // that the host squares from the bucket on whose sum is complete last is behind that sum's way to
+  // the file and back, and reads into buffers in their second turn are behind its own squares.
+  if (homes.gradients == Home::nvme && computes_norm(training_)) {
+    Seconds first, others, reads, last, ahead_of_end;
+    int taken = 0;
+    for (int i = 0; i < count; ++i) {
+      const BucketCosts& own = data.own[graph_.blocks[range.first + i].kind];
+      const Visit& visit = visits_[i];
+      if (taken == 0 && !sequential && (own.norm == Seconds(0.0) || (in_parts && visit.weights == Seconds(0.0)))) {
+        ahead_of_end += in_parts ? visit.weights : visit.backward + visit.clear;
+        continue;
+      }
+      const bool ends_alone = !sequential && ahead_of_end == Seconds(0.0) && visit.reduce == visit.own_reduce;
+      if (taken == 0) first = own.norm;
+      if (taken == 0 && ends_alone) first += own.to_host + own.shard_write + own.shard_read;
+      if (taken > 0) others += own.norm;
+      if (taken >= file_buffers) reads += own.shard_read;
+      last = own.norm;
+      taken += own.norm > Seconds(0.0);
+    }
+    bound.norms = first + std::max(others, reads > Seconds(0.0) ? reads + last : Seconds(0.0));
+    if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;
+    if (ahead_of_end > Seconds(0.0)) bound.norms = std::max(bound.norms - ahead_of_end - stall, Seconds(0.0));
+    // Which of several stages is done last, the schedule says.
+    if (in_parts && !sequential && spec.virtual_stages > 1) bound.norms = {};
+  }
   // Each bucket is updated, copied back where the host has updated it, and gathered.
   const bool regathers = shards.optimizer && !shards.parameters;
   // State on NVMe: a bucket's is read once that of the bucket state_buffers before it is written,
