@@ -512,9 +512,9 @@ TEST_CASE("lowered Programs of random legal plans with sums of gradients on NVMe
         spec.offload = offload;
       } while (illegal(graph, training, spec));
       INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", offload " << name(offload));
+      const BackendKind backend = random() % 2 == 0 ? BackendKind::cpu : BackendKind::cuda;
       std::string found;
-      for (const Fault& fault :
-           find_faults(lower_all(job_of(graph, training, spec, random() % 2 == 0 ? BackendKind::cpu : BackendKind::cuda))))
+      for (const Fault& fault : find_faults(lower_all(job_of(graph, training, spec, backend))))
         found += write_fault(fault) + "\n";
       CHECK(found == "");
       several += micro_batches(spec, training) > 1;
