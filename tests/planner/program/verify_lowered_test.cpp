@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -595,21 +596,18 @@ TEST_CASE("sums of gradients that miss their file, read it too early, or are ano
     // The read of a sum before its write.
     for (const std::size_t read : reads) {
       const int file = own.calls[read].buffers.front();
-      const auto later = std::ranges::find_if(writes, [&](std::size_t write) {
-        return write > read || own.calls[write].buffers.back() != file ? false : true;
-      });
-      REQUIRE(later != writes.end());
-      std::size_t write = *later;
+      std::optional<std::size_t> write;  // the last one before it
       for (const std::size_t other : writes)
         if (other < read && own.calls[other].buffers.back() == file) write = other;
+      REQUIRE(write);
       CHECK(fault_with([&](Program& program) {
               Call moved = program.calls[read];
               moved.waits.clear();
               program.calls.erase(program.calls.begin() + static_cast<std::ptrdiff_t>(read));
-              program.calls.insert(program.calls.begin() + static_cast<std::ptrdiff_t>(write), moved);
+              program.calls.insert(program.calls.begin() + static_cast<std::ptrdiff_t>(*write), moved);
               for (Task& task : program.tasks)
                 for (int* end : {&task.first_call, &task.last_call})
-                  if (*end > static_cast<int>(write) && *end <= static_cast<int>(read)) ++*end;
+                  if (*end > static_cast<int>(*write) && *end <= static_cast<int>(read)) ++*end;
             }).starts_with("dropped write: copy"));
       ++early;
     }
