@@ -673,8 +673,8 @@ constexpr std::array rows = {
               .operand = "none|PARTS",
               .description = "what is kept in host memory: nothing, or parts joined by +: optimizer, its state, which "
                              "the host's processor then updates (ZeRO-Offload), with it gradients and parameters "
-                             "(ZeRO-3); activations, what layers keep for their backward; optimizer:nvme, "
-                             "parameters:nvme and activations:nvme are in files on NVMe (ZeRO-Infinity)",
+                             "(ZeRO-3); activations, what layers keep for their backward; a part with :nvme "
+                             "behind it, as in optimizer:nvme, is in files on NVMe (ZeRO-Infinity)",
               .get = get<&ParallelSpec::offload>,
               .set =
                   [](ParallelSpec& spec, const ChoiceValue& value) {

@@ -16,25 +16,11 @@
 namespace parplan {
 namespace {
 
-// Sums of gradients have no file: they would go there and back for every micro-batch, and once more
-// for the norm. DeepSpeed, too, adds them up in memory, and has them in a file only between the
-// last backward and the update (deepspeed/runtime/zero/stage3.py, partition_grads).
 constexpr OffloadPart parts[] = {
-    {.home = &Offload::optimizer, .name = "optimizer", .words = "the optimizer's state", .furthest = Home::nvme},
-    {.home = &Offload::gradients,
-     .name = "gradients",
-     .words = "gradients",
-     .furthest = Home::host,
-     .is_updated = true},
-    {.home = &Offload::parameters,
-     .name = "parameters",
-     .words = "parameters",
-     .furthest = Home::nvme,
-     .is_updated = true},
-    {.home = &Offload::activations,
-     .name = "activations",
-     .words = "what layers keep for their backward",
-     .furthest = Home::nvme},
+    {.home = &Offload::optimizer, .name = "optimizer", .words = "the optimizer's state"},
+    {.home = &Offload::gradients, .name = "gradients", .words = "gradients", .is_updated = true},
+    {.home = &Offload::parameters, .name = "parameters", .words = "parameters", .is_updated = true},
+    {.home = &Offload::activations, .name = "activations", .words = "what layers keep for their backward"},
 };
 
 constexpr std::string_view of_file = ":nvme";
@@ -78,9 +64,6 @@ std::span<const Offload> all_offloads() {
 std::optional<std::string> wrong_with(const Offload& offload) {
   for (const OffloadPart& part : parts) {
     const Home home = offload.*part.home;
-    if (index_of(home) > index_of(part.furthest))
-      return fmt::format("{} have no file; legal: {} in host memory (optimizer:nvme+{}), or none", part.words,
-                         part.words, word(part, part.furthest));
     if (part.is_updated && home != Home::device && offload.optimizer == Home::device)
       return fmt::format(
           "{} are where the host updates them only with the optimizer's state; legal: optimizer+{} or "
@@ -114,8 +97,7 @@ Offload parse_offload(const std::string& text) {
   if (text == "none") return offload;
   std::vector<std::string> known{"none"};
   for (const OffloadPart& part : parts)
-    for (const Home home : {Home::host, Home::nvme})
-      if (index_of(home) <= index_of(part.furthest)) known.push_back(word(part, home));
+    for (const Home home : {Home::host, Home::nvme}) known.push_back(word(part, home));
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find('+', begin), text.size());
     std::string_view one = std::string_view(text).substr(begin, end - begin);

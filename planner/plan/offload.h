@@ -16,7 +16,8 @@ struct Offload {
   // arXiv:2101.06840). In a file, it is on the host only while the host updates a bucket
   // (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv:2104.07857; DeepSpeed's offload_optimizer).
   Home optimizer{};
-  // Sums, which are on the device only while a backward adds to them (also offload_optimizer).
+  // Sums, which are on the device only while a backward adds to them (also offload_optimizer). In a
+  // file, they are read and written with each micro-batch, and are on the host only on their way.
   Home gradients{};
   // On the device only while their block computes (DeepSpeed's offload_param).
   Home parameters{};
@@ -31,7 +32,6 @@ struct OffloadPart {
   Home Offload::*home = nullptr;
   const char* name = nullptr;   // "activations"
   const char* words = nullptr;  // "what layers keep for their backward"
-  Home furthest{};              // the last of `all_homes` in which it may be
   bool is_updated = false;      // by the host, so that it may be there where the optimizer's state is
 };
 std::span<const OffloadPart> offload_parts();

@@ -118,8 +118,9 @@ struct Lowering {
   std::map<int, UnreducedTied> unreduced_tied;
   std::vector<int> staged_state;       // on the host, for what is updated on NVMe
   std::vector<int> staged_parameters;  // on the host, for parameters on NVMe
-  std::vector<int> staged_gradients;  // sums that are on the host while a backward adds to them
-  // By bucket: whether an earlier backward of the step has left such a sum on the host.
+  std::vector<int> staged_gradients;  // sums that are elsewhere, while a backward adds to them
+  std::vector<int> staged_sums;       // on the host, for such sums on NVMe
+  // By bucket: whether an earlier backward of the step has left such a sum there.
   std::vector<char> has_sum;
   // By slot, then position; blocks that keep what they save on the host come behind the others.
   std::vector<std::vector<int>> saved, for_weights;
@@ -145,9 +146,11 @@ struct Lowering {
   int frozen_gathers = 0;
   int reductions = 0;
   int stagings = 0, stagings_for_weights = 0, gradient_stagings = 0, state_stagings = 0;
-  int parameter_stagings = 0, stagings_on_host = 0;
+  int parameter_stagings = 0, stagings_on_host = 0, sum_stagings = 0;
   // By bucket that is updated on NVMe: the buffer on the host that has been read for it.
   std::map<std::size_t, int> state_in;
+  // By bucket whose sum of gradients is there: likewise.
+  std::map<std::size_t, int> sum_in;
   // Reads from NVMe that `read_ahead` moves, each before another call.
   struct EarlyRead {
     int call = 0;
@@ -200,7 +203,8 @@ void collect_gradients(Lowering& lowering);                      // master.cpp
 void copy_ready_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_other_gradients(Lowering& lowering, int bucket);       // offload.cpp
 void copy_norm(Lowering& lowering);                              // offload.cpp: and the loss scale
-// Whether the rank's host has all gradients and sums their squares: where their sums are there.
+// Whether the rank's host has all gradients and sums their squares: where their sums are there, or
+// in a file.
 bool sums_squares_on_host(const Lowering& lowering);             // offload.cpp
 // The sum that starts there, from zero; and back, to be summed over the ranks.
 void begin_norm_on_host(Lowering& lowering);                     // offload.cpp
@@ -211,12 +215,17 @@ void copy_updated_parameters(Lowering& lowering, int bucket);    // offload.cpp
 // later one.
 void begin_reads_of_state(Lowering& lowering);
 void write_state(Lowering& lowering, std::size_t bucket);
-// Where sums of a bucket's gradients are on the host (offload_gradients.cpp): a buffer on the
-// device with what earlier backwards of the step have left, or zeros, for a backward to add to; and
-// its copy out, after the last one of this rank's shard alone.
+// Where sums of a bucket's gradients are on the host or on NVMe (offload_gradients.cpp): a buffer
+// on the device with what earlier backwards of the step have left, or zeros, for a backward to add
+// to; and its copy out, after the last one of this rank's shard alone.
 bool stages_gradients(const Lowering& lowering, int bucket);
 int fetch_sum(Lowering& lowering, int bucket);
 void copy_sum_out(Lowering& lowering, int bucket, int from, bool last_micro_batch);
+// Where they are on NVMe: a read for the host of these elements of this rank's shard, into the same
+// place of a buffer (`sum_in`); and, after the host's call on them, that it was the last.
+bool is_sum_in_file(const Lowering& lowering, int bucket);
+void read_sum(Lowering& lowering, int bucket, const std::vector<BucketRange>& ranges);
+void done_with_sum(Lowering& lowering, int bucket);
 // What the ranks of other axes than the data axis add to gradients that it has summed, in that
 // buffer, or in the bucket's own at the end of the step. In step_begin_and_end.cpp.
 void reduce_over_other_axes(Lowering& lowering, int bucket, int gradients);

@@ -208,6 +208,8 @@ const char* words(BufferRole role) {
     case BufferRole::unreduced_tied: return "unreduced tied gradients";
     case BufferRole::staged_gradients:
       return "gradients on their way to and from the host {}";
+    case BufferRole::staged_sums:
+      return "gradients on their way to and from NVMe {}";
     case BufferRole::saved:
     case BufferRole::head:
       return "saved of {}, slot {}";
@@ -283,6 +285,9 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::unreduced_tied: lowering.unreduced_tied[static_cast<int>(buffer.of)].buffer = number; break;
     case BufferRole::staged_gradients:
       lowering.staged_gradients.push_back(number);
+      break;
+    case BufferRole::staged_sums:
+      lowering.staged_sums.push_back(number);
       break;
     case BufferRole::saved:
       of_position(lowering.saved[slot]) = number;

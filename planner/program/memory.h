@@ -101,13 +101,14 @@ inline constexpr int state_buffers = 3;
 
 // Buffers on the host that take turns for parameters in a file on their way to the device: as many
 // are read ahead, for the blocks that come (DeepSpeed's offload_param.buffer_count, 5 unless set:
-// deepspeed/runtime/zero/offload_config.py). As many for what layers keep in a file, both ways.
+// deepspeed/runtime/zero/offload_config.py). As many for what layers keep in a file, both ways, and
+// for sums of gradients.
 inline constexpr int file_buffers = 5;
 
-// Whether sums of gradients are on the host, and on the device only while a backward adds to them.
+// Whether sums of gradients are elsewhere, and on the device only while a backward adds to them.
 // Those of a tied parameter add up over several blocks, and stay on the device.
 inline bool stages_gradients(const BucketSizes& bucket) {
-  return !bucket.frozen && !bucket.tied && bucket.homes.gradients == Home::host;
+  return !bucket.frozen && !bucket.tied && bucket.homes.gradients != Home::device;
 }
 // Whether parameters are whole on the device only while their block computes.
 inline bool are_brought(const DataShards& shards, const StateHomes& homes) {
@@ -151,7 +152,8 @@ enum class BufferRole {
   gathered_tied,
   unreduced,  // ZeRO-2, 3: the gradients of a block until they are reduced
   unreduced_tied,
-  staged_gradients,  // sums on the host, while a backward adds to them
+  staged_gradients,  // sums that are elsewhere, while a backward adds to them
+  staged_sums,       // on the host, sums that are on NVMe, both ways
   saved,             // by a block's forward for its backward
   head,              // the same of the last block, where it has slots of its own
   for_weights,       // by a block's forward for its backward_weights
@@ -260,6 +262,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   bool any_on_host = false;
   std::int64_t staged_buckets = 0, staged_state = 0;
   std::int64_t filed_buckets = 0, filed = 0;  // with parameters in a file
+  std::int64_t filed_turns = 0, filed_sums = 0;  // of sums of gradients that are there
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (const std::int64_t bytes = local(bucket, bucket.shards.parameters) * element;
         bucket.homes.parameters == Home::nvme && bytes > 0) {
@@ -268,6 +271,11 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     }
     if (bucket.frozen || !updates_on_host(bucket.homes)) return;
     any_on_host = true;
+    if (const std::int64_t bytes = local(bucket, bucket.shards.gradients) * gradient_bytes(training);
+        stages_gradients(bucket) && bucket.homes.gradients == Home::nvme && bytes > 0) {
+      filed_turns += 2 * bucket.times;  // one to be written, one to be read for its update
+      filed_sums = std::max(filed_sums, bytes);
+    }
     const std::int64_t shard = local(bucket, bucket.shards.optimizer);
     const auto visit_as = [&](bool is_there, BufferRole role, MemoryCategory category, std::int64_t bytes) {
       if (is_there)
@@ -295,6 +303,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                      .home = Home::host,
                      .bytes = filed,
                      .slots = static_cast<int>(std::min<std::int64_t>(filed_buckets, file_buffers))});
+  if (filed_turns > 0)
+    visit(RankBuffer{.role = BufferRole::staged_sums,
+                     .category = MemoryCategory::buffers,
+                     .home = Home::host,
+                     .bytes = filed_sums,
+                     .slots = static_cast<int>(std::min<std::int64_t>(filed_turns, file_buffers))});
   const auto on_host = [&](BufferRole role, std::int64_t bytes) {
     visit(RankBuffer{.role = role, .category = MemoryCategory::buffers, .home = Home::host, .bytes = bytes});
   };

@@ -80,8 +80,10 @@ void Program::set_group(GroupKey key, std::vector<int> ranks) {
 
 std::int64_t end_of_use(const Program& program, Home home) {
   std::int64_t end = 0;
+  // Sums of gradients have no value before a step writes it: of one micro-batch's, a shard alone.
   for (const Buffer& buffer : program.buffers)
-    if (buffer.home == home && buffer.persistent && buffer.bytes > 0) end = std::max(end, buffer.offset + buffer.bytes);
+    if (buffer.home == home && buffer.persistent && buffer.category != MemoryCategory::gradients && buffer.bytes > 0)
+      end = std::max(end, buffer.offset + buffer.bytes);
   for (const Call& call : program.calls)
     for (const Instruction& instruction : program.segments[call.segment].instructions)
       for (const Operand& operand : instruction.operands)

@@ -104,7 +104,10 @@ Piece gradients_on_host(const Lowering& lowering, std::size_t index, Range range
   const Bucket& bucket = lowering.program.buckets[index];
   return bucket.host_gradients
              ? in_shard(*bucket.host_gradients, range, gradient_bytes(lowering.job.training), Access::read)
-             : gradient_piece(lowering, index, *bucket.gradients, range, Access::read);
+             : gradient_piece(lowering, index,
+                              is_sum_in_file(lowering, static_cast<int>(index)) ? lowering.sum_in.at(index)
+                                                                                : *bucket.gradients,
+                              range, Access::read);
 }
 
 // The sum of squares over every parameter of the model, each counted once.
@@ -126,10 +129,21 @@ void compute_norm(Lowering& lowering) {
     return lowering.at.tp % run.copies == 0 &&
            std::ranges::none_of(parameter_axes, [&](Axis axis) { return run.replicated[axis] && is_later[axis]; });
   };
+  const auto sum_on_host = [&] {
+    if (!instructions.empty()) call_on_pieces(lowering, "gradient_norm", Stream::host, std::move(instructions), pieces);
+    instructions.clear();
+    pieces.clear();
+  };
   for (std::size_t index = 0; index < program.buckets.size(); ++index) {
     const Bucket& bucket = program.buckets[index];
     if (!bucket.gradients || is_counted_elsewhere(lowering, index)) continue;
-    for (const Range& range : ranges_where(lowering.rank_buckets[index].layout, bucket.units, counts_here)) {
+    const std::vector<Range> ranges = ranges_where(lowering.rank_buckets[index].layout, bucket.units, counts_here);
+    const bool in_file = is_sum_in_file(lowering, static_cast<int>(index)) && !ranges.empty();
+    if (in_file) {
+      sum_on_host();
+      read_sum(lowering, static_cast<int>(index), ranges);
+    }
+    for (const Range& range : ranges) {
       const std::int64_t elements = range.end - range.begin;
       instructions.push_back(on_host ? sum_of_squares_on_host(elements) : sum_of_squares(elements));
       pieces.push_back({on_host ? gradients_on_host(lowering, index, range)
@@ -137,12 +151,13 @@ void compute_norm(Lowering& lowering) {
                         sum});
       if (workspace > 0) pieces.back().push_back({lowering.scratch, 0, workspace, Access::update});
     }
+    if (!in_file) continue;
+    sum_on_host();
+    done_with_sum(lowering, static_cast<int>(index));
   }
   if (on_host) {
-    if (!instructions.empty()) call_on_pieces(lowering, "gradient_norm", Stream::host, std::move(instructions), pieces);
+    sum_on_host();
     return_norm(lowering);
-    instructions.clear();
-    pieces.clear();
   }
   const auto reduce = [&](Axis axis) {
     // Replicas of a shard group hold what it holds.
@@ -196,10 +211,12 @@ UpdateOperands operands_on_host(const Lowering& lowering, std::size_t index, Ran
 void update(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   if (bucket.shard_elements == 0 || !bucket.gradients) return;
-  const bool on_host = updates_on_host(lowering.rank_buckets[index].homes);
+  const bool on_host = updates_on_host(lowering.rank_buckets[index].homes),
+             in_file = is_sum_in_file(lowering, static_cast<int>(index));
   std::vector<Instruction> instructions;
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
+    if (in_file && instructions.empty()) read_sum(lowering, static_cast<int>(index), {shard_of(bucket)});
     instructions.push_back(
         (on_host ? update_on_host : update_parameters)(range.end - range.begin, decays, lowering.job.training));
     const UpdateOperands operands = (on_host ? operands_on_host : operands_on_device)(lowering, index, range);
@@ -216,6 +233,7 @@ void update(Lowering& lowering, std::size_t index) {
       add(range, decays);
   if (instructions.empty()) return;
   call_on_pieces(lowering, "optimizer", on_host ? Stream::host : Stream::compute, std::move(instructions), pieces);
+  if (in_file) done_with_sum(lowering, static_cast<int>(index));
 }
 
 // Comes after every optimizer call of the step, which read the scale that the gradients were

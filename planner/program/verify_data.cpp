@@ -80,7 +80,7 @@ class DataCheck {
       if (is_updated_elsewhere(bucket))
         for (const std::optional<int> gradients : {bucket.gradients, bucket.second_gradients})
           if (gradients) is_sent_[*gradients] = true;
-    find_sums_on_host();
+    find_sums_elsewhere();
     in_first_part_.assign(program.calls.size(), false);
     for (const Task& task : program.tasks)
       for (int c = task.first_call; c < task.last_call; ++c)
@@ -124,18 +124,20 @@ class DataCheck {
   }
   const Buffer& buffer(int id) const { return program_.buffers[id]; }
 
-  // Which buffers hold sums of gradients on the host, and which take turns for them on the device:
-  // what is copied to the former comes from the latter.
-  void find_sums_on_host() {
+  // Which buffers hold sums of gradients on the host or in a file, and which take turns for them on
+  // the device: what is copied to the former comes from the latter, to a file by way of the host.
+  void find_sums_elsewhere() {
     is_sum_.assign(program_.buffers.size(), false);
     is_staged_ = is_sum_;
+    std::vector<char> is_on_way = is_sum_;
     std::vector<std::optional<int>> bucket_of(program_.buffers.size());  // of a sum; then, of a buffer in turn
     for (std::size_t b = 0; b < program_.buckets.size(); ++b)
       if (const std::optional<int> gradients = program_.buckets[b].gradients)
-        if (buffer(*gradients).home == Home::host) {
+        if (buffer(*gradients).home != Home::device) {
           is_sum_[*gradients] = true;
           bucket_of[*gradients] = static_cast<int>(b);
         }
+    find_reads_by_host(bucket_of);
     for (std::size_t c = program_.calls.size(); c-- > 0;) {
       const Call& call = program_.calls[c];
       bool sums_copies = false;
@@ -144,13 +146,27 @@ class DataCheck {
                                       instruction.group.members == Members::copies);
         if (instruction.kind != InstructionKind::copy) continue;
         const int from = bound(call, instruction.operands.front()), to = bound(call, instruction.operands.back());
-        if (is_sum_[to] == 0) continue;
-        is_staged_[from] = true;
+        if (is_sum_[to] == 0 && is_on_way[to] == 0) continue;
+        (instruction.stream == Stream::to_nvme ? is_on_way : is_staged_)[from] = true;
         bucket_of[from] = bucket_of[to];
+        if (instruction.stream == Stream::to_host) sum_in_[{static_cast<int>(c), to}] = *bucket_of[to];
       }
       if (!sums_copies) continue;
       for (const int id : call.buffers)
-        if (is_staged_[id] != 0) staged_in_[{static_cast<int>(c), id}] = *bucket_of[id];
+        if (is_staged_[id] != 0) sum_in_[{static_cast<int>(c), id}] = *bucket_of[id];
+    }
+  }
+  // Which calls of the host take sums that were read for them from a file. `bucket_of`: of a sum.
+  void find_reads_by_host(std::vector<std::optional<int>> bucket_of) {
+    for (std::size_t c = 0; c < program_.calls.size(); ++c) {
+      const Call& call = program_.calls[c];
+      for (const Instruction& instruction : program_.segments[call.segment].instructions) {
+        if (instruction.kind == InstructionKind::copy && instruction.stream == Stream::from_nvme)
+          bucket_of[bound(call, instruction.operands.back())] = bucket_of[bound(call, instruction.operands.front())];
+        if (instruction.kind != InstructionKind::kernel || instruction.home != Home::host) continue;
+        const int id = bound(call, instruction.operands.front());
+        if (is_sum_[id] == 0 && bucket_of[id]) sum_in_[{static_cast<int>(c), id}] = *bucket_of[id];
+      }
     }
   }
   std::string bytes_of(int id, std::int64_t begin, std::int64_t end) const {
@@ -529,14 +545,19 @@ class DataCheck {
     std::int64_t padded_end = 0;  // where the next parameter begins
     int copies = 1;
   };
+  // The bucket whose sum of gradients a buffer in turn has in a call, as far as `sum_in_` says.
+  std::optional<int> sum_in(const Call& call, int id) const {
+    const auto found = sum_in_.find({static_cast<int>(&call - program_.calls.data()), id});
+    return found == sum_in_.end() ? std::nullopt : std::optional(found->second);
+  }
   std::vector<Copied> copied_in(const Call& call, const Operand& operand, std::int64_t element) const {
     std::vector<Copied> found;
     const int id = bound(call, operand);
-    const auto staged = staged_in_.find({static_cast<int>(&call - program_.calls.data()), id});
+    const std::optional<int> staged = sum_in(call, id);
     for (std::size_t p = 0; p < program_.parameters.size(); ++p) {
       const ParameterPart& part = program_.parameters[p];
       const Bucket& bucket = program_.buckets[part.bucket];
-      const bool is_own = bucket.gradients == id || (staged != staged_in_.end() && staged->second == part.bucket);
+      const bool is_own = bucket.gradients == id || staged == part.bucket;
       if (part.copies == 1 || (!is_own && bucket.host_gradients != id)) continue;
       const bool is_last = p + 1 == program_.parameters.size() || program_.parameters[p + 1].bucket != part.bucket;
       const std::int64_t next = is_last ? bucket.elements : program_.parameters[p + 1].bucket_offset;
@@ -802,8 +823,8 @@ class DataCheck {
       if (bucket.parameters == id) others_are_stale(bucket, element);
     }
   }
-  // Sums on their way to the host are there. Once they are summed over the data axis, those that
-  // this rank updates are all that it needs.
+  // Sums on their way to the host, or over it to a file, are there. Once they are summed over the
+  // data axis, those that this rank updates are all that it needs.
   void take_sums(const Call& call, const Instruction& instruction) {
     const Operand &source = instruction.operands.front(), &target = instruction.operands.back();
     const int from = bound(call, source), to = bound(call, target);
@@ -815,15 +836,15 @@ class DataCheck {
       interval.state.uncopied = false;
     }
     if (!are_summed) return;
-    for (const Bucket& bucket : program_.buckets) {
-      if (bucket.gradients != to) continue;
-      const std::int64_t element = size_of(instruction.type);
-      const bool is_whole = buffer(to).bytes >= bucket.elements * element;
-      const std::int64_t begin = is_whole ? begin_in_whole(bucket) * element : 0,
-                         end = begin + bucket.shard_elements * element;
-      if (target.offset <= begin && end <= target.offset + target.bytes)
-        for (Interval& interval : contents_[from].all()) interval.state.uncopied = false;
-    }
+    const std::optional<int> of = sum_in(call, to);
+    if (!of) return;
+    const Bucket& bucket = program_.buckets[*of];
+    const std::int64_t element = size_of(instruction.type);
+    const bool is_whole = buffer(*bucket.gradients).bytes >= bucket.elements * element;
+    const std::int64_t begin = is_whole ? begin_in_whole(bucket) * element : 0,
+                       end = begin + bucket.shard_elements * element;
+    if (target.offset <= begin && end <= target.offset + target.bytes)
+      for (Interval& interval : contents_[from].all()) interval.state.uncopied = false;
   }
 
   // A shard that the host has updated arrives in the parameters.
@@ -852,8 +873,9 @@ class DataCheck {
   std::vector<Intervals<State>> contents_;                      // per buffer
   std::vector<char> is_sent_;                                   // per buffer: gradients that a master takes
   std::vector<char> in_first_part_;                             // per call: of backward_inputs
-  std::vector<char> is_sum_, is_staged_;                        // per buffer: find_sums_on_host
-  std::map<std::pair<int, int>, int> staged_in_;                // bucket by call and buffer, where copies are summed
+  std::vector<char> is_sum_, is_staged_;                        // per buffer: find_sums_elsewhere
+  // Bucket by call and buffer, where sums of copies are made, taken to the host, or taken there.
+  std::map<std::pair<int, int>, int> sum_in_;
   std::vector<std::vector<std::vector<OperandSource>>> sources_;  // per segment, instruction (kernels), operand
   std::array<Clock, stream_count> clocks_{};  // what is complete when a stream's next instruction begins
   bool is_later_step_ = false;

@@ -321,16 +321,24 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     const auto host_kernel = [&](const Instruction& work) {
       return host_kernel_time(work, *where.device, where.rates, where.host);
     };
-    const bool stages = homes.gradients == Home::host;
+    const bool stages = homes.gradients != Home::device;
     if (stages)
       costs.sum = copy(local(shards.gradients) * gradient_bytes(training_));
-    else
+    if (homes.gradients == Home::nvme) {
+      const Bytes sum(local(shards.gradients) * gradient_bytes(training_)),
+          shard(local(shards.optimizer) * gradient_bytes(training_));
+      costs.sum_read = file_time(Stream::from_nvme, sum, where.nvme);
+      costs.sum_write = file_time(Stream::to_nvme, sum, where.nvme);
+      costs.shard_read = file_time(Stream::from_nvme, shard, where.nvme);
+      costs.shard_write = file_time(Stream::to_nvme, shard, where.nvme);
+    }
+    if (!stages)
       costs.begin_clear = kernel(clear_gradients(
           local(shards.gradients) * gradient_bytes(training_) / size_of(DataType::fp32), Label::optimizer));
     if (computes_norm(training_)) {
       costs.norm = kernel(sum_of_squares(local(shards.optimizer)));
       // A rank that has nothing but a tied parameter sums on the device.
-      if (updates_on_host(homes) && placements.state.homes.gradients == Home::host) {
+      if (updates_on_host(homes) && placements.state.homes.gradients != Home::device) {
         const Seconds on_host = host_kernel(sum_of_squares_on_host(local(shards.optimizer)));
         costs.norm = stages ? on_host : std::min(costs.norm, on_host);
       }

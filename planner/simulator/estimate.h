@@ -255,6 +255,9 @@ class Estimator {
     // A copy of sums of gradients on the host, each way in a micro-batch: not back before the
     // first, and `to_host` after the last.
     Seconds sum;
+    // The same to and from NVMe, where they are there; and of this rank's shard.
+    Seconds sum_read, sum_write;
+    Seconds shard_read, shard_write;
     // With a master, of every micro-batch: parameters to the replicas, and their gradients back.
     Seconds hand_out, collect;
   };

@@ -62,8 +62,8 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) c
 //
 // Parameters on the host are copied into the buffers of gathers before these, on a stream of their
 // own, so that a phase takes at least c_1 + sum_{k>=a+2} of these copies + c_n, too. Sums of
-// gradients on the host go out behind each backward, and come back before the next: the link takes
-// at least the sum of all copies each way.
+// gradients elsewhere go out behind each backward, and come back before the next: the link takes at
+// least the sum of all copies each way, and a file that of all writes and reads.
 //
 // The optimizer's state on NVMe is read, updated and written bucket by bucket, through a few
 // buffers; reads and writes go on beside all else, also of ranks that carry out their own
@@ -134,7 +134,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     // The sums of the bucket's gradients go out after each backward that adds to them, and come
     // back before all but the first; in two parts, for each of the parts.
     Seconds of_backward, of_weights;
-    if (homes.gradients == Home::host) {
+    if (homes.gradients != Home::device) {
       // Where some backwards are whole, as if all were.
       const bool has_second = in_parts && visit.weights > Seconds(0.0) && !also_runs_whole_backwards(spec.schedule);
       const double times = has_second ? 2.0 * micro : micro;
@@ -142,6 +142,9 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.other_back += (times - 1.0) * own.sum;
       of_weights = has_second ? own.sum + own.to_host : Seconds(0.0);
       of_backward = has_second || micro > 1 ? own.sum : own.to_host;
+      // In a file, they are read for the norm and for the update, too.
+      bound.update_reads += (times - 1.0) * own.sum_read + (computes_norm(training_) ? 2.0 : 1.0) * own.shard_read;
+      bound.update_writes += (times - 1.0) * own.sum_write + own.shard_write;
     }
     if (sequential) {
       visit.forward += visit.up;
@@ -165,7 +168,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
         visit.weights += again;
       }
     }
-    to_host += homes.gradients == Home::host ? tied.to_host : visit.to_host;
+    to_host += homes.gradients != Home::device ? tied.to_host : visit.to_host;
     bound.returns += own.from_host;
     from_host += own.from_host + tied.from_host;
     across += visit.across;
@@ -321,6 +324,33 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   }
   bound.forward += hands_out;
   bound.backward += collects;
+  // Sums in files come for the norm in the order of buckets, through buffers that take turns. All
+  // that the host squares from the bucket on whose sum is complete last is behind that sum's way to
+  // the file and back, and reads into buffers in their second turn are behind its own squares.
+  if (homes.gradients == Home::nvme && computes_norm(training_)) {
+    Seconds first, others, reads, last, ahead_of_end;
+    int taken = 0;
+    for (int i = 0; i < count; ++i) {
+      const BucketCosts& own = data.own[graph_.blocks[range.first + i].kind];
+      const Visit& visit = visits_[i];
+      if (taken == 0 && !sequential && (own.norm == Seconds(0.0) || (in_parts && visit.weights == Seconds(0.0)))) {
+        ahead_of_end += in_parts ? visit.weights : visit.backward + visit.clear;
+        continue;
+      }
+      const bool ends_alone = !sequential && ahead_of_end == Seconds(0.0) && visit.reduce == visit.own_reduce;
+      if (taken == 0) first = own.norm;
+      if (taken == 0 && ends_alone) first += own.to_host + own.shard_write + own.shard_read;
+      if (taken > 0) others += own.norm;
+      if (taken >= file_buffers) reads += own.shard_read;
+      last = own.norm;
+      taken += own.norm > Seconds(0.0);
+    }
+    bound.norms = first + std::max(others, reads > Seconds(0.0) ? reads + last : Seconds(0.0));
+    if (tied_uses > 0 && stage == 0) bound.norms += data.tied.norm;
+    if (ahead_of_end > Seconds(0.0)) bound.norms = std::max(bound.norms - ahead_of_end - stall, Seconds(0.0));
+    // Which of several stages is done last, the schedule says.
+    if (in_parts && !sequential && spec.virtual_stages > 1) bound.norms = {};
+  }
   // Each bucket is updated, copied back where the host has updated it, and gathered.
   const bool regathers = shards.optimizer && !shards.parameters;
   // State on NVMe: a bucket's is read once that of the bucket state_buffers before it is written,

@@ -214,7 +214,9 @@ TEST_CASE("plans that keep state and activations on the host train on a GPU as t
           std::tuple(0, 2, Offload{.activations = Home::host}), std::tuple(1, 1, Offload{.optimizer = Home::nvme}),
           std::tuple(3, 1, Offload{.optimizer = Home::host, .gradients = Home::host, .parameters = Home::host}),
           std::tuple(0, 2, Offload{.optimizer = Home::host, .gradients = Home::host, .parameters = Home::host}),
-          std::tuple(3, 1, Offload{.optimizer = Home::nvme, .parameters = Home::nvme, .activations = Home::nvme})}) {
+          std::tuple(3, 1, Offload{.optimizer = Home::nvme, .parameters = Home::nvme, .activations = Home::nvme}),
+          std::tuple(2, 1, Offload{.optimizer = Home::nvme, .gradients = Home::nvme}),
+          std::tuple(0, 2, Offload{.optimizer = Home::host, .gradients = Home::nvme, .activations = Home::host})}) {
       if (is_emulated(*gpu) && offload.gradients != Home::device && type != DataType::bf16) continue;
       TrainingSpec training = training_in(type);
       if (zero >= 2) training.clip_norm = 0.5;

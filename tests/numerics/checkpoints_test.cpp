@@ -174,7 +174,9 @@ TEST_CASE("state and parameters on NVMe go to a checkpoint and come back in piec
   const TrainingSpec training = testing::training_of();
   constexpr std::int64_t small = 100;  // bytes, less than a row of most matrices
   std::map<std::string, std::vector<std::uint32_t>> whole;
-  for (const Offload& offload : {Offload{}, Offload{.optimizer = Home::nvme, .parameters = Home::nvme}}) {
+  for (const Offload& offload :
+       {Offload{}, Offload{.optimizer = Home::nvme, .parameters = Home::nvme},
+        Offload{.optimizer = Home::nvme, .gradients = Home::nvme, .parameters = Home::nvme}}) {
     ParallelSpec spec;
     spec.mesh.degree = {.dp = 2};
     spec.zero_stage = 3;

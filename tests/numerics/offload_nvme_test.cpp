@@ -1,5 +1,5 @@
-// Plans that keep state, parameters and activations in files on NVMe, against the same with nothing
-// offloaded.
+// Plans that keep state, gradients, parameters and activations in files on NVMe, against the same
+// with nothing offloaded.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "planner/base/error.h"
+#include "planner/parallel/cut_stages.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/program/memory.h"
@@ -33,8 +34,8 @@ ParallelSpec spec_of(const OpGraph& graph, int dp, int zero) {
 
 TEST_CASE("random legal plans with data on NVMe train to the same bits as with none offloaded") {
   std::mt19937 random(20261128);
-  int with_gradients = 0, pipelines = 0, sharded = 0, one_by_one = 0;
-  PerHome<int> optimizer, parameters, activations;
+  int pipelines = 0, sharded = 0, one_by_one = 0;
+  PerHome<int> optimizer, gradients, parameters, activations;
   int schedules[6] = {};
   std::vector<Offload> on_nvme;
   for (const Offload& other : all_offloads())
@@ -66,8 +67,8 @@ TEST_CASE("random legal plans with data on NVMe train to the same bits as with n
       INFO(model << ": " << describe(spec) << ", offload " << name(spec.offload));
       REQUIRE(!illegal(graph, training, spec));
       check_equal(run_plan(graph, training, spec, 2), plain);
-      with_gradients += spec.offload.gradients != Home::device;
       ++optimizer[spec.offload.optimizer];
+      ++gradients[spec.offload.gradients];
       ++parameters[spec.offload.parameters];
       ++activations[spec.offload.activations];
       ++schedules[static_cast<int>(spec.schedule)];
@@ -75,9 +76,9 @@ TEST_CASE("random legal plans with data on NVMe train to the same bits as with n
       sharded += spec.zero_stage > 0;
     }
   }
-  for (const int count : {with_gradients, pipelines, sharded, one_by_one}) CHECK(count > 1);
+  for (const int count : {pipelines, sharded, one_by_one}) CHECK(count > 1);
   for (const Home home : all_homes)
-    for (const int count : {optimizer[home], parameters[home], activations[home]}) CHECK(count > 0);
+    for (const int count : {optimizer[home], gradients[home], parameters[home], activations[home]}) CHECK(count > 0);
   CHECK(std::ranges::count(schedules, 0) <= 1);
 }
 
@@ -222,6 +223,122 @@ TEST_CASE("while a bucket is updated, the next ones' state is read and the one b
     if (b + state_buffers < buckets) expected.push_back("r");
   }
   CHECK(order == expected);
+}
+
+TEST_CASE("sums of gradients on NVMe train to the same bits under every ZeRO stage and schedule, clipped or not") {
+  struct ShortPlan {
+    const char* model;
+    int pp, dp, tp, zero;
+    ScheduleKind schedule;
+    double clip_norm;
+    std::int64_t micro_batch;
+    Home home;  // of the optimizer's state
+    Optimizer optimizer = Optimizer::adamw;
+  };
+  constexpr ScheduleKind plain = ScheduleKind::one_f_one_b;
+  for (const ShortPlan& of : {ShortPlan{"tiny-gpt2", 1, 1, 1, 0, plain, 0.5, 1, Home::host},
+                              ShortPlan{"tiny-gpt2", 1, 2, 1, 1, plain, 0.5, 2, Home::nvme},
+                              ShortPlan{"tiny-llama", 1, 2, 1, 2, plain, 0.0, 1, Home::nvme, Optimizer::sgd},
+                              ShortPlan{"tiny-llama", 1, 4, 1, 3, plain, 0.5, 1, Home::host, Optimizer::adamw_8bit},
+                              // Four ranks hold copies of two key/value heads.
+                              ShortPlan{"tiny-llama", 1, 1, 4, 0, plain, 0.5, 2, Home::host},
+                              ShortPlan{"tiny-llama", 2, 1, 1, 0, ScheduleKind::zero_bubble_h1, 0.5, 1, Home::nvme},
+                              ShortPlan{"tiny-gpt2", 2, 2, 1, 1, ScheduleKind::interleaved, 0.0, 1, Home::host},
+                              // A sum of one micro-batch: this rank's shard alone is written.
+                              ShortPlan{"tiny-t5", 1, 2, 1, 1, plain, 0.5, 4, Home::host}}) {
+    const OpGraph graph = graph_of(of.model);
+    TrainingSpec training = training_of();
+    training.clip_norm = of.clip_norm;
+    training.optimizer = of.optimizer;
+    ParallelSpec spec = spec_of(graph, of.dp, of.zero);
+    spec.mesh.degree.pp = of.pp;
+    spec.mesh.degree.tp = of.tp;
+    spec.schedule = of.schedule;
+    spec.micro_batch = of.micro_batch;
+    if (of.schedule == ScheduleKind::interleaved) spec.virtual_stages = 2;
+    spec.stage_blocks = even_stages(graph, spec.stages());
+    spec.offload = {};
+    const Outcome plain_run = run_plan(graph, training, spec, 2);
+    spec.offload = {.optimizer = of.home, .gradients = Home::nvme};
+    INFO(of.model << ": " << describe(spec));
+    REQUIRE(!illegal(graph, training, spec));
+    check_equal(run_plan(graph, training, spec, 2), plain_run);
+  }
+}
+
+TEST_CASE("sums of gradients go to their file and back with each micro-batch, and neither memory holds them") {
+  const OpGraph graph = graph_of("tiny-gpt2");
+  for (const int zero : {0, 1, 2, 3})
+    for (const bool clips : {false, true}) {
+      CAPTURE(zero);
+      CAPTURE(clips);
+      TrainingSpec training = training_of();
+      training.clip_norm = clips ? 0.5 : 0.0;
+      ParallelSpec spec = spec_of(graph, 2, zero);
+      spec.micro_batch = 1;
+      const std::int64_t micro = micro_batches(spec, training);
+      REQUIRE(micro > 2);
+      spec.offload = {.optimizer = Home::nvme, .gradients = Home::host};
+      const std::vector<Program> on_host = lower_all(job_of(graph, training, spec));
+      spec.offload.gradients = Home::nvme;
+      const std::vector<Program> on_nvme = lower_all(job_of(graph, training, spec));
+      for (std::size_t rank = 0; rank < on_nvme.size(); ++rank) {
+        const Program &program = on_nvme[rank], &other = on_host[rank];
+        constexpr std::int64_t element = 4;
+        std::int64_t sums = 0, shards = 0, largest = 0, files = 0;
+        for (const Bucket& bucket : program.buckets) {
+          const Buffer& sum = program.buffers[*bucket.gradients];
+          if (sum.home != Home::nvme) continue;  // a tied parameter's
+          ++files;
+          sums += sum.bytes;
+          shards += element * bucket.shard_elements;
+          largest = std::max(largest, sum.bytes);
+        }
+        REQUIRE(files + 1 >= static_cast<std::int64_t>(program.buckets.size()));
+        // Over the link what goes over it where they are on the host; and all of it to the file and
+        // back, where the host reads a shard for the update, and one for the norm.
+        CHECK(program.copied.device.host == other.copied.device.host);
+        CHECK(program.copied.host.device == other.copied.host.device);
+        CHECK(program.copied.host.nvme - other.copied.host.nvme == Bytes((micro - 1) * sums + shards));
+        CHECK(program.copied.nvme.host - other.copied.nvme.host ==
+              Bytes((micro - 1) * sums + (clips ? 2 : 1) * shards));
+        CHECK(program.memory.peak() == other.memory.peak());
+        const Bytes padding((files + file_buffers) * buffer_alignment);
+        const Bytes filed = program.memory.nvme - other.memory.nvme;
+        CHECK(filed >= Bytes(sums) - padding);
+        CHECK(filed <= Bytes(sums) + padding);
+        const Bytes freed = other.memory.host - program.memory.host;
+        CHECK(freed >= Bytes(sums - file_buffers * largest) - padding);
+        CHECK(freed <= Bytes(sums - file_buffers * largest) + padding);
+      }
+    }
+}
+
+TEST_CASE("sums of gradients are read ahead, and the norm takes each bucket's in one more pass") {
+  const OpGraph graph = graph_of("tiny-llama");
+  TrainingSpec training = training_of();
+  training.clip_norm = 0.5;
+  ParallelSpec spec = spec_of(graph, 1, 0);
+  spec.offload = {.optimizer = Home::host, .gradients = Home::nvme};
+  const Program program = lower_all(job_of(graph, training, spec)).front();
+  int ahead = 0, most = 0, norms = 0, updates = 0, most_of_end = 0;
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment];
+    const bool is_norm = segment.name == "gradient_norm" && segment.stream == Stream::host;
+    norms += is_norm;
+    updates += segment.name == "optimizer";
+    const bool takes = segment.name == "fetch.gradients" || is_norm || segment.name == "optimizer";
+    ahead += segment.name == "read.gradients" ? 1 : takes ? -1 : 0;
+    CHECK(ahead >= 0);
+    most = std::max(most, ahead);
+    if (norms > 0) most_of_end = std::max(most_of_end, ahead);
+  }
+  const auto blocks = static_cast<int>(graph.blocks.size());
+  CHECK(ahead == 0);
+  CHECK(norms == blocks);
+  CHECK(updates == blocks);
+  CHECK(most <= file_buffers);
+  CHECK(most_of_end >= std::min(file_buffers, blocks) - 1);
 }
 
 TEST_CASE("a folder that takes no file ends the run before its first step, and says what to do") {

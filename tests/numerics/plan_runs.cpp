@@ -127,13 +127,13 @@ Outcome run_plan(const Job& description, const MakeWorld& make_world, std::int64
       // Saved tensors end in alignment, scratch may end in a workspace that the kernel does not
       // fill, and one of the buffers that blocks use in turn may never hold the largest bucket, nor
       // one of the slots that several stages share the largest stage. A step of one micro-batch
-      // fills this rank's shard alone of a whole bucket's sum on the host.
+      // fills this rank's shard alone of a whole bucket's sum on the host or in a file.
       const bool shares_slots = static_cast<int>(description.layout.stages.size()) > description.layout.mesh.degree.pp;
       if (buffer.name == "scratch" || (shares_slots && buffer.name.starts_with("left of")) ||
           buffer.name.starts_with("saved") || buffer.name.starts_with("gathered") ||
           buffer.name.starts_with("unreduced") || buffer.name.starts_with("gradients on their way") ||
           buffer.name.starts_with("what is updated on its way") || buffer.name.starts_with("parameters on their way") ||
-          (buffer.name.starts_with("gradients of") && buffer.home == Home::host))
+          (buffer.name.starts_with("gradients of") && buffer.home != Home::device))
         continue;
       const std::int64_t touched = job.arena(program.rank).highest_touched(static_cast<int>(b));
       const bool ends_in_alignment = buffer.name.starts_with("left of");

@@ -170,6 +170,13 @@ TEST_CASE("parameters in host memory are shards, or one rank's alone") {
   CHECK(reason(tiny_gpt2(), spec) ==
         "there is no offload gradients: gradients are where the host updates them only with the optimizer's state; "
         "legal: optimizer+gradients or optimizer:nvme+gradients, or none");
+  // In files, sums are whole on each rank, or shards of any stage.
+  spec = layout(tiny_gpt2(), 2, 1, 1);
+  spec.offload = Offload{.optimizer = Home::host, .gradients = Home::nvme};
+  for (const int zero : {0, 1, 2, 3}) {
+    spec.zero_stage = zero;
+    CHECK(reason(tiny_gpt2(), spec) == "legal");
+  }
   spec = layout(tiny_gpt2(), 2, 1, 1);
   spec.offload = Offload{.optimizer = Home::host, .parameters = Home::nvme, .activations = Home::nvme};
   CHECK(reason(tiny_gpt2(), spec) ==

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -492,6 +493,183 @@ TEST_CASE("parameters that are read before their update is written, and slots on
     CHECK(has_fault("missing event: copy", [&](Program& program) {
       for (const std::size_t call : own_calls(name)) program.calls[call].waits.clear();
     }));
+}
+
+TEST_CASE("lowered Programs of random legal plans with sums of gradients on NVMe verify, in every precision") {
+  std::mt19937 random(20261126);
+  int several = 0, sharded = 0, clipped = 0;
+  std::set<ScheduleKind> schedules;
+  for (const char* model : {"tiny-gpt2", "tiny-llama", "tiny-mlp"}) {
+    const OpGraph graph = graph_of(model);
+    for (const Offload& offload : all_offloads()) {
+      if (offload.gradients != Home::nvme) continue;
+      TrainingSpec training = plain_training();
+      training.precision = std::array{DataType::fp32, DataType::bf16, DataType::fp16}[random() % 3];
+      if (random() % 2 == 0) training.clip_norm = 0.5;
+      if (random() % 4 == 0) training.optimizer = Optimizer::sgd;
+      ParallelSpec spec;
+      do {
+        spec = random_spec(graph, training, std::array{1, 2, 4, 8}[random() % 4], random);
+        spec.offload = offload;
+      } while (illegal(graph, training, spec));
+      INFO(model << ": " << describe(spec) << ", " << name(training.precision) << ", offload " << name(offload));
+      const BackendKind backend = random() % 2 == 0 ? BackendKind::cpu : BackendKind::cuda;
+      std::string found;
+      for (const Fault& fault : find_faults(lower_all(job_of(graph, training, spec, backend))))
+        found += write_fault(fault) + "\n";
+      CHECK(found == "");
+      several += micro_batches(spec, training) > 1;
+      sharded += spec.zero_stage >= 2;
+      clipped += training.clip_norm > 0.0;
+      schedules.insert(spec.schedule);
+    }
+  }
+  for (const int count : {several, sharded, clipped}) CHECK(count > 10);
+  CHECK(schedules.size() > 2);
+}
+
+TEST_CASE("sums of gradients that miss their file, read it too early, or are another bucket's are missed") {
+  int dropped = 0, raced = 0, early = 0, swapped = 0, squared = 0, shared = 0;
+  const OpGraph graph = graph_of("tiny-llama");
+  struct ShortPlan {
+    int pp, dp, tp, zero;
+    ScheduleKind schedule;
+    bool brings;  // parameters from a file, too
+  };
+  constexpr ScheduleKind plain = ScheduleKind::one_f_one_b;
+  for (const ShortPlan& of : {ShortPlan{1, 1, 1, 0, plain, false}, ShortPlan{1, 2, 4, 1, plain, false},
+                              ShortPlan{1, 2, 1, 3, plain, false}, ShortPlan{1, 2, 1, 3, plain, true},
+                              ShortPlan{2, 1, 1, 0, ScheduleKind::zero_bubble_h1, false}}) {
+    TrainingSpec training = plain_training();
+    training.clip_norm = 0.5;
+    if (of.dp == 2) training.precision = DataType::bf16;
+    ParallelSpec spec;
+    spec.mesh.degree = {.pp = of.pp, .dp = of.dp, .tp = of.tp};
+    spec.zero_stage = of.zero;
+    spec.schedule = of.schedule;
+    spec.micro_batch = 4;
+    spec.stage_blocks = of.pp == 1 ? std::vector{static_cast<int>(graph.blocks.size())}
+                                   : std::vector{static_cast<int>(graph.blocks.size()) - 2, 2};
+    spec.offload = {.optimizer = of.dp == 2 ? Home::nvme : Home::host,
+                    .gradients = Home::nvme,
+                    .parameters = of.brings ? Home::nvme : Home::device};
+    const std::vector<Program> programs = lower_all(job_of(graph, training, spec));
+    const Program& own = programs[0];
+    std::string found;
+    for (const Fault& fault : find_faults(programs)) found += write_fault(fault) + "\n";
+    INFO(describe(spec));
+    REQUIRE(found == "");
+    const auto name_of = [&](std::size_t call) { return std::string_view(own.segments[own.calls[call].segment].name); };
+    const auto calls_of = [&](std::string_view name) {
+      std::vector<std::size_t> calls;
+      for (std::size_t c = 0; c < own.calls.size(); ++c)
+        if (name_of(c) == name) calls.push_back(c);
+      return calls;
+    };
+    // The first fault; nothing where there is none.
+    const auto fault_with = [&](const auto& plant) {
+      std::vector<Program> planted = programs;
+      plant(planted[0]);
+      const std::vector<Fault> faults = find_faults(planted);
+      return faults.empty() ? std::string() : faults.front().what;
+    };
+    const std::vector<std::size_t> reads = calls_of("read.gradients"), writes = calls_of("write.gradients");
+    REQUIRE(reads.size() > 4);
+    REQUIRE(writes.size() > 4);
+
+    // A copy on the way, either way, that is left out, and one that waits for nothing.
+    for (const char* name : {"read.gradients", "write.gradients", "offload.sums", "fetch.gradients"})
+      for (const std::size_t call : calls_of(name)) {
+        INFO("call " << call << " " << name);
+        const std::string without =
+            fault_with([&](Program& program) { silence(program, {static_cast<int>(call), 0}); });
+        CHECK(without != "");
+        if (std::string_view(name) == "write.gradients")
+          CHECK((without.starts_with("dropped write: ") || without.starts_with("lost value: ")));
+        ++dropped;
+        if (own.calls[call].waits.empty()) continue;
+        CHECK(fault_with([&](Program& program) {
+                program.calls[call].waits.clear();
+              }).starts_with("missing event: "));
+        ++raced;
+      }
+    // The read of a sum before its write.
+    for (const std::size_t read : reads) {
+      const int file = own.calls[read].buffers.front();
+      std::optional<std::size_t> write;  // the last one before it
+      for (const std::size_t other : writes)
+        if (other < read && own.calls[other].buffers.back() == file) write = other;
+      REQUIRE(write);
+      CHECK(fault_with([&](Program& program) {
+              Call moved = program.calls[read];
+              moved.waits.clear();
+              program.calls.erase(program.calls.begin() + static_cast<std::ptrdiff_t>(read));
+              program.calls.insert(program.calls.begin() + static_cast<std::ptrdiff_t>(*write), moved);
+              for (Task& task : program.tasks)
+                for (int* end : {&task.first_call, &task.last_call})
+                  if (*end > static_cast<int>(*write) && *end <= static_cast<int>(read)) ++*end;
+            }).starts_with("dropped write: copy"));
+      ++early;
+    }
+    // Two equal layers' sums, exchanged: written to one another's file, or read from it for a
+    // backward or for the update.
+    const auto next_like = [&](const std::vector<std::size_t>& calls, std::size_t i, std::size_t file) {
+      const Call& call = own.calls[calls[i]];
+      std::size_t j = i + 1;
+      while (j < calls.size() && (own.calls[calls[j]].segment != call.segment ||
+                                  own.calls[calls[j]].buffers[file] == call.buffers[file]))
+        ++j;
+      return j;
+    };
+    for (const auto& [calls, file] : {std::pair(&reads, 0), std::pair(&writes, 1)})
+      for (std::size_t i = 0; i + 1 < calls->size(); ++i) {
+        const std::size_t j = next_like(*calls, i, static_cast<std::size_t>(file));
+        if (j == calls->size()) continue;
+        INFO(name_of((*calls)[i]) << " of calls " << (*calls)[i] << " and " << (*calls)[j]);
+        const std::string what = fault_with([&](Program& program) {
+          std::swap(program.calls[(*calls)[i]].buffers[static_cast<std::size_t>(file)],
+                    program.calls[(*calls)[j]].buffers[static_cast<std::size_t>(file)]);
+        });
+        // The norm is that of all, whichever comes first.
+        const std::size_t taker = [&] {
+          std::size_t c = (*calls)[i] + 1;
+          const int on_host = own.calls[(*calls)[i]].buffers[1];
+          while (std::ranges::find(own.calls[c].buffers, on_host) == own.calls[c].buffers.end()) ++c;
+          return c;
+        }();
+        if (file == 0 && name_of(taker) == "gradient_norm") continue;
+        CHECK((what.starts_with("wrong sum: ") || what.starts_with("wrong state: ") ||
+               what.starts_with("dropped write: ") || what.starts_with("lost value: ")));
+        ++swapped;
+      }
+    // The norm takes one bucket's sum twice, and another's not at all.
+    for (std::size_t i = 0; i + 1 < reads.size(); ++i) {
+      const std::size_t j = next_like(reads, i, 0);
+      const auto norm_after = [&](std::size_t read) {
+        for (std::size_t c = read + 1; c < own.calls.size(); ++c)
+          if (std::ranges::find(own.calls[c].buffers, own.calls[read].buffers[1]) != own.calls[c].buffers.end())
+            return name_of(c) == "gradient_norm";
+        return false;
+      };
+      if (j == reads.size() || !norm_after(reads[i]) || !norm_after(reads[j])) continue;
+      CHECK(fault_with([&](Program& program) {
+              program.calls[reads[j]].buffers[0] = program.calls[reads[i]].buffers[0];
+            }).starts_with("summed twice: "));
+      ++squared;
+    }
+    // A buffer on the host is read into before it is taken on.
+    for (std::size_t i = 0; i + 1 < reads.size(); ++i) {
+      if (reads[i + 1] != reads[i] + 1) continue;
+      CHECK(fault_with([&](Program& program) {
+              program.calls[reads[i + 1]].buffers[1] = program.calls[reads[i]].buffers[1];
+            }).starts_with("lost value: copy"));
+      ++shared;
+    }
+  }
+  MESSAGE(dropped << " dropped, " << raced << " raced, " << early << " early, " << swapped << " swapped, " << squared
+                  << " squared, " << shared << " shared");
+  for (const int count : {dropped, raced, early, swapped}) CHECK(count > 40);
+  for (const int count : {squared, shared}) CHECK(count > 4);
 }
 
 TEST_CASE("a backward that does not wait for what it fetches, and a buffer that is free too early, are missed") {

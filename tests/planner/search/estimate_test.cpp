@@ -151,6 +151,9 @@ TEST_CASE("an estimate has the memory of every home that lowering plans, and onl
       if (all_state) placements.state.homes.optimizer = Home::host;
       else
         placements.state.homes = {.parameters = in_memory(), .gradients = in_memory(), .optimizer = any()};
+      // In a file, sums are those of updates by the host.
+      if (trial % 4 == 3 && placements.state.homes.optimizer != Home::device)
+        placements.state.homes.gradients = Home::nvme;
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec));
       // An estimator of its own: what one knows of the recipe does not hold for homes for which it
       // does not ask.
@@ -323,12 +326,25 @@ TEST_CASE("the bound stays below the step of a master with replicas, and close t
   CHECK(gaps / count < 0.3);
 }
 
+namespace {
+
+constexpr Offload sums_in_files{.optimizer = Home::host, .gradients = Home::nvme};
+
+void give_host_and_drives(Cluster& cluster) {
+  for (NodeGroup& group : cluster.groups) {
+    group.host = {.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
+    group.nvme = {.read = BytesPerSecond(6e9), .write = BytesPerSecond(3e9), .latency = {}, .capacity = {}};
+  }
+}
+
+}  // namespace
+
 TEST_CASE("an estimate has the memory and a bound of ranks that hold several stages, too") {
   std::mt19937 random(7);
   const ScheduleForms interleaved = forms_of(row_of(ScheduleKind::interleaved));
   ScheduleForms played = interleaved;
   played.closed_form = nullptr;
-  int tried = 0, some_layers = 0;
+  int tried = 0, some_layers = 0, sums = 0;
   double gaps = 0.0;
   for (int setting = 0; setting < 150; ++setting) {
     const bool gpu = setting % 4 != 0;
@@ -339,8 +355,7 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
     const bool may_offload = setting % 5 == 4;
     if (may_offload) {
       training.engine = {};
-      for (NodeGroup& group : cluster.groups)
-        group.host = {.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
+      give_host_and_drives(cluster);
     }
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
@@ -367,6 +382,9 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
       testing::recompute_some_layers(spec, random);
       some_layers += recomputes_some_layers(spec);
       if (may_offload && trial % 2 == 0) spec.offload = Offload{.activations = Home::host};
+      if (may_offload && trial % 4 == 1) spec.offload = sums_in_files;
+      if (illegal(graph, training, spec)) spec.offload = {};
+      sums += spec.offload == sums_in_files;
       const Schedule schedule = schedule_of(spec, training);
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
                       << fmt::format("{}", fmt::join(spec.stage_blocks, ",")));
@@ -389,19 +407,25 @@ TEST_CASE("an estimate has the memory and a bound of ranks that hold several sta
   MESSAGE(tried << " layouts; simulated over bound: " << 100.0 * gaps / tried << "% above on average");
   CHECK(tried > 100);
   CHECK(some_layers > 30);
+  CHECK(sums > 30);
   CHECK(gaps / tried < 0.35);
 }
 
 TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks and back, too") {
   std::mt19937 random(17);
-  int tried = 0, whole = 0, some_layers = 0;
+  int tried = 0, whole = 0, some_layers = 0, sums = 0;
   double gaps = 0.0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = random_graph(random, 16);
-    const Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
+    Cluster cluster = random_cluster(random, gpu, gpu && setting % 4 == 1);
     TrainingSpec training = training_of(32, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = testing::random_engine(static_cast<unsigned>(setting), graph);
+    const bool may_offload = setting % 5 == 4;
+    if (may_offload) {
+      training.engine = {};
+      give_host_and_drives(cluster);
+    }
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
     Estimator estimator(graph, cluster, training);
@@ -422,6 +446,9 @@ TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks an
       }
       testing::recompute_some_layers(spec, random);
       some_layers += recomputes_some_layers(spec);
+      if (may_offload && trial % 2 == 0) spec.offload = sums_in_files;
+      if (illegal(graph, training, spec)) spec.offload = {};
+      sums += spec.offload == sums_in_files;
       INFO("setting " << setting << " on " << cluster.name << ": " << describe(spec) << " cut "
                       << fmt::format("{}", fmt::join(spec.stage_blocks, ",")) << " clip " << training.clip_norm);
       const Placements placements = place(graph, spec);
@@ -442,6 +469,7 @@ TEST_CASE("an estimate has the memory and a bound of pipelines down the ranks an
   CHECK(tried > 300);
   CHECK(whole > 50);
   CHECK(some_layers > 50);
+  CHECK(sums > 30);
   CHECK(gaps / tried < 0.35);
 }
 
