@@ -196,7 +196,8 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
                                                                : &plan.alternatives.front();
   json["runner_up"] = nullptr;
   if (second != nullptr)
-    json["runner_up"] = rival_json(plan, rival(plan.cluster, *second));
+    json["runner_up"] = rival_json(plan, rival(cluster_of(plan, *second), *second),
+                                   {.cluster = cluster_of(plan, *second), .training = training_of(plan, *second)});
   json["one_choice_away"] = Json::array();
   for (const Neighbour& neighbour : reasons.neighbours) {
     Json other{{"change", neighbour.change}};

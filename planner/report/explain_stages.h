@@ -16,9 +16,9 @@ std::string describe(const CriticalWork& work);
 std::string stage_tables(const Plan& plan, const Reasons& reasons);
 std::string critical_path_table(const Plan& plan, const Reasons& reasons);
 
-// A kind of device with the ranks (by their place in the details) that are on it, where a plan is on
-// unlike devices. Ranks that are each shared by several kinds, and go at the pace of the slowest,
-// are a kind of their own, named after all of these.
+// A kind of device with the ranks (by their place in the details) that are on it, where a plan is
+// on unlike devices. Ranks that are each shared by several kinds, and go at the pace of the
+// slowest, are a kind of their own, named after all of these.
 struct DecidingDevice {
   std::string device;
   std::vector<int> ranks = {};

@@ -443,9 +443,12 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   for (const char* list : {"stages", "critical_path", "families"})
     check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
   const Plan unlike = plan_on_boxes_and_crates();
-  const Json of_unlike = explain_json(
-      {.version = "1.2.3", .model = unlike.model, .cluster = unlike.cluster, .training = unlike.training, .defaults = {}},
-      unlike, small_reasons());
+  const Json of_unlike = explain_json({.version = "1.2.3",
+                                       .model = unlike.model,
+                                       .cluster = unlike.cluster,
+                                       .training = unlike.training,
+                                       .defaults = {}},
+                                      unlike, small_reasons());
   check(schema.at("properties").at("deciding_devices").at("items"), of_unlike.at("deciding_devices").at(0));
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
