@@ -34,8 +34,8 @@ struct ArrangedResult {
 };
 
 // `search` on every arrangement, unless `options.fewer_devices` is off; the cluster is the first of
-// those that have the best plan. Each trains in the precision that `precision_of` gives its devices,
-// or, without that, in the training's.
+// those that have the best plan. Each trains in the precision that `precision_of` gives its
+// devices, or, without that, in the training's.
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const LayoutRequest& request, const SearchOptions& options,
                                    const PrecisionOf& precision_of = nullptr);

@@ -199,7 +199,10 @@ TEST_CASE("plans behind the best say on which nodes they are, and in which preci
   request.precision_of = [](const Cluster& cluster) {
     return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
   };
-  request.options.top = 12;
+  request.layout[Choice::tp] = std::int64_t{1};
+  request.layout[Choice::recompute] = Recompute::none;
+  // So many that some are of all devices.
+  request.options.top = 40;
   request.options.top_each = 1;
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
