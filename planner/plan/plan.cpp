@@ -686,6 +686,8 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
     if (const auto groups = item.find("groups"))
       alternative.on = OtherDevices{.cluster = chosen_groups(*groups, all),
                                     .training = with_precision(item.at("precision"), plan.training)};
+    else if (const auto precision = item.find("precision"))
+      precision->fail("an alternative on the plan's own groups has the plan's precision; name its groups, too");
     alternative.spec =
         read_layout(layout, training_of(plan, alternative), cluster_of(plan, alternative).devices());
     alternative.result = read_result(item.at("prediction"));

@@ -312,7 +312,10 @@ TEST_CASE("alternatives on other groups of nodes say which, and groups that the 
   CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); })
             .find("group 2 of 2: groups of nodes are numbered from 0, those of other_groups behind the cluster's") !=
         std::string::npos);
-  // A layout may have as many devices as its own groups have.
+  wrong = text;
+  wrong.erase(wrong.find("    groups: [1, 0]\n"), 19);
+  CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }).find("has the plan's precision; name its") !=
+        std::string::npos);
   wrong = text;
   wrong.replace(wrong.find("groups: [1, 0]"), 14, "groups: [ ]");
   CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }).find("is on one group of nodes at least") !=
