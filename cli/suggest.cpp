@@ -53,7 +53,7 @@ std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster
   if (result.remedies.empty())
     text +=
         "what would make it fit: nothing that was tried (memory, devices, layout, offload, batch, sequence, "
-        "precision, optimizer)\n";
+        "precision, optimizer, LoRA)\n";
   return text;
 }
 
@@ -110,6 +110,10 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   // Needed to search for remedies.
   if (!reads_images(inputs.model.spec))
     request.graph_of_length = [&](std::int64_t length) { return graph_of(inputs.model.spec, length, inputs.training); };
+  request.graph_of_training = [&](const TrainingSpec& training) -> std::optional<OpGraph> {
+    if (problem_with_trained(inputs.model.spec, training)) return std::nullopt;
+    return graph_of(inputs.model.spec, training);
+  };
   if (arguments.where.cluster)
     request.cluster_of = [&](int devices) {
       return same_cluster_of(arguments.where, devices, inputs.training.engine, terminal, arguments.output);

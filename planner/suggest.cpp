@@ -148,14 +148,21 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
   without.engine.copies_gradients = false;
   arranged = search_arrangements(graph, whole, without, layout, options, precision_of);
   arranged.cluster.memory_headroom = cluster.memory_headroom;
-  if (!keeps) return arranged;
   TrainingSpec with = training;
   with.precision = arranged.precision;
-  NetworkCache networks(arranged.cluster, engine);
-  for (RankedPlan& plan : arranged.found.plans)
-    plan.result = simulate_soon(graph, arranged.cluster, with, plan.spec, place(graph, plan.spec),
-                                cost_models(networks, plan.spec))
-                      .result;
+  for (RankedPlan& plan : arranged.found.plans) {
+    TrainingSpec own = with;
+    if (plan.on) {
+      own.precision = plan.on->training.precision;
+      plan.on->training = own;
+      plan.on->cluster.memory_headroom = cluster.memory_headroom;
+    }
+    if (!keeps) continue;
+    const Cluster& on = plan.on ? plan.on->cluster : arranged.cluster;
+    NetworkCache networks(on, engine);
+    plan.result =
+        simulate_soon(graph, on, own, plan.spec, place(graph, plan.spec), cost_models(networks, plan.spec)).result;
+  }
   return arranged;
 }
 

@@ -98,7 +98,9 @@ FamilyBest best_of(const LayoutFamily& family, const ExplainedPlan& explained, C
     if (Rival known = rival(plan.cluster, one); belongs(family, one.spec, networks) && known.fits())
       offered.push_back(std::move(known));
   };
-  for (const RankedPlan& alternative : plan.alternatives) offer(alternative);
+  // Those on other groups of nodes are compared with nothing here.
+  for (const RankedPlan& alternative : plan.alternatives)
+    if (!alternative.on) offer(alternative);
   offer({.spec = plan.spec, .result = plan.prediction});  // last: it wins ties
   std::optional<Score> to_beat;
   for (const Rival& known : offered) {

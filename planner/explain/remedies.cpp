@@ -153,6 +153,24 @@ std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& g
                 fmt::format("sequences of {} tokens instead of {}", tokens, now), tokens);
 }
 
+// Adapters beside the model's own parameters, which are then kept as they are: for models that have
+// been trained before.
+std::optional<Remedy> adapters_alone(const SuggestRequest& request) {
+  if (!request.graph_of_training || request.training.lora || !request.training.trainable.all) return std::nullopt;
+  SuggestRequest changed = request;
+  changed.training.lora.emplace();
+  changed.training.trainable = {.all = false, .patterns = {}};
+  const std::optional<OpGraph> graph = request.graph_of_training(changed.training);
+  if (!graph) return std::nullopt;
+  changed.graph = &*graph;
+  if (!fits(changed)) return std::nullopt;
+  return remedy(changed, "trainable",
+                fmt::format("LoRA (--trainable lora) instead of training all parameters, for fine-tuning: adapters of "
+                            "width {} are trained, and nothing else of the model",
+                            changed.training.lora->r),
+                "lora");
+}
+
 }  // namespace
 
 std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchResult& failed) {
@@ -185,6 +203,7 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
                name(other)));
     break;
   }
+  add(adapters_alone(request));
   return remedies;
 }
 

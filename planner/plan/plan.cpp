@@ -558,6 +558,38 @@ SearchCounts read_search(const YamlNode& node) {
   return search;
 }
 
+// The plan's groups of nodes, and behind them those that its alternatives use besides.
+Cluster all_groups(const Plan& plan) {
+  Cluster all = plan.cluster;
+  for (const RankedPlan& alternative : plan.alternatives) {
+    if (!alternative.on) continue;
+    for (const NodeGroup& group : alternative.on->cluster.groups)
+      if (std::ranges::find(all.groups, group) == all.groups.end()) all.groups.push_back(group);
+  }
+  return all;
+}
+
+// The cluster of an alternative, by the places of its groups among all.
+Cluster chosen_groups(const YamlNode& node, const Cluster& all) {
+  Cluster chosen = all;
+  chosen.groups.clear();
+  for (const YamlNode& item : node.items()) {
+    const std::int64_t group = item.as_integer(0);
+    if (group >= static_cast<std::int64_t>(all.groups.size()))
+      item.fail(fmt::format("group {} of {}: groups of nodes are numbered from 0, those of other_groups behind the "
+                            "cluster's",
+                            group, all.groups.size()));
+    chosen.groups.push_back(all.groups[static_cast<std::size_t>(group)]);
+  }
+  if (chosen.groups.empty()) node.fail("an alternative is on one group of nodes at least");
+  return chosen;
+}
+
+TrainingSpec with_precision(const YamlNode& node, TrainingSpec training) {
+  state_precision(training, read_choice(node, all_precisions));
+  return training;
+}
+
 int sum(const std::vector<int>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), 0);
 }
@@ -597,13 +629,26 @@ std::string write_plan(const Plan& plan) {
     out += "alternatives: []\n";
   else
     out += "alternatives:\n";
+  const Cluster all = all_groups(plan);
   for (const RankedPlan& alternative : plan.alternatives) {
     out += "  - layout:\n" + indented(write_layout(alternative.spec, plan.training), 6);
     out += "    prediction:\n" + indented(write_result(alternative.result), 6);
+    if (!alternative.on) continue;
+    std::vector<std::size_t> groups;
+    for (const NodeGroup& group : alternative.on->cluster.groups)
+      groups.push_back(static_cast<std::size_t>(std::ranges::find(all.groups, group) - all.groups.begin()));
+    out += fmt::format("    groups: [{}]\n", fmt::join(groups, ", "));
+    out += fmt::format("    precision: {}\n", name(stated_precision(alternative.on->training)));
   }
   section("model_summary", write_model_summary(plan.model));
   out += literal_block("model", plan.model_text);
   section("cluster", write_cluster(plan.cluster));
+  if (all.groups.size() > plan.cluster.groups.size()) {
+    Cluster others = all;
+    others.groups.erase(others.groups.begin(),
+                        others.groups.begin() + static_cast<std::ptrdiff_t>(plan.cluster.groups.size()));
+    section("other_groups", write_cluster(others));
+  }
   return out;
 }
 
@@ -613,7 +658,7 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
   if (const YamlNode schema = root.at("schema"); schema.as_string() != plan_schema)
     schema.fail(fmt::format("expected schema '{}', found '{}'", plan_schema, schema.as_string()));
   root.allow_keys({"schema", "plan_id", "backend", "layout", "prediction", "training", "placements", "schedule",
-                   "search", "notes", "alternatives", "model_summary", "model", "cluster"});
+                   "search", "notes", "alternatives", "model_summary", "model", "cluster", "other_groups"});
   Plan plan;
   plan.model = read_model_summary(root.at("model_summary"));
   plan.model_text = root.at("model").as_string();
@@ -629,11 +674,22 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
   plan.prediction = read_result(root.at("prediction"));
   plan.search = read_search(root.at("search"));
   for (const YamlNode& note : root.at("notes").items()) plan.notes.push_back(note.as_string());
+  Cluster all = plan.cluster;
+  if (const auto others = root.find("other_groups")) {
+    const Cluster read = read_cluster(*others);
+    all.groups.insert(all.groups.end(), read.groups.begin(), read.groups.end());
+  }
   for (const YamlNode& item : root.at("alternatives").items()) {
-    item.allow_keys({"layout", "prediction"});
+    item.allow_keys({"layout", "prediction", "groups", "precision"});
     const YamlNode layout = item.at("layout");
     RankedPlan& alternative = plan.alternatives.emplace_back();
-    alternative.spec = read_layout(layout, plan.training, plan.cluster.devices());
+    if (const auto groups = item.find("groups"))
+      alternative.on = OtherDevices{.cluster = chosen_groups(*groups, all),
+                                    .training = with_precision(item.at("precision"), plan.training)};
+    else if (const auto precision = item.find("precision"))
+      precision->fail("an alternative on the plan's own groups has the plan's precision; name its groups, too");
+    alternative.spec =
+        read_layout(layout, training_of(plan, alternative), cluster_of(plan, alternative).devices());
     alternative.result = read_result(item.at("prediction"));
     if (sum(alternative.spec.stage_blocks) != sum(plan.spec.stage_blocks))
       layout.at("stage_blocks")

@@ -23,10 +23,19 @@ struct ModelSummary {
   bool operator==(const ModelSummary&) const = default;
 };
 
+// The devices of an alternative on heterogeneous nodes that are not the plan's: other groups of the
+// same cluster, or in another order; and the training on them, as the plan's but for its precision.
+struct OtherDevices {
+  Cluster cluster;
+  TrainingSpec training;
+  bool operator==(const OtherDevices&) const = default;
+};
+
 // A candidate with its result: a row of the table of plans.
 struct RankedPlan {
   ParallelSpec spec;
   StepResult result;
+  std::optional<OtherDevices> on = {};  // absent: the devices and the training of the plan beside it
   bool operator==(const RankedPlan&) const = default;
 };
 
@@ -73,6 +82,14 @@ struct Plan {
   SearchCounts search;
   std::vector<std::string> notes;
 };
+
+// On what an alternative of the plan (or another layout beside it) was ranked.
+inline const Cluster& cluster_of(const Plan& plan, const RankedPlan& other) {
+  return other.on ? other.on->cluster : plan.cluster;
+}
+inline const TrainingSpec& training_of(const Plan& plan, const RankedPlan& other) {
+  return other.on ? other.on->training : plan.training;
+}
 
 // Eight hexadecimal digits that depend on everything which decides how the plan runs.
 std::string plan_id(const ModelSummary& model, const TrainingSpec& training, const ParallelSpec& spec);

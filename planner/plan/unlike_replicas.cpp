@@ -1,5 +1,6 @@
 #include "planner/plan/unlike_replicas.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -8,14 +9,19 @@
 namespace parplan {
 
 std::vector<int> kinds_of_replicas(const Cluster& cluster, const DeviceMesh& mesh) {
+  // groups_of_stage of every stage of every replica, in one go over the ranks.
+  const auto replicas = static_cast<std::size_t>(mesh.degree_of(Axis::dp));
+  std::vector<std::vector<std::uint64_t>> stages(
+      replicas, std::vector<std::uint64_t>(static_cast<std::size_t>(mesh.degree_of(Axis::pp)), 0));
+  for (int rank = 0, group = 0, end = cluster.groups.front().devices(); rank < mesh.size(); ++rank) {
+    while (rank >= end) end += cluster.groups[static_cast<std::size_t>(++group)].devices();
+    const Coordinates at = coordinates_of(mesh, rank);
+    stages[static_cast<std::size_t>(at.dp)][static_cast<std::size_t>(at.pp)] |= std::uint64_t{1} << group;
+  }
   std::vector<int> kinds;
   std::map<std::vector<std::uint64_t>, int> known;
-  for (int replica = 0; replica < mesh.degree_of(Axis::dp); ++replica) {
-    std::vector<std::uint64_t> stages;
-    for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage)
-      stages.push_back(groups_of_stage(cluster, mesh, stage, replica));
-    kinds.push_back(known.try_emplace(std::move(stages), replica).first->second);
-  }
+  for (std::size_t replica = 0; replica < replicas; ++replica)
+    kinds.push_back(known.try_emplace(std::move(stages[replica]), static_cast<int>(replica)).first->second);
   return kinds;
 }
 

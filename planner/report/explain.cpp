@@ -47,8 +47,10 @@ std::string where_memory_goes(const MemoryUse& memory) {
 }
 
 std::string runner_up(const Plan& plan, const RankedPlan& second) {
-  std::string text =
-      fmt::format("runner-up: {}, {}\n", layout_text(second.spec), measured_against(plan, second, own_of(plan), 2));
+  const std::string on =
+      second.on ? " on " + describe_groups(first_nodes(second.on->cluster, second.spec.mesh.size())) : "";
+  std::string text = fmt::format("runner-up: {}{}, {}\n", layout_text(second.spec), on,
+                                 measured_against(plan, second, own_of(plan), 2));
   text += fmt::format("  against the plan: {}\n", differences(plan.prediction.time, second.result.time));
   text += fmt::format("  it needs {} of memory, the plan {}\n", format_bytes(second.result.memory.peak()),
                       format_bytes(plan.prediction.memory.peak()));
@@ -228,9 +230,9 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
   if (second == nullptr) return text;
   // Whichever of the two is predicted to be slower.
   const auto is_close = [&](const RankedPlan& p) {
-    return std::abs(excess(plan, p.spec, p.result)) < error.undecided();
+    return std::abs(excess(plan, cluster_of(plan, p), p.spec, p.result)) < error.undecided();
   };
-  const double gap = excess(plan, second->spec, second->result);
+  const double gap = excess(plan, cluster_of(plan, *second), second->spec, second->result);
   const std::string is = "  the runner-up is " + compared(gap, plan.search.objective, is_close(*second) ? 2 : 1);
   if (!is_close(*second)) return text + is + ": more than that\n";
   const std::string others =

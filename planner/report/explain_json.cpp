@@ -158,6 +158,21 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   if (has_replicas)
     for (std::size_t i = 0; i < reasons.details.critical_path.size(); ++i)
       json["critical_path"][i]["replica"] = reasons.details.ranks[reasons.details.critical_path[i].rank].replica;
+  json["deciding_devices"] = Json::array();
+  for (const DecidingDevice& kind : deciding_devices(plan, reasons)) {
+    Json ranks = Json::array();
+    for (const int rank : kind.ranks) {
+      const RankResult& result = reasons.details.ranks[static_cast<std::size_t>(rank)];
+      ranks.push_back({{"stage", result.pipeline_rank}});
+      if (has_replicas) ranks.back()["replica"] = result.replica;
+    }
+    json["deciding_devices"].push_back({{"device", kind.device},
+                                        {"ranks", std::move(ranks)},
+                                        {"critical_path_compute_s", json_number(kind.on_path.value)},
+                                        {"critical_path_share", json_number(kind.share)},
+                                        {"least_waiting_s", json_number(kind.waits_least.value)},
+                                        {"most_waiting_s", json_number(kind.waits_most.value)}});
+  }
   json["kernels"] = Json::object();
   for (std::size_t i = 0; i < count_of<Origin>; ++i) {
     const auto origin = static_cast<Origin>(i);
@@ -181,7 +196,8 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
                                                                : &plan.alternatives.front();
   json["runner_up"] = nullptr;
   if (second != nullptr)
-    json["runner_up"] = rival_json(plan, rival(plan.cluster, *second));
+    json["runner_up"] = rival_json(plan, rival(cluster_of(plan, *second), *second),
+                                   {.cluster = cluster_of(plan, *second), .training = training_of(plan, *second)});
   json["one_choice_away"] = Json::array();
   for (const Neighbour& neighbour : reasons.neighbours) {
     Json other{{"change", neighbour.change}};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -106,6 +108,11 @@ std::string devices_of(const Plan& plan, const RankResult& rank) {
   return join(titles, " and ");
 }
 
+// After its own work a rank waits for the others until the end of the step.
+Seconds waits(const Plan& plan, const RankResult& rank) {
+  return rank.time.bubble + std::max(plan.prediction.time.total() - rank.time.total(), Seconds(0.0));
+}
+
 }  // namespace
 
 std::string describe(const CriticalWork& work) {
@@ -145,46 +152,65 @@ std::string describe(const CriticalWork& work) {
   return axis ? communication_words(*axis) : block;
 }
 
-std::string deciding_device(const Plan& plan, const Reasons& reasons) {
+std::vector<DecidingDevice> deciding_devices(const Plan& plan, const Reasons& reasons) {
   const std::vector<RankResult>& ranks = reasons.details.ranks;
-  if (ranks.size() < 2) return "";
-  const Seconds step = plan.prediction.time.total();
-  const bool by_replica = !plan.spec.replica_micro_batches.empty();
-  std::vector<std::string> devices;
-  std::vector<Seconds> waits;
-  for (const RankResult& rank : ranks) {
-    devices.push_back(devices_of(plan, rank));
-    waits.push_back(rank.time.bubble + std::max(step - rank.time.total(), Seconds(0.0)));
-  }
-  if (std::ranges::adjacent_find(devices, std::ranges::not_equal_to()) == devices.end()) return "";
-  // The one that waits least; of those that wait as long, the one that computes longest.
-  const auto computing = [&](std::size_t i) { return ranks[i].time.compute + ranks[i].time.recompute; };
-  std::size_t decides = 0;
-  for (std::size_t i = 1; i < ranks.size(); ++i)
-    if (std::pair(waits[i], computing(decides)) < std::pair(waits[decides], computing(i))) decides = i;
-  const auto place = [&](std::size_t i) {
-    std::string words = plan.spec.pp() > 1 ? fmt::format("stage {}", ranks[i].pipeline_rank) : "";
-    if (by_replica)
-      words += fmt::format("{}replica {} ({} micro-batches)", words.empty() ? "" : " of ", ranks[i].replica,
-                           plan.spec.replica_micro_batches[static_cast<std::size_t>(ranks[i].replica)]);
-    return words + " on " + devices[i];
-  };
-  std::vector<std::vector<std::string>> rows;
+  std::vector<DecidingDevice> kinds;
+  std::vector<std::size_t> kind_of;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i == decides) continue;
-    std::vector<std::string> row{place(i), format_duration(waits[i]), format_share(waits[i].value, step.value)};
-    if (rows.empty() || rows.back() != row) rows.push_back(std::move(row));
+    std::string device = devices_of(plan, ranks[i]);
+    const auto found = std::ranges::find(kinds, device, &DecidingDevice::device);
+    kind_of.push_back(static_cast<std::size_t>(found - kinds.begin()));
+    if (found == kinds.end()) kinds.push_back({.device = std::move(device), .waits_least = waits(plan, ranks[i])});
+    DecidingDevice& kind = kinds[kind_of.back()];
+    kind.ranks.push_back(static_cast<int>(i));
+    kind.waits_least = std::min(kind.waits_least, waits(plan, ranks[i]));
+    kind.waits_most = std::max(kind.waits_most, waits(plan, ranks[i]));
   }
-  return fmt::format("\nwhich device decides: {} computes {} of {} and waits {}; the others wait for it:\n",
-                     place(decides), format_duration(computing(decides)), format_duration(step),
-                     format_duration(waits[decides])) +
+  Seconds total;
+  for (const CriticalWork& work : reasons.details.critical_path) {
+    if (work.label != Label::compute && work.label != Label::recompute) continue;
+    kinds[kind_of[static_cast<std::size_t>(work.rank)]].on_path += work.time;
+    total += work.time;
+  }
+  if (kinds.size() < 2 || total == Seconds()) return {};
+  for (DecidingDevice& kind : kinds) kind.share = kind.on_path / total;
+  std::ranges::stable_sort(kinds, std::ranges::greater(), &DecidingDevice::on_path);
+  return kinds;
+}
+
+std::string deciding_device(const Plan& plan, const Reasons& reasons) {
+  const std::vector<DecidingDevice> kinds = deciding_devices(plan, reasons);
+  if (kinds.empty()) return "";
+  const bool by_replica = !plan.spec.replica_micro_batches.empty();
+  std::vector<std::vector<std::string>> rows{{"device", by_replica ? "replica.stage" : "stage"}};
+  if (by_replica) rows.front().emplace_back("micro-batches");
+  rows.front().insert(rows.front().end(), {"computes on it", "share", "waits"});
+  for (const DecidingDevice& kind : kinds) {
+    std::vector<int> stages;
+    std::vector<std::string> places, shares;
+    for (const int i : kind.ranks) {
+      const RankResult& rank = reasons.details.ranks[static_cast<std::size_t>(i)];
+      stages.push_back(rank.pipeline_rank);
+      places.push_back(short_name(plan, rank));
+      if (!by_replica) continue;
+      std::string share = fmt::format("{}", plan.spec.replica_micro_batches[static_cast<std::size_t>(rank.replica)]);
+      if (shares.empty() || shares.back() != share) shares.push_back(std::move(share));
+    }
+    std::vector<std::string> row{kind.device, by_replica ? join(places) : numbers(stages)};
+    if (by_replica) row.push_back(join(shares));
+    const std::string least = format_duration(kind.waits_least), most = format_duration(kind.waits_most);
+    row.insert(row.end(), {format_duration(kind.on_path), fmt::format("{:.1f} %", 100.0 * kind.share),
+                           least == most ? least : fmt::format("{} to {}", least, most)});
+    rows.push_back(std::move(row));
+  }
+  return fmt::format("\nwhich device decides: {}, with {:.1f} % of the computation on the critical path:\n",
+                     kinds.front().device, 100.0 * kinds.front().share) +
          indent(align_columns(rows, 1));
 }
 
 std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   const std::vector<RankResult>& stages = reasons.details.ranks;
   if (stages.size() < 2) return "";
-  const Seconds step = plan.prediction.time.total();
   const std::vector<int> layers = layers_of_ranks(plan.spec);
   std::vector<std::string> names;
   std::vector<std::vector<std::string>> times;
@@ -195,14 +221,12 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons) {
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const StepTime& time = stages[i].time;
     const MemoryUse& use = stages[i].memory;
-    // After its own work a stage waits for the others until the end of the step.
-    const Seconds waiting = time.bubble + std::max(step - time.total(), Seconds(0.0));
     names.push_back(short_name(plan, stages[i]));
     times.push_back({fmt::format("{}", layers[stages[i].pipeline_rank]), format_duration(time.compute),
                      format_duration(time.recompute)});
     for (const Axis axis : inner_axes_first)
       if (is_named(plan, axis)) times.back().push_back(format_duration(time.exposed[axis]));
-    times.back().push_back(format_duration(waiting));
+    times.back().push_back(format_duration(waits(plan, stages[i])));
     times.back().push_back(format_duration(time.optimizer));
     memory.push_back({});
     for (const MemoryPart& part : memory_parts())

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "planner/plan/plan.h"
 #include "planner/plan/reasons.h"
@@ -14,8 +15,22 @@ std::string describe(const CriticalWork& work);
 // Each stage's time and memory; empty where there is one stage.
 std::string stage_tables(const Plan& plan, const Reasons& reasons);
 std::string critical_path_table(const Plan& plan, const Reasons& reasons);
-// For which stage of which replica the others wait on unlike devices, and how long; empty where all
-// are alike.
+
+// A kind of device with the ranks (by their place in the details) that are on it, where a plan is
+// on unlike devices. Ranks that are each shared by several kinds, and go at the pace of the
+// slowest, are a kind of their own, named after all of these.
+struct DecidingDevice {
+  std::string device;
+  std::vector<int> ranks = {};
+  Seconds on_path = {};      // what these compute on the critical path, recomputation included
+  double share = 0.0;        // of all that is computed on it
+  Seconds waits_least = {};  // of its ranks, in the whole step
+  Seconds waits_most = {};
+};
+// The kinds of device, the one that decides first: on which most of the critical path's computation
+// lies (ties: the one with the first rank). Empty where all are alike.
+std::vector<DecidingDevice> deciding_devices(const Plan& plan, const Reasons& reasons);
+// The same in words.
 std::string deciding_device(const Plan& plan, const Reasons& reasons);
 
 // All stages' kernels in a step, each alone, by where their times come from.

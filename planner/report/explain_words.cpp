@@ -36,13 +36,13 @@ std::string measured_against(const Plan& plan, const RankedPlan& other, const Ra
   std::string text = fmt::format("{} ({})", format_duration(time),
                                  compared(ratio(time.value, now.result.time.total().value), Objective::time, digits));
   const auto counted = [&](const RankedPlan& of) {
-    return score(plan.search.objective, plan.cluster, of.spec, of.result.time.total(), of.result.memory).first;
+    return score(plan.search.objective, cluster_of(plan, of), of.spec, of.result.time.total(), of.result.memory).first;
   };
   const std::string change = compared(ratio(counted(other), counted(now)), plan.search.objective, digits);
   switch (plan.search.objective) {
     case Objective::time: break;
     case Objective::cost:
-      text += fmt::format(", {} ({})", format_cost(plan.cluster, other.spec.mesh.size(), time), change);
+      text += fmt::format(", {} ({})", format_cost(cluster_of(plan, other), other.spec.mesh.size(), time), change);
       break;
     case Objective::memory: text += fmt::format(", {} ({})", format_bytes(other.result.memory.peak()), change); break;
   }

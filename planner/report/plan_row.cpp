@@ -233,6 +233,8 @@ constexpr std::array column_rows = {
     Column{"offload_layers", "",
            "layers of each stage whose activations leave the device, the first ones; null where all do, or none",
            [](const Subject& s) { return s.spec.offload_layers > 0 ? Json(s.spec.offload_layers) : Json(nullptr); }},
+    Column{"node_groups", "", "the nodes that the plan uses, group by group in its order",
+           [](const Subject& s) { return Json(describe_groups(first_nodes(s.cluster, s.spec.mesh.size()))); }},
 };
 
 }  // namespace
@@ -270,8 +272,8 @@ RowSubject subject_of(const Plan& plan, int rank) {
   const RankedPlan& alternative = plan.alternatives[rank - 2];
   return {.rank = rank,
           .model = plan.model,
-          .cluster = plan.cluster,
-          .training = plan.training,
+          .cluster = cluster_of(plan, alternative),
+          .training = training_of(plan, alternative),
           .spec = alternative.spec,
           .result = alternative.result,
           .first = &plan.prediction};

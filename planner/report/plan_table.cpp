@@ -1,5 +1,6 @@
 #include "planner/report/plan_table.h"
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -74,6 +75,9 @@ std::string write_table(const Plan& plan) {
       {"rank", "layout", "devices", "step", "tokens/s", "MFU", "memory peak", "of capacity", "bubble", "exposed comm"}};
   const bool costs = plan.search.objective == Objective::cost || currency(plan.cluster).has_value();
   if (costs) rows.front().push_back("cost a step");
+  const bool elsewhere =
+      std::ranges::any_of(plan.alternatives, [](const RankedPlan& one) { return one.on.has_value(); });
+  if (elsewhere) rows.front().push_back("on");
   for (int rank = 1; rank <= static_cast<int>(plan.alternatives.size()) + 1; ++rank) {
     const RowSubject subject = subject_of(plan, rank);
     const StepTime& time = subject.result.time;
@@ -85,6 +89,7 @@ std::string write_table(const Plan& plan) {
                     format_share(time.bubble.value, time.total().value),
                     format_share(time.exposed_in_all().value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
+    if (elsewhere) rows.back().push_back(describe_groups(first_nodes(subject.cluster, subject.spec.mesh.size())));
   }
   return align_columns(rows, 2) + memory_line(plan) + step_line(plan);
 }

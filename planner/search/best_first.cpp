@@ -37,8 +37,26 @@ bool is_out(const BestFirst& search, const Score& bound) {
   return limit && bound >= *limit;
 }
 
+// Where the other spaces have a whole list.
+std::optional<Score> limit_elsewhere(const BestFirst& search) {
+  const auto top = static_cast<std::size_t>(search.top);
+  return search.elsewhere.size() < top ? std::nullopt : std::optional(search.elsewhere[top - 1].score);
+}
+
+// Whether what scores no less cannot be ranked beside the plans of its degrees in other spaces.
+// What may be as good as the best but for a tie is not judged.
+bool is_beaten_elsewhere(const BestFirst& search, const Score& score, const Degrees& degrees) {
+  if (search.elsewhere.empty() || score.first < search.elsewhere.front().score.first * (1.0 + search.tied))
+    return false;
+  int of_degrees = 0;
+  for (const RankedElsewhere& one : search.elsewhere)
+    if (one.degrees == degrees && ++of_degrees == search.top_each) return score >= one.score;
+  return false;
+}
+
 // Whether it cannot be ranked beside the plans of its degrees.
 bool is_beaten(const BestFirst& search, const Open& open) {
+  if (is_beaten_elsewhere(search, open.bound, open.mesh->degree)) return true;
   if (search.best.empty() || open.bound.first < tied_limit(search)) return false;
   int of_degrees = 0;
   for (const Ranked& one : search.best)
@@ -64,12 +82,14 @@ void add(BestFirst& search, std::span<const Open> open) {
 }
 
 std::optional<Score> score_limit(const BestFirst& search) {
-  if (search.to_beat && !is_ahead(search)) return search.to_beat;
+  if (search.to_beat && search.elsewhere.empty() && !is_ahead(search)) return search.to_beat;
+  const std::optional<Score> elsewhere = limit_elsewhere(search);
   DegreeCounts counts;
   int counted = 0;
   for (const Ranked& one : search.best)
-    if (counts.count(one.plan.spec) <= search.top_each && ++counted == search.top) return one.score;
-  return std::nullopt;
+    if (counts.count(one.plan.spec) <= search.top_each && ++counted == search.top)
+      return elsewhere ? std::min(*elsewhere, one.score) : one.score;
+  return elsewhere;
 }
 
 bool is_ahead(const BestFirst& search) {
@@ -93,6 +113,13 @@ void rank(BestFirst& search) {
     if (counts_one || one.score.first < tied_until) kept.push_back(std::move(one));
   }
   search.best = std::move(kept);
+}
+
+void drop_beaten_elsewhere(BestFirst& search) {
+  const std::optional<Score> limit = limit_elsewhere(search);
+  std::erase_if(search.best, [&](const Ranked& one) {
+    return (limit && one.score >= *limit) || is_beaten_elsewhere(search, one.score, one.plan.spec.mesh.degree);
+  });
 }
 
 void run(BestFirst& search, const BestFirstSteps& steps) {
@@ -135,9 +162,10 @@ bool is_certified(const BestFirst& search) {
 }
 
 bool is_settled(const BestFirst& search) {
-  const bool has_all_ranks = score_limit(search).has_value() && is_ahead(search);
-  return has_all_ranks && is_certified(search) &&
-         (search.open.empty() || search.open.front().bound.first >= tied_limit(search));
+  const std::optional<Score> best = best_score(search);
+  if (!best || !score_limit(search)) return false;
+  return search.open.empty() ||
+         (search.open.front().bound >= *best && search.open.front().bound.first >= best->first * (1.0 + search.tied));
 }
 
 }  // namespace parplan

@@ -33,6 +33,12 @@ struct Ranked {
   RankedPlan plan;
 };
 
+// A plan of another space.
+struct RankedElsewhere {
+  Score score;
+  Degrees degrees;
+};
+
 struct BestFirst {
   int top = 1;
   // Plans of the same degrees (data, tensor, pipeline, context) that are ranked among the best
@@ -40,8 +46,11 @@ struct BestFirst {
   // of these may be the plainest.
   int top_each = std::numeric_limits<int>::max();
   double tied = 0.0;
-  // The best plan of other spaces. Until one of this space beats it, nothing else here matters.
+  // The best plan of other spaces. Until one of this space beats it, nothing else here matters, but
+  // for what may be ranked among the best plans of all spaces: where those of the others are given,
+  // the best first, `top` at most and `top_each` at most of the same degrees.
   std::optional<Score> to_beat = {};
+  std::vector<RankedElsewhere> elsewhere = {};
   std::vector<Open> open = {};    // a heap, the least bound in front
   std::vector<Ranked> best = {};  // those that are kept, the best first
   std::int64_t simulated = 0;
@@ -74,12 +83,14 @@ bool is_ahead(const BestFirst& search);
 
 // Sorts, best first; drops what is beyond `top` and `top_each`.
 void rank(BestFirst& search);
+// Drops what is not ranked beside the plans of other spaces.
+void drop_beaten_elsewhere(BestFirst& search);
 // The plans of `ranked`, in its order, without those beyond the first `top_each` of their degrees.
 std::vector<Ranked> first_of_each(std::vector<Ranked> ranked, int top_each);
 
 // Whether no open part can be better than the best, once a plan is ranked.
 bool is_certified(const BestFirst& search);
-// Whether, moreover, none can tie with it, and there is a plan for each of the ranks behind it.
+// Whether no open part can beat the best plan of all spaces or tie with it, and each rank has a plan.
 bool is_settled(const BestFirst& search);
 
 }  // namespace parplan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <numeric>
@@ -80,11 +81,15 @@ std::optional<ParallelSpec> CandidateMaker::balanced(const ParallelSpec& spec) {
   const ScheduleForms forms = forms_of(row_of(spec.schedule));
   ParallelSpec with = spec;
   with.replica_micro_batches.assign(kinds.size(), alike);
-  const std::vector<int> units = balanced_shares(kinds, spec.dp() * (alike / unit), [&](int kind, int count) {
+  const auto time_of = [&](int kind, int count) {
     with.replica_micro_batches[kind] = unit * count;
     const Bound bound = estimator_.bound_of_replica(with, placements, forms, kind);
     return bound.spare.count < 0 ? Seconds(std::numeric_limits<double>::infinity()) : bound.lower_bound;
-  });
+  };
+  // No numbers fit where one alone does not.
+  for (int replica = 0; replica < spec.dp(); ++replica)
+    if (kinds[replica] == replica && !std::isfinite(time_of(replica, 1).value)) return std::nullopt;
+  const std::vector<int> units = balanced_shares(kinds, spec.dp() * (alike / unit), time_of);
   for (std::size_t replica = 0; replica < units.size(); ++replica)
     with.replica_micro_batches[replica] = unit * units[replica];
   if (illegal(graph_, training_, with)) return std::nullopt;

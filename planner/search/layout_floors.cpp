@@ -45,13 +45,13 @@ int ranks_of(const DeviceMesh& mesh, GroupKey group) {
   return group.members == Members::heads ? mesh.cp_ulysses : mesh.degree.cp / mesh.cp_ulysses;
 }
 
-void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least) {
+}  // namespace
+
+void LayoutFloors::take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least) {
   for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind]);
 }
 
-// How many times as fast as the fastest stage the stages are together, at most: each as fast as it
-// is with the kind of block that suits it best.
-double speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const Seconds> fastest) {
+double LayoutFloors::speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const Seconds> fastest) {
   double sum = 0.0;
   for (const std::vector<Seconds>& stage : stages) {
     double speed = 0.0;
@@ -61,8 +61,6 @@ double speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const S
   }
   return sum;
 }
-
-}  // namespace
 
 LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                            const LayoutRequest& request, const SpaceWidth& width, CandidateMaker& maker,
@@ -86,8 +84,8 @@ LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const T
                                   : !runs_backward_in_parts(row.kind))
       schedules_.push_back(&row);
   width_ = width;
-  samples_of_ =
-      width.unlike_replicas > 0 || width.balances_replicas ? SampleFloors::shared_by_unlike_replicas : samples;
+  samples_of_ = width.unlike_replicas > 0 ? SampleFloors::shared_by_unlike_replicas : samples;
+  balances_ = width.balances_replicas && cluster.groups.size() > 1;
   method_ = given<ContextMethod>(request, Choice::cp_method);
   exchanging_ = static_cast<int>(given<std::int64_t>(request, Choice::cp_ulysses).value_or(1));
   overlap_ = given<TensorOverlap>(request, Choice::tp_overlap).value_or(TensorOverlap::none);
@@ -172,7 +170,7 @@ Floor LayoutFloors::of_devices(int devices) const {
 }
 
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
-  if (may_be_unlike()) return of_devices(spec.mesh.size());
+  if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
   return of_samples(spec, seconds_of_sample(spec), below);
 }
 
@@ -250,7 +248,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
 }
 
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
-  if (may_be_unlike()) return of_devices(spec.mesh.size());
+  if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
   Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
   const std::vector<Seconds>& kernels = seconds_of_any_sample(spec);
   ParallelSpec one = spec;
@@ -383,7 +381,8 @@ std::vector<Seconds> LayoutFloors::least_seconds_by_data(const ParallelSpec& spe
 Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
   if (may_be_unlike()) return of_devices(spec.mesh.size());
   Floor floor = of_micro_batch_at_peak(spec);
-  floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec, least_blocks(spec)));
+  if (!may_be_unlike(spec))
+    floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec, least_blocks(spec)));
   const PipelineShape shape = shape_of(spec, training_);
   NetworkCache& networks = maker_.estimator().networks();
   Seconds time;
@@ -402,6 +401,7 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
       const Seconds all = work_of(blocks_, fastest, shape.stages).all;
       time = std::min(time,
                       std::max(least_time(fastest, shape), shape.micro_batches * (all / speeds_of(stages, fastest))));
+      if (may_be_unlike_in_order(one)) time = std::min(time, time_of_unlike(one, false));
     }
   }
   floor.time = std::max(floor.time, time * (1 - 1e-9));
@@ -511,7 +511,8 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
 
 Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
   if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
-  return std::max(least_layout(spec, choices).time, data_time(spec));
+  const Seconds alike = std::max(least_layout(spec, choices).time, data_time(spec));
+  return may_be_unlike_in_order(spec) ? std::min(alike, time_of_unlike(spec, true)) : alike;
 }
 
 }  // namespace parplan

@@ -69,6 +69,10 @@ class LayoutFloors {
   Seconds time_of_any_order(const ParallelSpec& spec);
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
   bool may_be_unlike() const { return samples_of_ == SampleFloors::shared_by_unlike_replicas; }
+  // Whether those of this layout, as far as it is chosen, may be given unlike numbers.
+  bool may_be_unlike(const ParallelSpec& spec) const;
+  // The same in the order of its axes, on which the devices of replicas depend.
+  bool may_be_unlike_in_order(const ParallelSpec& spec);
   // Whether the devices together lack the memory for any layout of these.
   bool lacks_room(const ParallelSpec& spec);
 
@@ -90,6 +94,16 @@ class LayoutFloors {
   Bytes memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least);
 
  private:
+  // Replicas whose stages are on the same devices: how many these are, and how many of the stages
+  // of each are on which device.
+  struct ReplicaKind {
+    int replicas = 0;
+    std::vector<std::pair<const NetworkCache::StageDevice*, int>> stages;
+  };
+  const std::vector<ReplicaKind>& replica_kinds(const DeviceMesh& mesh);
+  // The least time of the layout whose replicas have any numbers of micro-batches that are those of
+  // the global batch together; whatever the schedule, where that is not chosen yet.
+  Seconds time_of_unlike(const ParallelSpec& spec, bool has_schedule);
   // What the blocks of a layer take at least, by Block::kind.
   struct LeastBlocks {
     std::vector<std::int64_t> saved;  // bytes for a micro-batch
@@ -110,6 +124,10 @@ class LayoutFloors {
     Seconds all = {};
     Seconds slowest = {};
   };
+  static void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least);
+  // How many times as fast as the fastest stage the stages are together, at most: each as fast as
+  // it is with the kind of block that suits it best.
+  static double speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const Seconds> fastest);
   static LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int ranks);
   static Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer,
                                   const PipelineShape& shape);
@@ -187,6 +205,8 @@ class LayoutFloors {
   Offload offload_;  // of all layouts, whether or not it is chosen yet
   SpaceWidth width_;
   SampleFloors samples_of_{};
+  bool balances_ = false;         // replicas may be given unlike numbers of micro-batches
+  std::map<DeviceMesh, std::vector<ReplicaKind>> replica_kinds_;
   int group_ = 0;                 // micro_batch_group of layouts that interleave
   std::vector<int> blocks_;       // by Block::kind
   bool alike_inside_ = true;      // all blocks but the first and the last

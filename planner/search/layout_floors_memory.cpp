@@ -131,7 +131,7 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
 }
 
 Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {
-  if (may_be_unlike()) return Bytes(0);
+  if (may_be_unlike_in_order(spec)) return Bytes(0);
   if (holds_anything(spec) || spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule))
     return Bytes(0);
   const Shares shares = shares_of(spec, choices);
@@ -165,7 +165,7 @@ Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTa
 
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
-  if (holds_anything(spec) || may_be_unlike()) return true;
+  if (holds_anything(spec) || may_be_unlike_in_order(spec)) return true;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   const ScheduleForms schedule = forms_of(row_of(spec.schedule));
@@ -270,7 +270,7 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
 }
 
 Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough) {
-  if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
+  if (may_be_unlike_in_order(spec)) return of_devices(spec.mesh.size()).time;
   const PipelineShape shape = shape_of(spec, training_);
   const LeastLayout least = least_layout(spec, choices);
   // Tables have all layers of a stage alike.

@@ -46,6 +46,64 @@ void add_counts(const SearchCounts& one, std::optional<double> best_until_then, 
   if (one.gap) all.gap = std::max(all.gap.value_or(0.0), gap);
 }
 
+// A plan of one of the arrangements.
+struct Listed {
+  Score score;
+  RankedPlan plan;  // `on` its arrangement
+};
+
+// Whether both are the same layout of the same devices: arrangements that begin alike share plans.
+bool are_one_plan(const RankedPlan& a, const RankedPlan& b) {
+  const int devices = a.spec.mesh.size();
+  return a.spec == b.spec && a.on->training.precision == b.on->training.precision &&
+         first_nodes(a.on->cluster, devices).groups == first_nodes(b.on->cluster, devices).groups;
+}
+
+// The best plans of all arrangements, as those of one search are ranked: the best first, of those
+// that are as good but for rounding the one of the first arrangement.
+class BestOfAll {
+ public:
+  explicit BestOfAll(const SearchOptions& options) : top_(options.top), top_each_(options.top_each) {}
+
+  void add(Listed one) {
+    std::vector<std::size_t> rivals;  // of its degrees, the best first
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+      if (are_one_plan(list_[i].plan, one.plan)) return;
+      if (list_[i].plan.spec.mesh.degree == one.plan.spec.mesh.degree) rivals.push_back(i);
+    }
+    if (static_cast<int>(rivals.size()) >= top_each_) {
+      if (!better(one.score, list_[rivals.back()].score, noise)) return;
+      list_.erase(list_.begin() + static_cast<std::ptrdiff_t>(rivals.back()));
+    }
+    list_.push_back(std::move(one));
+    std::ranges::stable_sort(list_, {}, &Listed::score);
+    if (static_cast<int>(list_.size()) > top_) list_.pop_back();
+  }
+
+  std::vector<RankedElsewhere> ranked() const {
+    std::vector<RankedElsewhere> result;
+    for (const Listed& one : list_) result.push_back({.score = one.score, .degrees = one.plan.spec.mesh.degree});
+    return result;
+  }
+
+  // The list behind its best plan, which may be one that is as good but for a tie.
+  std::vector<RankedPlan> behind(const RankedPlan& first) const {
+    std::vector<RankedPlan> plans;
+    int of_degrees = 1;
+    for (const Listed& one : list_) {
+      if (are_one_plan(one.plan, first)) continue;
+      if (one.plan.spec.mesh.degree == first.spec.mesh.degree && ++of_degrees > top_each_) continue;
+      if (static_cast<int>(plans.size()) + 1 < top_) plans.push_back(one.plan);
+    }
+    return plans;
+  }
+
+ private:
+  int top_;
+  int top_each_;
+  std::vector<Listed> list_;
+};
+
 // What the words for the space of one arrangement leave out.
 std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangements) {
   if (cluster.groups.size() == 1) return "";
@@ -96,6 +154,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   ArrangedResult result;
   std::optional<Score> best;
   std::optional<RankedPlan> as_stands;
+  BestOfAll ranked(options);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const bool is_too_small = fixed && product_of_degrees(request) > all[i].devices();
     if (i > 0 && is_too_small) continue;
@@ -106,6 +165,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     if (precision_of) own_training.precision = precision_of(compared);
     SearchOptions own_options = options;
     own_options.to_beat = best;
+    own_options.ranked_elsewhere = ranked.ranked();
     own_options.shapes = shapes;
     SearchResult found = search(graph, compared, own_training, request, own_options);
     std::optional<Score> own;
@@ -113,16 +173,33 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     for (const RankedPlan& plan : found.plans) {
       const Score its = score(options.objective, compared, plan.spec, plan.result.time.total(), plan.result.memory);
       own = own ? std::min(*own, its) : its;
+      if (all.size() == 1) continue;
+      Listed listed{.score = its, .plan = plan};
+      listed.plan.on = OtherDevices{.cluster = all[i], .training = own_training};
+      ranked.add(std::move(listed));
     }
     if (i == 0 && !found.plans.empty()) as_stands = found.plans.front();
     const bool wins = i == 0 || (own && (!best || better(*own, *best, noise)));
     searches.emplace_back(found.counts, best && (!own || *best < *own) ? best : own);
     if (!wins) continue;
     best = own;
-    result = {.cluster = std::move(all[i]),
+    result = {.cluster = all[i],
               .precision = own_training.precision,
               .found = std::move(found),
               .as_stands = i == 0 ? std::nullopt : as_stands};
+  }
+  if (all.size() > 1 && !result.found.plans.empty()) {
+    RankedPlan first = result.found.plans.front();
+    TrainingSpec its_training = training;
+    its_training.precision = result.precision;
+    first.on = OtherDevices{.cluster = result.cluster, .training = its_training};
+    result.found.plans.resize(1);
+    for (RankedPlan& plan : ranked.behind(first)) {
+      RankedPlan on_its = plan;
+      on_its.on = first.on;
+      if (are_one_plan(plan, on_its)) plan.on.reset();
+      result.found.plans.push_back(std::move(plan));
+    }
   }
   SearchCounts& counts = result.found.counts;
   const std::string space = searches.front().first.space + arrangements_in_words(cluster, all.size());

@@ -25,14 +25,17 @@ using PrecisionOf = std::function<DataType(const Cluster& cluster)>;
 struct ArrangedResult {
   Cluster cluster;     // the groups that the plans use, in their order
   DataType precision;  // in which they train
-  SearchResult found;  // on these; the counts are of all arrangements together
+  // The best plan, on these, and behind it the best of all arrangements, within the limits of one
+  // search (SearchOptions::top, top_each); those on others say on which. The counts are of all
+  // arrangements together.
+  SearchResult found;
   // The best plan on the unchanged cluster, if it has any and another arrangement has a better one.
   std::optional<RankedPlan> as_stands;
 };
 
-// `search` on every arrangement, unless `options.fewer_devices` is off; returns the first of those
-// that have the best plan. Each trains in the precision that `precision_of` gives its devices, or,
-// without that, in the training's.
+// `search` on every arrangement, unless `options.fewer_devices` is off; the cluster is the first of
+// those that have the best plan. Each trains in the precision that `precision_of` gives its
+// devices, or, without that, in the training's.
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const LayoutRequest& request, const SearchOptions& options,
                                    const PrecisionOf& precision_of = nullptr);

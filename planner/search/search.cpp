@@ -72,7 +72,8 @@ class SpaceSearch {
         search_{.top = options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
-                .to_beat = options.to_beat} {
+                .to_beat = options.to_beat,
+                .elsewhere = options.ranked_elsewhere} {
     const int threads = options.threads > 0 ? options.threads : threads_of_this_machine();
     const std::shared_ptr<KnownBlockShapes> shapes =
         options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
@@ -106,8 +107,10 @@ class SpaceSearch {
       if (tries_tensor_rings()) try_tensor_rings();
       if (tries_shard_groups()) try_shard_groups();
       if (promises_context(worth_context)) return std::nullopt;
-      drop_idle_input_slots();
+    } else {
+      drop_beaten_elsewhere(search_);
     }
+    if (is_ahead(search_) || !search_.elsewhere.empty()) drop_idle_input_slots();
     return take_result();
   }
 

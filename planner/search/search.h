@@ -11,6 +11,7 @@
 #include "planner/graph/op_graph.h"
 #include "planner/plan/objective.h"
 #include "planner/plan/plan.h"
+#include "planner/search/best_first.h"
 #include "planner/search/space.h"
 
 namespace parplan {
@@ -50,6 +51,9 @@ struct SearchOptions {
   // The best plan of other searches. Unless a plan beats it, this one ranks none for certain, and
   // its counts say what is open below that score.
   std::optional<Score> to_beat = {};
+  // With it: the best plans of other searches, among which this one's are to be ranked
+  // (best_first.h). It then returns those that may be among the best of all, too.
+  std::vector<RankedElsewhere> ranked_elsewhere = {};
 };
 
 struct SearchResult {

@@ -26,9 +26,11 @@ struct SuggestRequest {
   LayoutRequest layout;
   SearchOptions options;
   // Used to look for changes that would make the request fit, where the caller can supply them: the
-  // graph for sequences of another length, and the cluster with another number of devices of the
-  // same kind (nothing where there is no such cluster).
+  // graph for sequences of another length; that of the same length where other parameters are
+  // trained (nothing where the model lacks these); and the cluster with another number of devices
+  // of the same kind (nothing where there is no such cluster).
   std::function<OpGraph(std::int64_t sequence_length)> graph_of_length;
+  std::function<std::optional<OpGraph>(const TrainingSpec& training)> graph_of_training;
   std::function<std::optional<Cluster>(int devices)> cluster_of;
 };
 

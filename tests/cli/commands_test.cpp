@@ -266,7 +266,8 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
                                                         {"precision", "--precision"},
                                                         {"optimizer", "--optimizer"},
                                                         {"offload", "--offload"},
-                                                        {"offload_layers", "--offload-layers"}};
+                                                        {"offload_layers", "--offload-layers"},
+                                                        {"trainable", "--trainable"}};
   std::set<std::string> seen;
   for (const Case& one : cases) {
     const auto with = [&](const std::string& option, const std::string& value, const std::string& memory) {
@@ -306,7 +307,7 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
     }
   }
   for (const char* of : {"memory", "devices", "zero_stage", "micro_batch", "recompute", "tp", "schedule",
-                         "global_batch", "sequence_length", "optimizer"}) {
+                         "global_batch", "sequence_length", "optimizer", "trainable"}) {
     INFO(std::string(of));
     CHECK(seen.contains(of));
   }

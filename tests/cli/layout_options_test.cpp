@@ -127,14 +127,26 @@ TEST_CASE("replicas on unlike devices get the micro-batches that suit them, and 
   CHECK(shares[0] + shares[1] + shares[2] + shares[3] == 64);
   CHECK(shares[0] > 2 * shares[2]);
   CHECK(step_of(balanced) < 0.8 * step_of(alike));
-  const Called explained = call({"explain", folder.path("p.yaml"), "--quick"});
+  const Called explained = call({"explain", folder.path("p.yaml"), "--quick", "--json", folder.path("e.json")});
   INFO(explained.out);
   REQUIRE(explained.code == 0);
-  CHECK(explained.out.find("which device decides: replica ") != std::string::npos);
-  CHECK(explained.out.find(fmt::format("replica 0 ({} micro-batches) on One fast core", shares[0])) !=
-        std::string::npos);
-  CHECK(explained.out.find(fmt::format("replica 2 ({} micro-batches) on One slow core", shares[2])) !=
-        std::string::npos);
+  // What replicas compute on the critical path; the first two are on the fast cores.
+  const Json reasons = Json::parse(read_file(folder.path("e.json")));
+  std::map<std::string, double> computed{{"One fast core", 0.0}, {"One slow core", 0.0}};
+  for (const Json& work : reasons.at("critical_path"))
+    if (work.at("label") == "compute" || work.at("label") == "recompute")
+      computed[work.at("replica") < 2 ? "One fast core" : "One slow core"] += work.at("time_s").get<double>();
+  const double all = computed.at("One fast core") + computed.at("One slow core");
+  const std::string decides =
+      computed.at("One fast core") >= computed.at("One slow core") ? "One fast core" : "One slow core";
+  REQUIRE(reasons.at("deciding_devices").size() == 2);
+  CHECK(reasons.at("deciding_devices")[0].at("device") == decides);
+  for (const Json& kind : reasons.at("deciding_devices"))
+    CHECK(kind.at("critical_path_share").get<double>() ==
+          doctest::Approx(computed.at(kind.at("device").get<std::string>()) / all));
+  const std::string said = fmt::format("which device decides: {}, with {:.1f} % of the computation on the critical",
+                                       decides, 100.0 * computed.at(decides) / all);
+  CHECK(explained.out.find(said) != std::string::npos);
 
   CHECK(simulate({"--replica-micro-batches", "20,12", "--balance-replicas"}).err ==
         "error: --balance-replicas chooses what --replica-micro-batches gives; leave one of them out\n");

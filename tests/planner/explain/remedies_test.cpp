@@ -10,6 +10,7 @@
 #include "models/find_model.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
+#include "planner/graph/trained_graph.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/suggest.h"
 
@@ -346,6 +347,51 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
     INFO(remedy.instead);
     CHECK(fits(changed));
   }
+}
+
+TEST_CASE("LoRA is a change that makes a plan fit, where all of the model is trained and adapters alone fit") {
+  Crowded crowded("dgx-a100", 1);
+  crowded.model.hidden = 512;
+  crowded.model.feature = 2048;
+  crowded.graph = build_graph(crowded.model, 256);
+  int asked = 0;
+  crowded.request.graph_of_training = [&](const TrainingSpec& training) -> std::optional<OpGraph> {
+    ++asked;
+    if (find_problem(training, build_graph(crowded.model, 256))) return std::nullopt;
+    return as_trained(training, build_graph(crowded.model, 256));
+  };
+  TrainingSpec adapters = crowded.request.training;
+  adapters.lora.emplace();
+  adapters.trainable = {.all = false, .patterns = {}};
+  const OpGraph adapted = as_trained(adapters, build_graph(crowded.model, 256));
+  SuggestRequest changed = crowded.request;
+  changed.graph = &adapted;
+  changed.training = adapters;
+  SearchOptions options;
+  options.objective = Objective::memory;
+  const Bytes least =
+      search(adapted, changed.cluster, changed.training, {}, options).plans.front().result.memory.peak();
+  crowded.leave(least);
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* remedy = find(remedies, "trainable");
+  REQUIRE(remedy != nullptr);
+  CHECK(remedy == &remedies.back());
+  CHECK(remedy->instead ==
+        "LoRA (--trainable lora) instead of training all parameters, for fine-tuning: adapters of width 8 are trained, "
+        "and nothing else of the model");
+  CHECK(std::get<std::string>(remedy->value) == "lora");
+  CHECK(remedy->training == adapters);
+  CHECK(remedy->model.parameters == parameter_count(adapted));
+  for (NodeGroup& group : changed.cluster.groups) group.device.memory_capacity = least;
+  check_plan(changed, *remedy);
+  // A byte less is not enough, and who trains adapters or parts already is not told to.
+  crowded.leave(least - Bytes(1));
+  CHECK(find(crowded.remedies(), "trainable") == nullptr);
+  crowded.leave(least);
+  asked = 0;
+  crowded.request.training.trainable = {.all = false, .patterns = {"head", "layers", "embedding"}};
+  CHECK(find(crowded.remedies(), "trainable") == nullptr);
+  CHECK(asked == 0);
 }
 
 TEST_CASE("a shorter sequence and a smaller batch are the largest that fit") {

@@ -288,6 +288,40 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
 }
 
+TEST_CASE("alternatives on other groups of nodes say which, and groups that the plan lacks are written once") {
+  Plan plan = some_plan();
+  NodeGroup fast = plan.cluster.groups.front();
+  fast.device.name = "fast";
+  Cluster both = plan.cluster;
+  both.groups.insert(both.groups.begin(), fast);
+  Cluster alone = plan.cluster;
+  alone.groups = {fast};
+  TrainingSpec other = plan.training;
+  other.precision = DataType::tf32;
+  plan.alternatives.push_back(plan.alternatives.front());
+  plan.alternatives[0].on = OtherDevices{.cluster = both, .training = plan.training};
+  plan.alternatives[2].on = OtherDevices{.cluster = alone, .training = other};
+  const std::string text = write_plan(plan);
+  CHECK(text.find("    groups: [1, 0]\n    precision: fp32\n") != std::string::npos);
+  CHECK(text.find("    groups: [1]\n    precision: tf32\n") != std::string::npos);
+  CHECK(text.find("name: fast\n") == text.rfind("name: fast\n"));
+  CHECK(text.find("\nother_groups:\n") > text.find("\ncluster:\n"));
+  check_equal(plan, read_plan(text, "plan.yaml"));
+  std::string wrong = text;
+  wrong.replace(wrong.find("groups: [1, 0]"), 14, "groups: [2, 0]");
+  CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); })
+            .find("group 2 of 2: groups of nodes are numbered from 0, those of other_groups behind the cluster's") !=
+        std::string::npos);
+  wrong = text;
+  wrong.erase(wrong.find("    groups: [1, 0]\n"), 19);
+  CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }).find("has the plan's precision; name its") !=
+        std::string::npos);
+  wrong = text;
+  wrong.replace(wrong.find("groups: [1, 0]"), 14, "groups: [ ]");
+  CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }).find("is on one group of nodes at least") !=
+        std::string::npos);
+}
+
 TEST_CASE("A plan names the buffers for arriving activations only where there is one more") {
   Plan plan = some_plan();
   CHECK(write_plan(plan).find("input_slots") == std::string::npos);
@@ -480,7 +514,7 @@ TEST_CASE("What is no plan is called what it is") {
 TEST_CASE("Unknown and missing keys are errors in every part") {
   CHECK(error_with("backend: cpu", "backend: cpu\nnode: 3") ==
         "plan.yaml:5:1: error: unknown key 'node'; allowed: schema, plan_id, backend, layout, prediction, training, "
-        "placements, schedule, search, notes, alternatives, model_summary, model, cluster");
+        "placements, schedule, search, notes, alternatives, model_summary, model, cluster, other_groups");
   CHECK(
       error_with("zero_stage: 2", "zero_stagee: 2") ==
       place_of("zero_stage: 2") +
@@ -502,7 +536,8 @@ TEST_CASE("Unknown and missing keys are errors in every part") {
         place_of("objective: cost") + "missing key 'candidates' in 'search'");
   CHECK(error_with("  tp: 1\n", "") == place_of("devices: 4") + "missing key 'tp' in 'layout'");
   CHECK(error_with("  - layout:", "  - layouts:")
-            .find("unknown key 'layouts'; allowed: layout, prediction; did you mean 'layout'?") != std::string::npos);
+            .find("unknown key 'layouts'; allowed: layout, prediction, groups, precision; did you mean 'layout'?") !=
+        std::string::npos);
   CHECK(error_with("flops_per_sample", "flops")
             .find("unknown key 'flops'; allowed: name, parameters, flops_per_sample") != std::string::npos);
 }

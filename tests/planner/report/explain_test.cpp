@@ -234,13 +234,15 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
                                          "inputs",        "search",
                                          "columns",       "plans",
                                          "notes",         "stages",
-                                         "critical_path", "kernels",
-                                         "communication", "binding_constraint",
+                                         "critical_path", "deciding_devices",
+                                         "kernels",       "communication",
+                                         "binding_constraint",
                                          "relaxed",       "twice",
                                          "model_error",   "model_error_elsewhere",
                                          "runner_up",     "one_choice_away",
                                          "families",      "guide",
                                          "sensitivity",   "unrestricted"});
+  CHECK(json.at("deciding_devices") == Json::array());  // all are alike
   CHECK(json.at("kernels") == Json{{"measured_s", 0.0}, {"interpolated_s", 8.0}, {"datasheet_s", 2.0}});
   CHECK(json.at("communication") == Json{{"measured_s", 0.0}, {"formula_s", 3.0}, {"links_s", 1.0}});
   REQUIRE(json.at("stages").size() == 2);
@@ -272,6 +274,70 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
                                           "sharding_in_pipeline", "bubble"});
   CHECK(json.at("sensitivity")[3].at("plan").at("global_batch") == 6);
   CHECK(json.at("unrestricted").is_null());
+}
+
+// The plan of 4 devices in two stages, the first on boxes, the second on crates.
+Plan plan_on_boxes_and_crates() {
+  Plan plan = small_plan();
+  NodeGroup& boxes = plan.cluster.groups.front();
+  boxes.device.title = "Box";
+  boxes.node.devices = {0, 1};
+  plan.cluster.groups.push_back(boxes);
+  plan.cluster.groups.back().device.title = "Crate";
+  return plan;
+}
+
+TEST_CASE("the device decides on which most of the critical path's computation lies, whoever waits least") {
+  const Plan plan = plan_on_boxes_and_crates();
+  Reasons reasons = small_reasons();
+  // Boxes wait 1 s more than crates: 3 s. On the path they compute 5 of 8 s.
+  reasons.details.ranks[0].time.bubble += Seconds(1.0);
+  reasons.details.ranks[0].time.compute -= Seconds(1.0);
+  CHECK(explain(plan, reasons).find(R"(
+which device decides: Box, with 62.5 % of the computation on the critical path:
+  device  stage  computes on it   share   waits
+  Box         0          5.00 s  62.5 %  3.00 s
+  Crate       1          3.00 s  37.5 %  2.00 s
+)") != std::string::npos);
+  // 3 s of a crate's are now boxes' transfers: nothing that anybody computes.
+  reasons.details.critical_path[2] = work(0, "pipeline.receive.gradient", Label::pp, 2, 4.0);
+  reasons.details.critical_path[6] = work(1, "layers.backward", Label::recompute, 1, 2.0);
+  CHECK(explain(plan, reasons).find(R"(
+which device decides: Crate, with 75.0 % of the computation on the critical path:
+  device  stage  computes on it   share   waits
+  Crate       1          3.00 s  75.0 %  2.00 s
+  Box         0          1.00 s  25.0 %  3.00 s
+)") != std::string::npos);
+  const Json json = explain_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, reasons);
+  REQUIRE(json.at("deciding_devices").size() == 2);
+  CHECK(
+      json.at("deciding_devices")[0].dump() ==
+      R"({"device":"Crate","ranks":[{"stage":1}],"critical_path_compute_s":3.0,"critical_path_share":0.75,"least_waiting_s":2.0,"most_waiting_s":2.0})");
+  CHECK(explain(small_plan(), reasons).find("which device decides") == std::string::npos);
+}
+
+TEST_CASE("replicas with unlike micro-batches decide by what all of their stages compute on the critical path") {
+  Plan plan = plan_on_boxes_and_crates();
+  plan.spec.mesh.order = {Axis::dp, Axis::pp, Axis::cp, Axis::ep, Axis::tp};
+  plan.spec.replica_micro_batches = {3, 1};
+  plan.spec.zero_stage = 0;
+  Reasons reasons = small_reasons();
+  // Each replica has both stages; the path's last 3 s are the second replica's.
+  for (int i = 0; i < 2; ++i) {
+    reasons.details.ranks.push_back(reasons.details.ranks[static_cast<std::size_t>(i)]);
+    reasons.details.ranks.back().replica = 1;
+    reasons.capacities.push_back(Bytes(1000));
+  }
+  reasons.details.ranks[3].time.compute -= Seconds(1.5);
+  for (std::size_t i = 5; i < 7; ++i) reasons.details.critical_path[i].rank = 3;
+  CHECK(explain(plan, reasons).find(R"(
+which device decides: Box, with 62.5 % of the computation on the critical path:
+  device  replica.stage  micro-batches  computes on it   share             waits
+  Box          0.0, 0.1              3          5.00 s  62.5 %            2.00 s
+  Crate        1.0, 1.1              1          3.00 s  37.5 %  2.00 s to 3.50 s
+)") != std::string::npos);
 }
 
 TEST_CASE("the rows of a variation are of its own devices") {
@@ -376,6 +442,14 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
   CHECK(schema.at("properties").at("schema").at("const") == json.at("schema"));
   for (const char* list : {"stages", "critical_path", "families"})
     check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
+  const Plan unlike = plan_on_boxes_and_crates();
+  const Json of_unlike = explain_json({.version = "1.2.3",
+                                       .model = unlike.model,
+                                       .cluster = unlike.cluster,
+                                       .training = unlike.training,
+                                       .defaults = {}},
+                                      unlike, small_reasons());
+  check(schema.at("properties").at("deciding_devices").at("items"), of_unlike.at("deciding_devices").at(0));
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
   check(schema.at("$defs").at("variation"), json.at("twice")[1]);

@@ -94,7 +94,8 @@ const std::vector<std::string> contract_keys = {"rank",
                                                 "prefetch_depth",
                                                 "memory_nvme_bytes",
                                                 "gather_unit",
-                                                "offload_layers"};  // the last twenty-three are additions
+                                                "offload_layers",
+                                                "node_groups"};  // the last twenty-four are additions
 
 TEST_CASE("columns are the contract's keys in the contract's order") {
   std::vector<std::string> keys;
@@ -133,7 +134,7 @@ TEST_CASE("a row holds every value of a small plan") {
     "usable_bytes": 1000, "allocated_bytes": 620, "reserved_bytes": 620, "told_from_first": null,
     "memory_host_bytes": 0, "dp_method": "all_reduce", "tp_overlap": null, "recompute_layers": null,
     "replica_micro_batches": null, "cp_ulysses": null, "prefetch_depth": null, "memory_nvme_bytes": 0,
-    "gather_unit": null, "offload_layers": null})");
+    "gather_unit": null, "offload_layers": null, "node_groups": "1 node of 4 x box"})");
   Json found = row(subject_of(plan));
   CHECK(found.at("plan_id") == plan_id(plan.model, plan.training, plan.spec));
   found["plan_id"] = "";
@@ -309,7 +310,7 @@ TEST_CASE("CSV has a header, quotes what needs it and leaves null empty") {
                   ",4,parplan,fp32,4,2,1,2,1,1,pp-dp-tp,1,1,2,1f1b,1,\"2,1\",false,,none,none,10.0,2.0,0.5,5e-11,0.5,6."
                   "0,0.0,0.0,0.0,0.0,1.0,"
                   "0.5,2.0,0.5,0.0,1000,640,200,200,100,80,40,20,0,300,60,0,0,,,,together,in_flight,,2,,,0,fits,1000,"
-                  "620,620,,0,all_reduce,,,,,,0,,\n") != std::string::npos);
+                  "620,620,,0,all_reduce,,,,,,0,,,1 node of 4 x box\n") != std::string::npos);
   CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 

@@ -40,10 +40,11 @@ TEST_CASE("a search is settled once none can beat its best plan or tie with it, 
   CHECK_FALSE(is_settled(search));
 }
 
-TEST_CASE("a search that has beaten no plan of other searches is not settled") {
+TEST_CASE("a search that has beaten no plan of other searches is settled by theirs") {
   BestFirst search{.top = 1, .top_each = 1, .tied = 0.0, .to_beat = Score{9.0, 0.0}};
-  search.best = {plan_of(1, 10.0)};
-  CHECK_FALSE(is_settled(search));
-  search.to_beat = Score{11.0, 0.0};
   CHECK(is_settled(search));
+  add(search, std::vector{open_at(9.5)});
+  CHECK(is_settled(search));
+  add(search, std::vector{open_at(8.0)});
+  CHECK_FALSE(is_settled(search));
 }

@@ -3,13 +3,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <limits>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/find_cluster.h"
+#include "planner/cluster/price_and_power.h"
+#include "planner/parallel/techniques.h"
 #include "planner/plan/objective.h"
+#include "planner/schedule/schedules.h"
 #include "planner/suggest.h"
 
 namespace parplan {
@@ -98,17 +103,29 @@ TEST_CASE("of unlike nodes the plan is the best that any arrangement has") {
         const auto score_of = [&](const Cluster& on, const RankedPlan& plan) {
           return score(objective, on, plan.spec, plan.result.time.total(), plan.result.memory);
         };
-        double least = std::numeric_limits<double>::infinity();
+        std::set<std::pair<ParallelSpec, std::string>> known;
+        std::vector<Score> scores;
         std::int64_t candidates = 0;
         for (const Cluster& one : arrangements(cluster)) {
           const SearchResult found = search(graph, one, training, request, options);
-          least = std::min(least, score_of(one, found.plans.front()).first);
           candidates += found.counts.candidates;
-          if (one != arranged.cluster) continue;
-          // Those behind the best are ranked, too.
-          CHECK(arranged.found.plans.size() == found.plans.size());
-          for (std::size_t i = 0; i < std::min(arranged.found.plans.size(), found.plans.size()); ++i)
-            CHECK(score_of(one, arranged.found.plans[i]) == score_of(one, found.plans[i]));
+          // Arrangements that begin alike have plans in common.
+          for (const RankedPlan& plan : found.plans) {
+            const Score own = score_of(one, plan);
+            const Cluster used = first_nodes(one, plan.spec.mesh.size());
+            if (!known.emplace(plan.spec, describe_groups(used)).second) continue;
+            scores.push_back(own);
+          }
+        }
+        // Those behind the best are the best of all arrangements.
+        std::ranges::sort(scores);
+        const double least = scores.front().first;
+        REQUIRE(arranged.found.plans.size() == std::min<std::size_t>(scores.size(), 5));
+        for (std::size_t i = 0; i < arranged.found.plans.size(); ++i) {
+          const RankedPlan& plan = arranged.found.plans[i];
+          const Cluster& on = plan.on ? plan.on->cluster : arranged.cluster;
+          CHECK(score_of(on, plan).first == doctest::Approx(scores[i].first).epsilon(2 * tied_plans));
+          CHECK(first_nodes(on, plan.spec.mesh.size()).devices() >= plan.spec.mesh.size());
         }
         CHECK(score_of(arranged.cluster, arranged.found.plans.front()).first == doctest::Approx(least).epsilon(1e-9));
         // Fewer: what cannot beat the best plan of the arrangements before is not looked into.
@@ -173,6 +190,38 @@ TEST_CASE("a plan that leaves slow nodes out trains in the precision of those th
     return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
   };
   CHECK(suggest(request).plan->training.precision == DataType::fp16);
+}
+
+TEST_CASE("plans behind the best say on which nodes they are, and in which precision, as their results do") {
+  const OpGraph graph = tiny();
+  SuggestRequest request = slow_and_fast(graph);
+  request.training.global_batch = 64;
+  request.precision_of = [](const Cluster& cluster) {
+    return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
+  };
+  request.layout[Choice::tp] = std::int64_t{1};
+  request.layout[Choice::recompute] = Recompute::none;
+  // So many that some are of all devices.
+  request.options.top = 40;
+  request.options.top_each = 1;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  int elsewhere = 0, in_other_precision = 0;
+  for (const RankedPlan& other : found.plan->alternatives) {
+    Plan alone = *found.plan;
+    alone.cluster = cluster_of(alone, other);
+    alone.training = training_of(alone, other);
+    alone.spec = other.spec;
+    alone.placements = place(graph, alone.spec);
+    alone.schedule = schedule_of(alone.spec, alone.training);
+    CHECK(simulate_plan(graph, alone).time.total() == other.result.time.total());
+    CHECK(other.result.time.total() >= found.plan->prediction.time.total() * (1 - tied_plans));
+    elsewhere += other.on.has_value();
+    in_other_precision += other.on && other.on->training.precision != found.plan->training.precision;
+    if (other.on) CHECK(other.on->cluster != found.plan->cluster);
+  }
+  CHECK(elsewhere > 0);
+  CHECK(in_other_precision > 0);
 }
 
 TEST_CASE("what one arrangement's search leaves open is open, unless another's plan is below it") {

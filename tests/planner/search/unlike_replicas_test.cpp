@@ -6,7 +6,9 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "planner/cluster/node_layout.h"
@@ -17,6 +19,7 @@
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
+#include "planner/search/layout_floors.h"
 #include "planner/search/replica_shares.h"
 #include "planner/search/search.h"
 #include "planner/search/simulate_spec.h"
@@ -101,6 +104,69 @@ TEST_CASE("shares are as fast as the best of all") {
     each_share(replicas, micro_batches, [&](const std::vector<int>& one) { best = std::min(best, slowest(one)); });
     CHECK(slowest(shares) == best);
   }
+}
+
+// One after another to the replica that then takes least, ties to the first.
+std::vector<int> one_by_one(const std::vector<int>& kinds, int micro_batches,
+                            const std::function<Seconds(int, int)>& time) {
+  std::vector<int> shares(kinds.size(), 1);
+  for (int left = micro_batches - static_cast<int>(kinds.size()); left > 0; --left) {
+    std::size_t next = 0;
+    for (std::size_t replica = 1; replica < shares.size(); ++replica)
+      if (time(kinds[replica], shares[replica] + 1) < time(kinds[next], shares[next] + 1)) next = replica;
+    ++shares[next];
+  }
+  return shares;
+}
+
+TEST_CASE("shares are those that are given out one after another, and few times are asked for") {
+  std::mt19937 random(20261130);
+  const double never = std::numeric_limits<double>::infinity();
+  int standing = 0, limited = 0, none = 0;
+  for (int trial = 0; trial < 400; ++trial) {
+    const int replicas = 1 + static_cast<int>(random() % 12);
+    const int micro_batches = replicas + static_cast<int>(random() % 400);
+    std::vector<int> kinds;
+    for (int replica = 0; replica < replicas; ++replica) kinds.push_back(static_cast<int>(random() % (replica + 1)));
+    for (int& kind : kinds) kind = std::min(kinds[static_cast<std::size_t>(kind)], 2);
+    // Times that do not fall: along a line but for a first part and steps, some without end.
+    struct Kind {
+      double begin, slope;
+      int step, most;
+    };
+    std::vector<Kind> of;
+    for (int kind = 0; kind < 3; ++kind)
+      of.push_back({.begin = static_cast<double>(random() % 50),
+                    .slope = static_cast<double>(random() % 5),
+                    .step = 1 + static_cast<int>(random() % 4),
+                    .most = random() % 4 == 0 ? static_cast<int>(random() % 30) : micro_batches + 1});
+    const auto time = [&](int kind, int count) {
+      const Kind& one = of[static_cast<std::size_t>(kind)];
+      if (count > one.most) return Seconds(never);
+      return Seconds(one.begin + std::max(0.0, one.slope * (count / one.step * one.step - 3)));
+    };
+    CAPTURE(trial);
+    CHECK(balanced_shares(kinds, micro_batches, time) == one_by_one(kinds, micro_batches, time));
+    for (const int kind : kinds) {
+      standing += of[static_cast<std::size_t>(kind)].slope == 0.0;
+      limited += of[static_cast<std::size_t>(kind)].most <= micro_batches;
+      none += of[static_cast<std::size_t>(kind)].most == 0;
+    }
+  }
+  CHECK(standing > 50);
+  CHECK(limited > 50);
+  CHECK(none > 5);
+
+  // A pipeline fills first, of three kinds: a dozen times of each are asked for, not hundreds.
+  int asked = 0;
+  const std::vector<int> kinds{0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8};
+  const auto time = [&](int kind, int count) {
+    ++asked;
+    return Seconds((1.0 + 0.37 * kind) * (count + 7));
+  };
+  const std::vector<int> shares = balanced_shares(kinds, 6000, time);
+  CHECK(asked <= 36);
+  CHECK(shares == one_by_one(kinds, 6000, time));
 }
 
 TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and bounds below the simulated step") {
@@ -236,6 +302,122 @@ TEST_CASE("the numbers that a layout is given have the least bound of all") {
     }
   }
   CHECK(unlike > 12);
+}
+
+TEST_CASE("no floor of layouts whose replicas may be unlike is above one of them") {
+  std::mt19937 random(20261201);
+  int unlike = 0, closer = 0, alike = 0, pipelines = 0;
+  for (int setting = 0; setting < 60; ++setting) {
+    const OpGraph graph = random_graph(random, 16);
+    const double slower = 1.0 + static_cast<double>(random() % 50) / 10.0;
+    const Cluster cluster =
+        setting % 3 != 0 ? two_kinds(2 << (setting / 3 % 2), slower, 1e9) : random_cluster(random, true, true);
+    const TrainingSpec training = training_of(48, setting % 3 != 0 ? DataType::fp32 : DataType::bf16);
+    const LayoutRequest request;
+    SpaceWidth width = usual_width(graph, training.engine, request);
+    width.balances_replicas = true;
+    Space space(graph, training, request, width);
+    const std::vector<SpacePart> parts = space.parts(cluster.devices(), Devices::at_most);
+    NetworkCache networks(cluster, training.engine);
+    CandidateMaker maker(graph, cluster, training, Objective::time, nullptr, width);
+    LayoutFloors floors(graph, cluster, training, request, width, maker);
+    for (int trial = 0; trial < 20; ++trial) {
+      const SpacePart& part = parts[random() % parts.size()];
+      const std::vector<SpaceGroups> listed = space.groups(part);
+      const SpaceGroups& groups = listed[random() % listed.size()];
+      const SpaceGroups::Size& size = groups.sizes[random() % groups.sizes.size()];
+      SpacePart group{.spec = groups.spec, .layouts = size.layouts};
+      group.spec.micro_batch = size.micro_batch;
+      const std::vector<PlacedSpec> specs = space.specs(group);
+      if (specs.empty()) continue;  // too few micro-batches
+      const std::vector<PlacedSpec> orders = space.orders(specs[random() % specs.size()]);
+      const ParallelSpec layout = orders[random() % orders.size()].spec;
+      ParallelSpec spec = layout;
+      spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+      // The numbers with the least bound, or any.
+      ParallelSpec other = maker.balanced(spec).value_or(spec);
+      if (trial % 2 == 0 && spec.dp() > 1) {
+        ParallelSpec any = spec;
+        const int unit = spec.schedule == ScheduleKind::interleaved ? shape_of(spec, training).group : 1;
+        any.replica_micro_batches.assign(static_cast<std::size_t>(spec.dp()), unit);
+        const int units = spec.dp() * static_cast<int>(micro_batches(spec, training)) / unit;
+        for (int left = units - spec.dp(); left > 0; --left)
+          any.replica_micro_batches[random() % any.replica_micro_batches.size()] += unit;
+        if (kinds_of_replicas(cluster, spec.mesh) != std::vector<int>(static_cast<std::size_t>(spec.dp()), 0) &&
+            !illegal(graph, training, any))
+          other = any;
+      }
+      const StepResult simulated =
+          simulate_spec(graph, networks, training, other, place(graph, other), schedule_of(other, training), nullptr);
+      INFO("setting " << setting << ": " << describe(other));
+      const Seconds time = simulated.time.total() * (1 + 1e-12);
+      for (const Floor& floor : {floors.of_degrees(part.spec), floors.of_micro_batch_at_peak(group.spec),
+                                 floors.of_micro_batch(group.spec)}) {
+        CHECK(floor.time <= time);
+        CHECK(floor.memory <= simulated.memory.peak());
+      }
+      const Seconds of_layout = floors.time_of(layout, {&layout.recompute, 1});
+      CHECK(of_layout <= time);
+      const Bound bound = maker.estimator().bound(other, place(graph, other), forms_of(row_of(other.schedule)));
+      if (bound.spare.count >= 0) {
+        CHECK(floors.can_hold(layout, {&layout.recompute, 1}));
+        CHECK(floors.time_within_memory(layout, {&layout.recompute, 1}) <= time);
+      }
+      if (other.replica_micro_batches.empty()) {
+        ++alike;
+        continue;
+      }
+      ++unlike;
+      pipelines += spec.pp() > 1;
+      closer += of_layout > 2.0 * floors.of_devices(spec.mesh.size()).time;
+    }
+  }
+  MESSAGE(unlike << " with unlike replicas, of " << closer << " of which the floor is twice that of their devices");
+  CHECK(unlike > 100);
+  CHECK(alike > 100);
+  CHECK(pipelines > 30);
+  CHECK(3 * closer > unlike);
+}
+
+TEST_CASE("a search for balanced replicas finds what making every layout finds") {
+  const OpGraph graph = graph_of("tiny-llama", 64);
+  int unlike = 0;
+  for (const double slower : {2.0, 4.0})
+    for (const int devices : {1, 2}) {
+      const Cluster cluster = two_kinds(devices, slower, 1e9);
+      TrainingSpec training = training_of(48, DataType::fp32);
+      training.sequence_length = 64;
+      LayoutRequest request{{Choice::recompute, Recompute::none},
+                            {Choice::input_slots, InputSlots::in_flight},
+                            {Choice::tp, std::int64_t{1}}};
+      if (devices == 2) request[Choice::pp] = std::int64_t{1};
+      SearchOptions options;
+      options.top = 1;
+      options.balances_replicas = true;
+      options.most_simulated = 1 << 20;
+      const SearchResult found = search(graph, cluster, training, request, options);
+      REQUIRE(!found.plans.empty());
+      SpaceWidth width = usual_width(graph, training.engine, request);
+      width.balances_replicas = true;
+      CandidateMaker maker(graph, cluster, training, Objective::time, nullptr, width);
+      CandidateMaker* const makers[] = {&maker};
+      std::optional<std::pair<Seconds, ParallelSpec>> best;
+      for (int n = 1; n <= cluster.devices(); ++n)
+        for (const Candidate& one :
+             make_candidates(makers, enumerate_specs(graph, training, n, request), false).fitting) {
+          const Seconds time = simulate_spec(graph, maker.estimator().networks(), training, one.spec,
+                                             maker.placements_of(one.spec), schedule_of(one.spec, training), nullptr)
+                                   .time.total();
+          if (!best || time < best->first) best = {time, one.spec};
+        }
+      REQUIRE(best);
+      INFO(layout_text(found.plans.front().spec) << " and " << layout_text(best->second));
+      // The plainest of those that are as good but for a tie comes first.
+      CHECK(found.plans.front().result.time.total() <= best->first * (1 + 2 * tied_plans));
+      CHECK(found.plans.front().result.time.total() >= best->first * (1 - 1e-9));
+      unlike += !best->second.replica_micro_batches.empty();
+    }
+  CHECK(unlike >= 2);
 }
 
 TEST_CASE("a search for balanced replicas finds no slower plan, and the gap that was said holds for it") {
