@@ -27,19 +27,29 @@ std::string cuts_in_words(const Cluster& cluster, const LayoutRequest& request) 
   return "";
 }
 
-// The values of choices that layouts on several ranks of each axis have, where there are several.
+// The choices that layouts differ in beside their degrees, each on an axis of several ranks; what an
+// engine has in some layouts alone is said by what it lacks.
+struct SaidChoice {
+  Choice choice;
+  Axis on;
+};
+constexpr SaidChoice said_choices[] = {{Choice::zero_stage, Axis::dp},
+                                       {Choice::sequence_parallel, Axis::tp},
+                                       {Choice::cp_method, Axis::cp},
+                                       {Choice::schedule, Axis::pp}};
+
+// Their values, where there are several.
 std::string choices_in_words(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                              const LayoutRequest& request, const SpaceWidth& width) {
   if (cluster.devices() == 1) return "";
-  ParallelSpec example;
-  for (const Axis axis : {Axis::dp, Axis::tp, Axis::pp, Axis::cp})
-    if (axis != Axis::cp || width.shares_context) example.mesh.degree[axis] = 2;
-  for (const ChoiceRow& row : choice_rows())
-    if (row.axis && request[row.choice]) row.set(example, *request[row.choice]);
   const SpaceContext context{graph, training, cluster.devices(), false, width};
   std::string words;
-  for (const Choice choice : {Choice::zero_stage, Choice::sequence_parallel, Choice::cp_method, Choice::schedule}) {
-    if (request[choice]) continue;
+  for (const auto& [choice, axis] : said_choices) {
+    if (request[choice] || (axis == Axis::cp && !width.shares_context)) continue;
+    ParallelSpec example;
+    example.mesh.degree[axis] = 2;
+    for (const ChoiceRow& row : choice_rows())
+      if (row.axis && request[row.choice]) row.set(example, *request[row.choice]);
     std::vector<ChoiceValue> values;
     space_row_of(choice).values(context, example, values);
     std::vector<std::string> names;
