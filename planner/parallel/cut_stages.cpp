@@ -218,7 +218,7 @@ CheapCuts cheap_cuts(const CutWindow& window, const StageCost& cost, double limi
   constexpr double none = std::numeric_limits<double>::infinity();
   const int stages = static_cast<int>(window.size()) - 1;
   const auto width = [&](int s) { return window[s].second - window[s].first + 1; };
-  // The cost of each stage, and with the block at which it begins the least cost of it and the stages
+  // The cost of each stage, and by the block at which it begins the least cost of it and those
   // behind it.
   std::vector<std::vector<double>> costs(static_cast<std::size_t>(stages)), least(static_cast<std::size_t>(stages) + 1);
   least.back() = {0.0};

@@ -90,7 +90,8 @@ std::vector<Ranked> first_of_each(std::vector<Ranked> ranked, int top_each);
 
 // Whether no open part can be better than the best, once a plan is ranked.
 bool is_certified(const BestFirst& search);
-// Whether no open part can beat the best plan of all spaces or tie with it, and each rank has a plan.
+// Whether no open part can beat the best plan of all spaces or tie with it, and each rank has a
+// plan.
 bool is_settled(const BestFirst& search);
 
 }  // namespace parplan

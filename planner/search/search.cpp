@@ -610,8 +610,8 @@ class SpaceSearch {
   static constexpr std::int64_t free_other_calls = 100'000;
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
-  // Limits that hold where the user gives none: both end the search for the best plan, each that for
-  // the ranks behind it.
+  // Limits that hold where the user gives none: both together end the search for the best plan,
+  // either that for the ranks behind it.
   static constexpr std::int64_t usual_simulated = 64;
   static constexpr std::int64_t free_calls = 400'000;
 

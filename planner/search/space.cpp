@@ -376,7 +376,11 @@ std::int64_t count_specs(const OpGraph& graph, const TrainingSpec& training, int
 }
 
 Space::Space(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request, const SpaceWidth& width)
-    : graph_(graph), training_(training), request_(request), width_(width), known_(std::make_unique<KnownLayouts>(request)) {}
+    : graph_(graph),
+      training_(training),
+      request_(request),
+      width_(width),
+      known_(std::make_unique<KnownLayouts>(request)) {}
 Space::~Space() = default;
 
 namespace {

@@ -27,8 +27,8 @@ std::string cuts_in_words(const Cluster& cluster, const LayoutRequest& request) 
   return "";
 }
 
-// The choices that layouts differ in beside their degrees, each on an axis of several ranks; what an
-// engine has in some layouts alone is said by what it lacks.
+// The choices that layouts differ in beside their degrees, each on an axis of several ranks. What
+// an engine has in some layouts alone is said by what it lacks.
 struct SaidChoice {
   Choice choice;
   Axis on;

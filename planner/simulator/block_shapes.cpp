@@ -86,7 +86,8 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
   context.splits_backward = runs_backward_in_parts(spec.schedule);
   context.scratch_apart = purpose != LoweredFor::runs;
   if (purpose == LoweredFor::floors_unfused) context.fusions = {.norms = false, .activations = false};
-  auto made = std::make_shared<const BlockShapes>(other ? shapes_of(graph, context, *other) : shapes_of(graph, context));
+  auto made =
+      std::make_shared<const BlockShapes>(other ? shapes_of(graph, context, *other) : shapes_of(graph, context));
   const std::scoped_lock lock(mutex_);
   return place_of(key) = std::move(made);
 }

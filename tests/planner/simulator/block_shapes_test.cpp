@@ -9,7 +9,7 @@
 
 namespace parplan {
 
-// Of most blocks, what is recomputed changes nothing: these are taken from shapes that are known.
+// Recompute changes nothing of the first and the last block, which are taken from known shapes.
 TEST_CASE("shapes that follow from those with another recompute are those that are lowered alone") {
   std::mt19937 random(47);
   for (const char* model : {"tiny-gpt2", "tiny-llama"}) {
