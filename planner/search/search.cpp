@@ -203,10 +203,16 @@ class SpaceSearch {
   std::int64_t room() const {
     const bool only_first = search_.to_beat && !is_ahead(search_);
     const std::int64_t missing = only_first ? 1 : options_.top - static_cast<std::int64_t>(search_.best.size());
-    const std::int64_t room = std::max(missing, options_.together);
+    const std::int64_t room = std::max(missing, together());
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
     const bool few = search_.simulated < usual_simulated, is_little = calls_ < free_calls;
     return (is_settled(search_) ? few && is_little : few || is_little) ? room : 0;
+  }
+
+  // Fewer at once where each is much work: one may rule out the next.
+  std::int64_t together() const {
+    const bool is_long = search_.simulated > 0 && calls_ / search_.simulated > long_calls;
+    return is_long ? std::max<std::int64_t>(options_.together / 2, 1) : options_.together;
   }
 
   bool is_new(const Open& one) {
@@ -613,7 +619,7 @@ class SpaceSearch {
   // Limits that hold where the user gives none: both together end the search for the best plan,
   // either that for the ranks behind it.
   static constexpr std::int64_t usual_simulated = 64;
-  static constexpr std::int64_t free_calls = 400'000;
+  static constexpr std::int64_t free_calls = 400'000, long_calls = 20'000;
 
   const OpGraph& graph_;
   const Cluster& cluster_;
