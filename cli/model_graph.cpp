@@ -12,7 +12,7 @@ OpGraph graph_of(const ModelSpec& model, std::int64_t sequence_length, const Tra
 // The names are the same for every sequence length.
 std::optional<TrainedProblem> problem_with_trained(const ModelSpec& model, const TrainingSpec& training) {
   if (!training.lora && training.trainable.all) return std::nullopt;
-  return find_problem(training, build_graph(model, reads_images(model) ? tokens_of_image(model) : 1));
+  return find_problem(training, build_graph(model, shortest_sample(model)));
 }
 
 }  // namespace parplan

@@ -106,4 +106,9 @@ OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length) {
   return row_of(spec.family).build(spec, sequence_length);
 }
 
+std::int64_t shortest_sample(const ModelSpec& spec) {
+  if (reads_images(spec)) return tokens_of_image(spec);
+  return spec.family == Family::encoder_decoder ? shortest_encoder_decoder_sample(spec) : 1;
+}
+
 }  // namespace parplan

@@ -24,5 +24,7 @@ const FamilyRow& row_of(Family family);
 // The forward graph of one sample of `sequence_length` tokens. ConfigError (without a place) where
 // the spec contradicts itself or the sequence does not fit the model's learned positions.
 OpGraph build_graph(const ModelSpec& spec, std::int64_t sequence_length);
+// The least sequence length that it takes.
+std::int64_t shortest_sample(const ModelSpec& spec);
 
 }  // namespace parplan

@@ -87,11 +87,17 @@ std::string tight_memory(const Plan& plan) {
       format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
 }
 
-// Values that were given and that the plan's layout has no use for.
+// Values that were given and that the plan's layout has no use for; not those that others imply.
 void note_unused(const LayoutRequest& given, Plan& plan) {
+  const auto is_implied = [&](const ChoiceRow& row) {
+    return std::ranges::any_of(choice_rows(), [&](const ChoiceRow& other) {
+      return other.choice != row.choice && other.implies != nullptr && given[other.choice] &&
+             other.implies(*given[other.choice], LayoutRequest{}).first == row.choice;
+    });
+  };
   for (const ChoiceRow& row : choice_rows()) {
     const std::optional<ChoiceValue>& value = given[row.choice];
-    if (!value || !row.applies || row.applies(plan.spec)) continue;
+    if (!value || !row.applies || row.applies(plan.spec) || is_implied(row)) continue;
     ParallelSpec with = plan.spec;
     row.set(with, *value);
     if (row.get(with) == row.get(plan.spec)) continue;

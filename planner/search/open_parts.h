@@ -69,6 +69,8 @@ class OpenParts {
   Layouts layouts(std::size_t number) const;
   std::int64_t count(std::size_t number) const { return parts_[number].space.layouts; }
   std::int64_t count_all() const { return count_all_; }
+  // Where layouts are counted: Space::named_values.
+  const Space::NamedValues& named_values() const { return space_.named_values(); }
   // Those of parts that were left out, since nothing in them fits.
   std::int64_t count_left_out() const { return count_left_out_; }
   // The single layout of these that needs the least memory by its floor, taken out of them; nothing

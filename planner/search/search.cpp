@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "planner/base/text.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
@@ -33,19 +34,22 @@ struct CandidateWork {
   ParallelSpec spec;
   std::vector<CostModel> models;  // by rank of the pipeline
 };
+// A GPipe layout as one of 1F1B where it is that, too: a single micro-batch has one order.
+ParallelSpec as_1f1b(ParallelSpec spec, const TrainingSpec& training) {
+  if (spec.schedule == ScheduleKind::gpipe && spec.pp() > 1 && spec.replica_micro_batches.empty() &&
+      micro_batches(spec, training) == 1)
+    spec.schedule = ScheduleKind::one_f_one_b;
+  return spec;
+}
+
 // Candidates of one layout on equal networks are one plan, whatever the order of their axes, and
 // that of forwards and backwards where there is one of each.
 bool equal_work(const CandidateWork& a, const CandidateWork& b, const TrainingSpec& training) {
   // Its ranks may then be of other kinds.
   if (!a.spec.replica_micro_batches.empty()) return a.spec == b.spec;
-  ParallelSpec same_order = a.spec;
+  ParallelSpec same_order = as_1f1b(a.spec, training);
   same_order.mesh.order = b.spec.mesh.order;
-  const auto is_plain = [](ScheduleKind kind) {
-    return kind == ScheduleKind::one_f_one_b || kind == ScheduleKind::gpipe;
-  };
-  if (is_plain(a.spec.schedule) && is_plain(b.spec.schedule) && micro_batches(a.spec, training) == 1)
-    same_order.schedule = b.spec.schedule;
-  return same_order == b.spec && equal_costs(a.models, b.models);
+  return same_order == as_1f1b(b.spec, training) && equal_costs(a.models, b.models);
 }
 
 SpaceWidth width_of(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request,
@@ -81,7 +85,6 @@ class SpaceSearch {
       owned_.push_back(std::make_unique<CandidateMaker>(graph, cluster, training, options.objective, shapes, width_));
       makers_.push_back(owned_.back().get());
     }
-    counts_.space = space_in_words(graph, cluster, training, request, width_, options.fewer_devices);
     floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
     parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
   }
@@ -91,6 +94,9 @@ class SpaceSearch {
   std::optional<SearchResult> run() {
     add(search_, options_.counts_layouts ? parts_->open_all() : parts_->open_uncounted());
     counts_.candidates = parts_->count_all();
+    counts_.space = space_in_words(cluster_, training_.engine, request_, width_, options_.fewer_devices,
+                                   parts_->named_values()) +
+                    tried_with_best_in_words();
     // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
     bool ranked = false;
     do {
@@ -205,8 +211,8 @@ class SpaceSearch {
     const std::int64_t missing = only_first ? 1 : options_.top - static_cast<std::int64_t>(search_.best.size());
     const std::int64_t room = std::max(missing, together());
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
-    const bool few = search_.simulated < usual_simulated, is_little = calls_ < free_calls;
-    return (is_settled(search_) ? few && is_little : few || is_little) ? room : 0;
+    const bool few = search_.simulated < usual_simulated && !is_settled(search_);
+    return few || calls_ < free_calls ? room : 0;
   }
 
   // Fewer at once where each is much work: one may rule out the next.
@@ -241,7 +247,8 @@ class SpaceSearch {
     std::vector<char> lacks_room(turns.size(), 0);  // for another input slot
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
       CandidateMaker& maker = *makers_[thread];
-      const Candidate& candidate = *turns[turn].candidate;
+      Candidate candidate = *turns[turn].candidate;
+      if (!request_[Choice::schedule]) candidate.spec = as_1f1b(std::move(candidate.spec), training_);
       // The plans that are ranked in the end are simulated without the buffer, too
       // (drop_idle_input_slots).
       specs[turn] = candidate.spec;
@@ -395,6 +402,21 @@ class SpaceSearch {
       if (is_legal(graph_, training_, spec) && std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
     }
     try_layouts(specs);
+  }
+
+  // What is tried so, after a semicolon, where layouts have what it takes.
+  std::string tried_with_best_in_words() const {
+    const auto has = [&](Choice choice, const ChoiceValue& value) {
+      if (request_[choice]) return *request_[choice] >= value;
+      return std::ranges::any_of(parts_->named_values(), [&](const auto& named) {
+        return named.first == choice && !named.second.empty() && named.second.back() >= value;
+      });
+    };
+    std::vector<std::string> tried;
+    if (tries_groups_of_heads()) tried.emplace_back("cp_ulysses with any cp_method");
+    if (tries_tensor_rings() && has(Choice::sequence_parallel, true)) tried.emplace_back("tp_overlap ring");
+    if (tries_shard_groups() && has(Choice::zero_stage, std::int64_t{1})) tried.emplace_back("dp_shard");
+    return tried.empty() ? "" : "; with the layouts of the best plans also " + join(tried);
   }
 
   void try_layouts(const std::vector<ParallelSpec>& specs) {
@@ -616,8 +638,8 @@ class SpaceSearch {
   static constexpr std::int64_t free_other_calls = 100'000;
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
-  // Limits that hold where the user gives none: both together end the search for the best plan,
-  // either that for the ranks behind it.
+  // Limits that hold where the user gives none: both together end the search for the best plan, and
+  // the second one that for the ranks behind it.
   static constexpr std::int64_t usual_simulated = 64;
   static constexpr std::int64_t free_calls = 400'000, long_calls = 20'000;
 

@@ -404,6 +404,24 @@ std::vector<SpacePart> most_devices_first(std::vector<SpacePart> parts) {
   return sorted;
 }
 
+// Notes the values that a legal layout has, or may have beside it: those of the schedule follow from
+// whether there is a pipeline, and from its ZeRO stage.
+// `its`: a buffer.
+void note_values(const SpaceContext& context, const ParallelSpec& spec, Space::NamedValues& named,
+                 std::vector<ChoiceValue>& its) {
+  for (auto& [choice, values] : named) {
+    const ChoiceRow& row = row_of(choice);
+    if (row.applies && !row.applies(spec)) continue;
+    its.clear();
+    if (choice == Choice::schedule)
+      space_row_of(choice).values(context, spec, its);
+    else
+      its.push_back(row.get(spec));
+    for (const ChoiceValue& value : its)
+      if (std::ranges::find(values, value) == values.end()) values.push_back(value);
+  }
+}
+
 LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
   for (const ChoiceRow& row : choice_rows())
     if (row.axis) request[row.choice] = row.get(spec);
@@ -414,8 +432,17 @@ LayoutRequest with_degrees(LayoutRequest request, const ParallelSpec& spec) {
 
 std::vector<SpacePart> Space::parts(int devices, Devices wanted) {
   std::vector<SpacePart> parts;
+  named_values_.clear();
+  for (const Choice choice : {Choice::zero_stage, Choice::sequence_parallel, Choice::cp_method, Choice::schedule})
+    if (!request_[choice]) named_values_.emplace_back(choice, std::vector<ChoiceValue>());
+  const SpaceContext context{graph_, training_, devices, wanted == Devices::exactly, width_};
+  std::vector<ChoiceValue> buffer;
   SpaceWalk(graph_, training_, devices, request_, width_, *known_, wanted)
-      .count_each([&](const ParallelSpec& spec, std::int64_t layouts) { part_of(spec, parts).layouts += layouts; });
+      .count_each([&](const ParallelSpec& spec, std::int64_t layouts) {
+        part_of(spec, parts).layouts += layouts;
+        if (layouts > 0) note_values(context, spec, named_values_, buffer);
+      });
+  for (auto& [choice, values] : named_values_) std::ranges::sort(values);
   return most_devices_first(std::move(parts));
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "planner/graph/op_graph.h"
@@ -59,6 +60,9 @@ class Space {
   // All parts with layouts that use at most `devices` devices, or exactly these: the most devices
   // first, and otherwise in the order of enumerate_specs.
   std::vector<SpacePart> parts(int devices, Devices wanted);
+  // The values of choices that words for the space name, as legal layouts of parts() have them.
+  using NamedValues = std::vector<std::pair<Choice, std::vector<ChoiceValue>>>;
+  const NamedValues& named_values() const { return named_values_; }
   std::vector<SpaceGroups> groups(const SpacePart& part);
   std::vector<PlacedSpec> specs(const SpacePart& group) const;
   // Each of these layouts.
@@ -70,6 +74,7 @@ class Space {
   const LayoutRequest& request_;
   SpaceWidth width_;
   std::unique_ptr<KnownLayouts> known_;
+  NamedValues named_values_;
 };
 
 }  // namespace parplan

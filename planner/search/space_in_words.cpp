@@ -10,8 +10,6 @@
 #include "planner/base/text.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/plan/parallel_spec.h"
-#include "planner/search/space.h"
-#include "planner/search/space_rows.h"
 
 namespace parplan {
 namespace {
@@ -27,37 +25,12 @@ std::string cuts_in_words(const Cluster& cluster, const LayoutRequest& request) 
   return "";
 }
 
-// The choices that layouts differ in beside their degrees, each on an axis of several ranks. What
-// an engine has in some layouts alone is said by what it lacks.
-struct SaidChoice {
-  Choice choice;
-  Axis on;
-};
-constexpr SaidChoice said_choices[] = {{Choice::zero_stage, Axis::dp},
-                                       {Choice::sequence_parallel, Axis::tp},
-                                       {Choice::cp_method, Axis::cp},
-                                       {Choice::schedule, Axis::pp}};
-
-// Their values, where there are several.
-std::string choices_in_words(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                             const LayoutRequest& request, const SpaceWidth& width) {
-  if (cluster.devices() == 1) return "";
-  const SpaceContext context{graph, training, cluster.devices(), false, width};
+// Those of which layouts have several.
+std::string values_in_words(const Space::NamedValues& named) {
   std::string words;
-  for (const auto& [choice, axis] : said_choices) {
-    if (request[choice] || (axis == Axis::cp && !width.shares_context)) continue;
-    ParallelSpec example;
-    example.mesh.degree[axis] = 2;
-    for (const ChoiceRow& row : choice_rows())
-      if (row.axis && request[row.choice]) row.set(example, *request[row.choice]);
-    std::vector<ChoiceValue> values;
-    space_row_of(choice).values(context, example, values);
+  for (const auto& [choice, values] : named) {
     std::vector<std::string> names;
-    for (const ChoiceValue& value : values) {
-      ParallelSpec with = example;
-      row_of(choice).set(with, value);
-      if (!lacked_by_engine(training.engine, with)) names.push_back(write_value(value));
-    }
+    for (const ChoiceValue& value : values) names.push_back(write_value(value));
     if (names.size() > 1) words += fmt::format("; {} {}", row_of(choice).key, join(names));
   }
   return words;
@@ -79,15 +52,14 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request, 
 
 }  // namespace
 
-std::string space_in_words(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                           const LayoutRequest& request, const SpaceWidth& width, bool fewer) {
+std::string space_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
+                           const SpaceWidth& width, bool fewer, const Space::NamedValues& named) {
   const char* const degrees = width.shares_context ? "dp x tp x pp x cp" : "dp x tp x pp";
   const std::string more = cuts_in_words(cluster, request) +
                            (width.balances_replicas ? ", with micro-batches shared out among replicas by what their "
                                                       "devices sustain"
                                                     : "") +
-                           choices_in_words(graph, cluster, training, request, width) +
-                           engine_in_words(training.engine, request, width);
+                           values_in_words(named) + engine_in_words(engine, request, width);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||

@@ -123,11 +123,10 @@ void schedules(const SpaceContext& context, const ParallelSpec& spec, Values& va
   const Engine& engine = context.training.engine;
   const bool may_interleave = engine.has_interleaved &&
                               ((spec.zero_stage <= 1 && spec.stage_blocks.empty()) || context.width.interleaves_freely);
-  for (const ScheduleRow& row : schedule_rows()) {
-    if (row.kind == ScheduleKind::gpipe && !engine.has_gpipe) continue;
-    if (row.kind == ScheduleKind::interleaved ? may_interleave : !runs_backward_in_parts(row.kind))
-      values.emplace_back(row.kind);
-  }
+  // The first of equal plans is ranked: the plain one.
+  values.emplace_back(ScheduleKind::one_f_one_b);
+  if (engine.has_gpipe) values.emplace_back(ScheduleKind::gpipe);
+  if (may_interleave) values.emplace_back(ScheduleKind::interleaved);
 }
 
 bool accepts_schedule(const SpaceContext& /*context*/, const ParallelSpec& spec, const ChoiceValue& given) {

@@ -251,6 +251,7 @@ TEST_CASE("every change that is said to make it fit does, typed as it is said") 
        "19.9 GiB"},
       {{"mistral-7b", "--cluster", "hgx-h200", "--devices", "2", "--global-batch", "8"}, "40%"},
       {{"llama3-8b", "--cluster", "dgx-h100", "--devices", "1", "--global-batch", "8"}, "100%"},
+      {{"t5-base", "--cluster", "titan-rtx-2", "--devices", "1", "--global-batch", "8"}, "1.5 GiB"},
   };
   const std::map<std::string, std::string> option_of = {{"devices", "--devices"},
                                                         {"zero_stage", "--zero"},

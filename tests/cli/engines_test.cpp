@@ -92,7 +92,7 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
     return words;
   };
   CHECK(space("bloom", {}) ==
-        "every dp x tp x pp on up to 8 devices; zero_stage 0, 1; engine bloom has no sequence parallelism, tensor "
+        "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; engine bloom has no sequence parallelism, tensor "
         "parallelism overlapped by slices, context parallelism, GPipe, interleaved pipelines, zero-bubble pipelines, "
         "other orders of the mesh's axes, hybrid sharding, ZeRO above 1 in pipelines; recompute none, full, the same "
         "on all stages");
@@ -103,13 +103,19 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "hybrid sharding, ZeRO above 1");
   CHECK(space("parplan", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; sequence_parallel false, true; schedule gpipe, "
-        "1f1b, interleaved; recompute none, norms+activation, norms+mlp, full");
+        "1f1b, interleaved; recompute none, norms+activation, norms+mlp, full; with the layouts of the best plans also "
+        "tp_overlap ring, dp_shard");
   CHECK(space("parplan", {"--pp", "1", "--tp", "2", "--zero", "1"}) ==
         "every dp x tp x pp with what is given on up to 8 devices; sequence_parallel false, true; recompute none, "
-        "norms+activation, norms+mlp, full");
+        "norms+activation, norms+mlp, full; with the layouts of the best plans also tp_overlap ring, dp_shard");
   CHECK(space("parplan", {"--cp", "2", "--schedule", "1f1b"}) ==
         "every dp x tp x pp x cp with what is given on up to 8 devices; zero_stage 0, 1, 2, 3; sequence_parallel "
-        "false, true; cp_method all_gather, ulysses, ring; recompute none, norms+activation, norms+mlp, full");
+        "false, true; cp_method all_gather, ulysses, ring; recompute none, norms+activation, norms+mlp, full; with the "
+        "layouts of the best plans also cp_ulysses with any cp_method, tp_overlap ring, dp_shard");
+  CHECK(space("fsdp", {}) ==
+        "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; engine fsdp has no tensor parallelism, context "
+        "parallelism, pipelines, gathers other than one block ahead, gathers of each parameter by itself; recompute "
+        "none, norms+activation, norms+mlp, full");
   const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
     std::vector<std::string> arguments = suggest;
     arguments.front() = command;

@@ -55,6 +55,23 @@ std::string in_json(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+TEST_CASE("a single micro-batch runs by 1F1B, and a value that another one implies is not said to be of no use") {
+  const std::vector<std::string> pipeline = {"suggest", "llama3-8b",   "--cluster", "dgx-h100", "--devices", "4",
+                                             "--dp",    "1",           "--tp",      "1",        "--pp",      "4",
+                                             "--global-batch", "1",    "--seq-len", "2048",     "--json",    "-"};
+  const auto plans_of = [](std::vector<std::string> arguments) { return Json::parse(call(arguments).out).at("plans"); };
+  std::vector<std::string> gpipe = pipeline;
+  gpipe.insert(gpipe.end(), {"--schedule", "gpipe"});
+  const Json best = plans_of(pipeline).at(0), asked = plans_of(gpipe).at(0);
+  CHECK(best.at("schedule") == "1f1b");
+  CHECK(asked.at("schedule") == "gpipe");
+  CHECK(best.at("step_time_s") == asked.at("step_time_s"));
+  CHECK(best.at("memory_peak_bytes") == asked.at("memory_peak_bytes"));
+  const Called called = call({"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "8", "--schedule", "dualpipe_v"});
+  CHECK(called.code == 0);
+  CHECK(called.out.find("does not apply") == std::string::npos);
+}
+
 TEST_CASE("every choice of a layout has an option, which plan.yaml and the row of results tell") {
   for (const ChoiceRow& row : choice_rows()) {
     CAPTURE(row.key);
