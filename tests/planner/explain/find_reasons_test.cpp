@@ -268,7 +268,7 @@ TEST_CASE("without searches there are the plan's own numbers and those of its ne
 
 TEST_CASE("where unlike devices share stages, the slower kind decides, and the faster one waits for it") {
   const OpGraph graph = graph_of("tiny-llama", 16);
-  const Cluster cluster = load_cluster(source + "/tests/data/clusters/cpu-two-kinds.yaml", "");
+  const Cluster cluster = cluster_of(source + "/tests/data/clusters/cpu-two-kinds.yaml");
   const auto layout = [](int dp, int tp, int pp) {
     LayoutRequest request;
     request[Choice::dp] = dp;
@@ -330,7 +330,7 @@ TEST_CASE("where unlike devices share stages, the slower kind decides, and the f
     CHECK(text.find(fmt::format("\n  One fast core waits for One slow core, with which it shares {}\n",
                                 ranks.size() == 1 ? "stage 0" : "stages 0-3")) != std::string::npos);
   }
-  // A stage for each kind shares nothing; all alike have nothing to say.
+  // Nothing is shared where each stage is on one kind.
   SuggestRequest apart = request_of(graph, cluster, 16);
   apart.layout = layout(4, 1, 2);
   const Reasons reasons = find_reasons(graph, simulate_layout(apart), options);

@@ -491,17 +491,38 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
       {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
       plan, small_reasons());
   const Json schema = Json::parse(read_file(std::string(PARPLAN_SOURCE_DIR) + "/docs/schemas/explain.schema.json"));
-  const auto check = [](const Json& described, const Json& object) {
+  // `optional`: keys that only other objects of the kind have.
+  const auto check = [](const Json& described, const Json& object, std::size_t optional = 0) {
     std::vector<std::string> keys;
     for (const auto& item : object.items()) keys.push_back(item.key());
     CHECK(described.at("required").get<std::vector<std::string>>() == keys);
-    CHECK(described.at("properties").size() == keys.size());
+    CHECK(described.at("properties").size() == keys.size() + optional);
     CHECK(described.at("additionalProperties") == false);
+  };
+  const auto has_all = [](const Json& described, const Json& object) {
+    for (const auto& item : object.items()) {
+      INFO(item.key());
+      CHECK(described.at("properties").contains(item.key()));
+    }
   };
   check(schema, json);
   CHECK(schema.at("properties").at("schema").at("const") == json.at("schema"));
-  for (const char* list : {"stages", "critical_path", "families"})
-    check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
+  const auto items_of = [&](const char* list) -> const Json& { return schema.at("properties").at(list).at("items"); };
+  check(items_of("families"), json.at("families")[0]);
+  Plan of_replicas = plan;
+  of_replicas.spec.replica_micro_batches = {3, 1};
+  of_replicas.spec.zero_stage = 0;
+  const Json by_replica = explain_json({.version = "1.2.3",
+                                        .model = plan.model,
+                                        .cluster = plan.cluster,
+                                        .training = plan.training,
+                                        .defaults = {}},
+                                       of_replicas, small_reasons());
+  for (const char* list : {"stages", "critical_path"}) {
+    check(items_of(list), json.at(list)[0], 1);
+    REQUIRE(by_replica.at(list)[0].contains("replica"));
+    has_all(items_of(list), by_replica.at(list)[0]);
+  }
   const Plan unlike = plan_on_boxes_and_crates();
   const Json of_unlike = explain_json({.version = "1.2.3",
                                        .model = unlike.model,
@@ -509,7 +530,7 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
                                        .training = unlike.training,
                                        .defaults = {}},
                                       unlike, small_reasons());
-  const Json& deciding = schema.at("properties").at("deciding_devices").at("items");
+  const Json& deciding = items_of("deciding_devices");
   check(deciding, of_unlike.at("deciding_devices").at(0));
   const Plan shared = plan_shared_by_boxes_and_crates();
   const Json of_shared = explain_json({.version = "1.2.3",
@@ -518,9 +539,9 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
                                        .training = shared.training,
                                        .defaults = {}},
                                       shared, reasons_of_shared(Seconds(2.0)));
-  const Json& rank = deciding.at("properties").at("ranks").at("items").at("properties");
-  for (const auto& item : of_shared.at("deciding_devices").at(1).at("ranks").at(0).items())
-    CHECK(rank.contains(item.key()));
+  const Json& waiting = of_shared.at("deciding_devices").at(1).at("ranks").at(0);
+  REQUIRE(waiting.contains("waits_for"));
+  has_all(deciding.at("properties").at("ranks").at("items"), waiting);
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
   check(schema.at("$defs").at("variation"), json.at("twice")[1]);
