@@ -75,7 +75,8 @@ std::vector<KernelsOnGroup> kernels_on_groups(const OpGraph& graph, const Plan& 
   for (std::size_t g = 0; g < plan.cluster.groups.size(); ++g) {
     const auto is_shared = [&](const auto& of_rank) { return std::ranges::find(of_rank, g) != of_rank.end(); };
     if (std::ranges::none_of(groups, is_shared)) continue;
-    // By rates, as shared ranks are costed, with as many devices at work as in the group's own nodes.
+    // By rates, as shared ranks are costed: those with as many devices at work as in the group's
+    // own nodes.
     DeviceKind device = plan.cluster.groups[g].device;
     device.rates = {rates_at(device, std::min(plan.spec.mesh.size(), plan.cluster.groups[g].devices_per_node()))};
     device.measured.reset();

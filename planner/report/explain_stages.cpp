@@ -119,13 +119,17 @@ std::vector<std::size_t> kinds_of_groups(const Cluster& cluster) {
   return kinds;
 }
 
-// The device's title, with the number of its group where unlike devices have the same.
-std::string title_of(const Cluster& cluster, std::size_t group) {
-  const DeviceKind& device = cluster.groups[group].device;
-  const bool is_ambiguous = std::ranges::any_of(cluster.groups, [&](const NodeGroup& other) {
-    return other.device.title == device.title && other.device != device;
-  });
-  return is_ambiguous ? fmt::format("{} of group {}", device.title, group) : device.title;
+// By group: the title of its device, with the number of the first such group where unlike devices
+// have the same. `kinds`: kinds_of_groups.
+std::vector<std::string> titles_of_groups(const Cluster& cluster, const std::vector<std::size_t>& kinds) {
+  std::vector<std::string> titles;
+  for (const std::size_t kind : kinds) {
+    const std::string& title = cluster.groups[kind].device.title;
+    const bool is_ambiguous = std::ranges::any_of(
+        kinds, [&](std::size_t other) { return other != kind && cluster.groups[other].device.title == title; });
+    titles.push_back(is_ambiguous ? fmt::format("{} of group {}", title, kind) : title);
+  }
+  return titles;
 }
 
 // After its own work a rank waits for the others until the end of the step.
@@ -175,6 +179,7 @@ std::string describe(const CriticalWork& work) {
 std::vector<DecidingDevice> deciding_devices(const Plan& plan, const Reasons& reasons) {
   const std::vector<RankResult>& ranks = reasons.details.ranks;
   const std::vector<std::size_t> kinds_of = kinds_of_groups(plan.cluster);
+  const std::vector<std::string> titles = titles_of_groups(plan.cluster, kinds_of);
   std::vector<DecidingDevice> kinds;
   std::vector<std::size_t> deciding;  // by rank: the kind that it goes at the pace of
   for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -186,12 +191,11 @@ std::vector<DecidingDevice> deciding_devices(const Plan& plan, const Reasons& re
       if (on.rank == static_cast<int>(i))
         kernels.at(kinds_of[on.group]) = std::max(kernels.at(kinds_of[on.group]), on.kernels);
     const auto slowest = std::ranges::max_element(kernels, {}, [](const auto& kind) { return kind.second; });
-    const std::string pace = title_of(plan.cluster, slowest->first);
+    const std::string& pace = titles[slowest->first];
     for (const auto& [group, takes] : kernels) {
       const Seconds waiting = waits(plan, ranks[i]) + (slowest->second - takes);
-      std::string device = title_of(plan.cluster, group);
-      auto kind = std::ranges::find(kinds, device, &DecidingDevice::device);
-      if (kind == kinds.end()) kind = kinds.insert(kind, {.device = std::move(device), .waits_least = waiting});
+      auto kind = std::ranges::find(kinds, titles[group], &DecidingDevice::device);
+      if (kind == kinds.end()) kind = kinds.insert(kind, {.device = titles[group], .waits_least = waiting});
       kind->ranks.push_back(static_cast<int>(i));
       kind->waits_for.push_back(takes < slowest->second ? pace : "");
       kind->waits_least = std::min(kind->waits_least, waiting);

@@ -22,10 +22,12 @@ std::string critical_path_table(const Plan& plan, const Reasons& reasons);
 struct DecidingDevice {
   std::string device;
   std::vector<int> ranks = {};
-  std::vector<std::string> waits_for = {};  // by rank: the slowest that shares it; empty where this sets the pace
+  std::vector<std::string> waits_for = {};  // by rank: the slowest kind that shares it; empty where none is slower
   Seconds on_path = {};      // what ranks at its pace compute on the critical path, recomputation included
   double share = 0.0;        // of all that is computed on it
-  Seconds waits_least = {};  // of its ranks, in the whole step, for a slower kind that shares the rank, too
+  // Of its ranks, in the whole step; beside a slower kind, with what its kernels take less than that
+  // one's.
+  Seconds waits_least = {};
   Seconds waits_most = {};
 };
 // The kinds of device, the one that decides first: at whose pace most of the critical path's

@@ -308,10 +308,9 @@ TEST_CASE("where unlike devices share stages, the slower kind decides, and the f
       least = std::min(least, shared - alone);
       most = std::max(most, shared - alone);
     }
-    const Json kinds =
-        explain_json({.version = "", .model = plan.model, .cluster = cluster, .training = plan.training, .defaults = {}},
-                     plan, reasons)
-            .at("deciding_devices");
+    const ReportInputs inputs{
+        .version = "", .model = plan.model, .cluster = cluster, .training = plan.training, .defaults = {}};
+    const Json kinds = explain_json(inputs, plan, reasons).at("deciding_devices");
     REQUIRE(kinds.size() == 2);
     CHECK(kinds[0].at("device") == "One slow core");
     CHECK(kinds[0].at("critical_path_share") == 1.0);
