@@ -23,8 +23,8 @@ struct DecidingDevice {
   std::string device;
   std::vector<int> ranks = {};
   std::vector<std::string> waits_for = {};  // by rank: the slowest that shares it, if slower; else empty
-  Seconds on_path = {};      // what ranks at its pace compute on the critical path, recomputation included
-  double share = 0.0;        // of all that is computed on it
+  Seconds on_path = {};  // what ranks at its pace compute on the critical path, recomputation included
+  double share = 0.0;    // of all that is computed on it
   // Of its ranks, in the whole step; beside a slower kind, with what its kernels take less than on
   // that one.
   Seconds waits_least = {};
