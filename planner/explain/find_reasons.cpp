@@ -1,20 +1,23 @@
 #include "planner/explain/find_reasons.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "planner/cluster/mesh.h"
 #include "planner/explain/layout_families.h"
 #include "planner/explain/neighbours.h"
 #include "planner/explain/published_error.h"
 #include "planner/explain/rules_of_thumb.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"
-#include "planner/plan/memory_verdict.h"
 #include "planner/search/candidates.h"
 #include "planner/search/simulate_spec.h"
 
@@ -47,6 +50,46 @@ std::optional<RankedPlan> next_best(const ExplainedPlan& explained, const std::v
   for (const Neighbour& neighbour : reasons.neighbours)
     if (neighbour.rival.fits()) offer(neighbour.rival.plan);
   return best;
+}
+
+// The groups of each rank that unlike devices share; none for other ranks.
+std::vector<std::vector<std::size_t>> unlike_groups(const Plan& plan, const StepDetails& details) {
+  std::vector<std::vector<std::size_t>> of_ranks;
+  for (const RankResult& rank : details.ranks) {
+    const std::uint64_t groups = groups_of(plan, rank);
+    std::vector<std::size_t>& found = of_ranks.emplace_back();
+    bool alike = true;
+    for (std::size_t g = 0; g < plan.cluster.groups.size(); ++g) {
+      if ((groups >> g & 1u) == 0) continue;
+      found.push_back(g);
+      alike &= plan.cluster.groups[g].device == plan.cluster.groups[found.front()].device;
+    }
+    if (alike) found.clear();
+  }
+  return of_ranks;
+}
+
+std::vector<KernelsOnGroup> kernels_on_groups(const OpGraph& graph, const Plan& plan, const StepDetails& details) {
+  const std::vector<std::vector<std::size_t>> groups = unlike_groups(plan, details);
+  std::vector<KernelsOnGroup> found;
+  for (std::size_t g = 0; g < plan.cluster.groups.size(); ++g) {
+    const auto is_shared = [&](const auto& of_rank) { return std::ranges::find(of_rank, g) != of_rank.end(); };
+    if (std::ranges::none_of(groups, is_shared)) continue;
+    // By rates, as shared ranks are costed: those with as many devices at work as in the group's
+    // own nodes.
+    DeviceKind device = plan.cluster.groups[g].device;
+    device.rates = {rates_at(device, std::min(plan.spec.mesh.size(), plan.cluster.groups[g].devices_per_node()))};
+    device.measured.reset();
+    Cluster alike = plan.cluster;
+    for (NodeGroup& group : alike.groups) group.device = device;
+    NetworkCache networks(alike, plan.training.engine);
+    StepDetails on_group;
+    simulate_soon(graph, networks, plan, &on_group);
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      if (is_shared(groups[i]))
+        found.push_back({.rank = static_cast<int>(i), .group = g, .kernels = on_group.ranks[i].kernels.total()});
+  }
+  return found;
 }
 
 }  // namespace
@@ -88,12 +131,8 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   explained.say("the plan, stage by stage");
   simulate_soon(graph, networks, plan, &reasons.details);
   for (const RankResult& rank : reasons.details.ranks)
-    reasons.capacities.push_back(memory_capacity(plan.cluster, plan.spec,
-                                                 {.time = {},
-                                                  .memory = {},
-                                                  .memory_stage = rank.pipeline_rank,
-                                                  .memory_replica = rank.replica,
-                                                  .communication = {}}));
+    reasons.capacities.push_back(memory_capacity(plan.cluster, groups_of(plan, rank)));
+  reasons.shared = kernels_on_groups(graph, plan, reasons.details);
   reasons.error = model_error(plan.cluster);
   reasons.elsewhere = model_error_elsewhere(plan.cluster);
   reasons.neighbours = find_neighbours(explained);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "planner/base/enum_index.h"
+#include "planner/cluster/mesh.h"
 #include "planner/plan/memory_verdict.h"
 
 namespace parplan {
@@ -22,6 +23,12 @@ const char* name(Resource resource) {
 double memory_share(const Plan& plan) {
   const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
   return static_cast<double>(plan.prediction.memory.peak().count) / static_cast<double>(capacity.count);
+}
+
+std::uint64_t groups_of(const Plan& plan, const RankResult& rank) {
+  return plan.spec.replica_micro_batches.empty()
+             ? groups_of_stage(plan.cluster, plan.spec.mesh, rank.pipeline_rank)
+             : groups_of_stage(plan.cluster, plan.spec.mesh, rank.pipeline_rank, rank.replica);
 }
 
 Rival rival(const Cluster& cluster, RankedPlan plan) {

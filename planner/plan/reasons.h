@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -187,9 +188,22 @@ struct Remedy {
   RankedPlan plan;       // simulated
 };
 
+// The groups of the cluster's nodes (bit by group) on whose devices ranks do what this one does.
+std::uint64_t groups_of(const Plan& plan, const RankResult& rank);
+
+// A rank that unlike devices share goes at the pace of the slowest. What all its kernels take, each
+// alone, if each of its devices is one of this group.
+struct KernelsOnGroup {
+  int rank = 0;           // its place in StepDetails::ranks
+  std::size_t group = 0;  // of the cluster
+  Seconds kernels;
+  bool operator==(const KernelsOnGroup&) const = default;
+};
+
 // Why a plan is as it is.
 struct Reasons {
   StepDetails details;
+  std::vector<KernelsOnGroup> shared;   // of each rank that unlike devices share, one for each of its groups
   std::vector<Bytes> capacities;        // of the devices of each of details.ranks
   std::optional<ModelError> error;      // where runs on such devices are known
   std::optional<ModelError> elsewhere;  // else, for accelerators, on the devices that have runs

@@ -161,10 +161,11 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   json["deciding_devices"] = Json::array();
   for (const DecidingDevice& kind : deciding_devices(plan, reasons)) {
     Json ranks = Json::array();
-    for (const int rank : kind.ranks) {
-      const RankResult& result = reasons.details.ranks[static_cast<std::size_t>(rank)];
+    for (std::size_t i = 0; i < kind.ranks.size(); ++i) {
+      const RankResult& result = reasons.details.ranks[static_cast<std::size_t>(kind.ranks[i])];
       ranks.push_back({{"stage", result.pipeline_rank}});
       if (has_replicas) ranks.back()["replica"] = result.replica;
+      if (!kind.waits_for[i].empty()) ranks.back()["waits_for"] = kind.waits_for[i];
     }
     json["deciding_devices"].push_back({{"device", kind.device},
                                         {"ranks", std::move(ranks)},

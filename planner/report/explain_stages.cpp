@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "planner/base/text.h"
-#include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/explain_words.h"
 #include "planner/report/part_names.h"
@@ -81,11 +82,27 @@ std::string short_name(const Plan& plan, const RankResult& rank) {
                                                  : fmt::format("{}.{}", rank.replica, rank.pipeline_rank);
 }
 
-// "stages 0.0, 2.0", by the places of ranks in the details.
+// "stages 0-2", or "stages 0.0, 2.0", by the places of ranks in the details, ascending.
 std::string names_of(const Plan& plan, const Reasons& reasons, const std::vector<int>& ranks) {
+  if (plan.spec.replica_micro_batches.empty())
+    return fmt::format("stage{} {}", ranks.size() == 1 ? "" : "s", numbers(ranks));
   std::vector<std::string> words;
   for (const int rank : ranks) words.push_back(short_name(plan, reasons.details.ranks[static_cast<std::size_t>(rank)]));
   return fmt::format("stage{} {}", ranks.size() == 1 ? "" : "s", join(words));
+}
+
+// A line for each kind of device that shares ranks with a slower one.
+std::string shared_by_kinds(const Plan& plan, const Reasons& reasons, const std::vector<DecidingDevice>& kinds) {
+  std::string lines;
+  for (const DecidingDevice& kind : kinds) {
+    std::map<std::string, std::vector<int>> shared;  // by the kind that it waits for
+    for (std::size_t i = 0; i < kind.ranks.size(); ++i)
+      if (!kind.waits_for[i].empty()) shared[kind.waits_for[i]].push_back(kind.ranks[i]);
+    for (const auto& [slower, ranks] : shared)
+      lines += fmt::format("  {} waits for {}, with which it shares {}\n", kind.device, slower,
+                           names_of(plan, reasons, ranks));
+  }
+  return lines;
 }
 
 // Whether a table about the plan has a column for the axis.
@@ -93,19 +110,26 @@ bool is_named(const Plan& plan, Axis axis) {
   return is_planned(axis) && (!may_be_unnamed(axis) || plan.spec.mesh.degree_of(axis) > 1);
 }
 
-// The kinds of device on which ranks do what this one does.
-std::string devices_of(const Plan& plan, const RankResult& rank) {
-  const std::uint64_t groups = groups_of_fullest(plan.cluster, plan.spec,
-                                                 {.time = {},
-                                                  .memory = {},
-                                                  .memory_stage = rank.pipeline_rank,
-                                                  .memory_replica = rank.replica,
-                                                  .communication = {}});
+// By group: the first that has the same kind of device.
+std::vector<std::size_t> kinds_of_groups(const Cluster& cluster) {
+  std::vector<std::size_t> kinds;
+  for (const NodeGroup& group : cluster.groups)
+    kinds.push_back(static_cast<std::size_t>(std::ranges::find(cluster.groups, group.device, &NodeGroup::device) -
+                                             cluster.groups.begin()));
+  return kinds;
+}
+
+// By group: the title of its device, with the number of the first such group where unlike devices
+// have the same. `kinds`: kinds_of_groups.
+std::vector<std::string> titles_of_groups(const Cluster& cluster, const std::vector<std::size_t>& kinds) {
   std::vector<std::string> titles;
-  for (std::size_t g = 0; g < plan.cluster.groups.size(); ++g)
-    if ((groups >> g & 1u) != 0 && std::ranges::find(titles, plan.cluster.groups[g].device.title) == titles.end())
-      titles.push_back(plan.cluster.groups[g].device.title);
-  return join(titles, " and ");
+  for (const std::size_t kind : kinds) {
+    const std::string& title = cluster.groups[kind].device.title;
+    const bool is_ambiguous = std::ranges::any_of(
+        kinds, [&](std::size_t other) { return other != kind && cluster.groups[other].device.title == title; });
+    titles.push_back(is_ambiguous ? fmt::format("{} of group {}", title, kind) : title);
+  }
+  return titles;
 }
 
 // After its own work a rank waits for the others until the end of the step.
@@ -154,26 +178,41 @@ std::string describe(const CriticalWork& work) {
 
 std::vector<DecidingDevice> deciding_devices(const Plan& plan, const Reasons& reasons) {
   const std::vector<RankResult>& ranks = reasons.details.ranks;
+  const std::vector<std::size_t> kinds_of = kinds_of_groups(plan.cluster);
+  const std::vector<std::string> titles = titles_of_groups(plan.cluster, kinds_of);
   std::vector<DecidingDevice> kinds;
-  std::vector<std::size_t> kind_of;
+  std::vector<std::size_t> deciding;  // by rank: the kind that it goes at the pace of
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    std::string device = devices_of(plan, ranks[i]);
-    const auto found = std::ranges::find(kinds, device, &DecidingDevice::device);
-    kind_of.push_back(static_cast<std::size_t>(found - kinds.begin()));
-    if (found == kinds.end()) kinds.push_back({.device = std::move(device), .waits_least = waits(plan, ranks[i])});
-    DecidingDevice& kind = kinds[kind_of.back()];
-    kind.ranks.push_back(static_cast<int>(i));
-    kind.waits_least = std::min(kind.waits_least, waits(plan, ranks[i]));
-    kind.waits_most = std::max(kind.waits_most, waits(plan, ranks[i]));
+    const std::uint64_t groups = groups_of(plan, ranks[i]);
+    std::map<std::size_t, Seconds> kernels;  // by kind, on its slowest group
+    for (std::size_t g = 0; g < kinds_of.size(); ++g)
+      if ((groups >> g & 1u) != 0) kernels.try_emplace(kinds_of[g]);
+    for (const KernelsOnGroup& on : reasons.shared)
+      if (on.rank == static_cast<int>(i))
+        kernels.at(kinds_of[on.group]) = std::max(kernels.at(kinds_of[on.group]), on.kernels);
+    const auto slowest = std::ranges::max_element(kernels, {}, [](const auto& kind) { return kind.second; });
+    const std::string& pace = titles[slowest->first];
+    for (const auto& [group, takes] : kernels) {
+      const Seconds waiting = waits(plan, ranks[i]) + (slowest->second - takes);
+      auto kind = std::ranges::find(kinds, titles[group], &DecidingDevice::device);
+      if (kind == kinds.end()) kind = kinds.insert(kind, {.device = titles[group], .waits_least = waiting});
+      kind->ranks.push_back(static_cast<int>(i));
+      kind->waits_for.push_back(takes < slowest->second ? pace : "");
+      kind->waits_least = std::min(kind->waits_least, waiting);
+      kind->waits_most = std::max(kind->waits_most, waiting);
+    }
+    deciding.push_back(
+        static_cast<std::size_t>(std::ranges::find(kinds, pace, &DecidingDevice::device) - kinds.begin()));
   }
+  if (kinds.size() < 2) return {};
   Seconds total;
   for (const CriticalWork& work : reasons.details.critical_path) {
     if (work.label != Label::compute && work.label != Label::recompute) continue;
-    kinds[kind_of[static_cast<std::size_t>(work.rank)]].on_path += work.time;
+    kinds[deciding[static_cast<std::size_t>(work.rank)]].on_path += work.time;
     total += work.time;
   }
-  if (kinds.size() < 2 || total == Seconds()) return {};
-  for (DecidingDevice& kind : kinds) kind.share = kind.on_path / total;
+  if (total > Seconds())
+    for (DecidingDevice& kind : kinds) kind.share = kind.on_path / total;
   std::ranges::stable_sort(kinds, std::ranges::greater(), &DecidingDevice::on_path);
   return kinds;
 }
@@ -205,7 +244,7 @@ std::string deciding_device(const Plan& plan, const Reasons& reasons) {
   }
   return fmt::format("\nwhich device decides: {}, with {:.1f} % of the computation on the critical path:\n",
                      kinds.front().device, 100.0 * kinds.front().share) +
-         indent(align_columns(rows, 1));
+         indent(align_columns(rows, 1)) + shared_by_kinds(plan, reasons, kinds);
 }
 
 std::string stage_tables(const Plan& plan, const Reasons& reasons) {
@@ -294,10 +333,7 @@ std::string critical_path_table(const Plan& plan, const Reasons& reasons) {
       rest.time += row.time;
       continue;
     }
-    std::string where = !several ? ""
-                        : plan.spec.replica_micro_batches.empty()
-                            ? fmt::format("stage{} {}: ", row.stages.size() == 1 ? "" : "s", numbers(row.stages))
-                            : fmt::format("{}: ", names_of(plan, reasons, row.stages));
+    const std::string where = several ? fmt::format("{}: ", names_of(plan, reasons, row.stages)) : "";
     cells.push_back({where + row.what, fmt::format("{} x", row.runs), format_duration(row.time),
                      format_share(row.time.value, total.value)});
   }

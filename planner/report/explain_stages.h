@@ -17,18 +17,21 @@ std::string stage_tables(const Plan& plan, const Reasons& reasons);
 std::string critical_path_table(const Plan& plan, const Reasons& reasons);
 
 // A kind of device with the ranks (by their place in the details) that are on it, where a plan is
-// on unlike devices. Ranks that are each shared by several kinds, and go at the pace of the
-// slowest, are a kind of their own, named after all of these.
+// on unlike devices. A rank that several kinds share is of each of them: it goes at the pace of the
+// slowest, the one on which its kernels take longest, and the others wait for that.
 struct DecidingDevice {
   std::string device;
   std::vector<int> ranks = {};
-  Seconds on_path = {};      // what these compute on the critical path, recomputation included
-  double share = 0.0;        // of all that is computed on it
-  Seconds waits_least = {};  // of its ranks, in the whole step
+  std::vector<std::string> waits_for = {};  // by rank: the slowest that shares it, if slower; else empty
+  Seconds on_path = {};  // what ranks at its pace compute on the critical path, recomputation included
+  double share = 0.0;    // of all that is computed on it
+  // Of its ranks, in the whole step; beside a slower kind, with what its kernels take less than on
+  // that one.
+  Seconds waits_least = {};
   Seconds waits_most = {};
 };
-// The kinds of device, the one that decides first: on which most of the critical path's computation
-// lies (ties: the one with the first rank). Empty where all are alike.
+// The kinds of device, the one that decides first: at whose pace most of the critical path's
+// computation goes (ties: the one with the first rank). Empty where all are alike.
 std::vector<DecidingDevice> deciding_devices(const Plan& plan, const Reasons& reasons);
 // The same in words.
 std::string deciding_device(const Plan& plan, const Reasons& reasons);

@@ -14,6 +14,8 @@
 #include "planner/explain/layout_families.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/report/explain.h"
+#include "planner/report/explain_json.h"
 #include "planner/schedule/schedules.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
@@ -262,6 +264,76 @@ TEST_CASE("without searches there are the plan's own numbers and those of its ne
   CHECK(reasons.twice.empty());
   CHECK(relaxed(reasons) == nullptr);
   CHECK(!reasons.guide.one_device);
+}
+
+TEST_CASE("where unlike devices share stages, the slower kind decides, and the faster one waits for it") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const Cluster cluster = cluster_of(source + "/tests/data/clusters/cpu-two-kinds.yaml");
+  const auto layout = [](int dp, int tp, int pp) {
+    LayoutRequest request;
+    request[Choice::dp] = dp;
+    request[Choice::tp] = tp;
+    request[Choice::pp] = pp;
+    request[Choice::micro_batch] = 1;
+    return request;
+  };
+  std::vector<LayoutRequest> layouts(5, layout(8, 1, 1));
+  layouts[1][Choice::zero_stage] = 3;
+  layouts[2][Choice::dp_method] = DataMethod::master;
+  layouts[3] = layout(2, 4, 1);
+  layouts[3][Choice::mesh_order] = parse_order("tp-pp-dp");
+  layouts[4] = layout(2, 1, 4);
+  layouts[4][Choice::mesh_order] = parse_order("dp-pp-tp");
+  ReasonsOptions options;
+  options.searches = false;
+  for (const LayoutRequest& one : layouts) {
+    SuggestRequest request = request_of(graph, cluster, 16);
+    request.layout = one;
+    const Plan plan = simulate_layout(request);
+    INFO(describe(plan.spec));
+    const Reasons reasons = find_reasons(graph, plan, options);
+    const std::vector<RankResult>& ranks = reasons.details.ranks;
+    REQUIRE(reasons.shared.size() == 2 * ranks.size());
+    double least = 1e9, most = 0.0;  // what the fast cores wait for longer than the slow ones
+    for (const KernelsOnGroup& on : reasons.shared) {
+      // The slow cores are slower in everything, and three times as slow.
+      const double shared = ranks[static_cast<std::size_t>(on.rank)].kernels.total().value;
+      const double alone = on.kernels.value;
+      REQUIRE(shared > 0.0);
+      if (on.group == 1) {
+        CHECK(alone / shared == doctest::Approx(1.0).epsilon(1e-9));
+        continue;
+      }
+      CHECK(alone / shared == doctest::Approx(1.0 / 3.0).epsilon(0.01));
+      least = std::min(least, shared - alone);
+      most = std::max(most, shared - alone);
+    }
+    const ReportInputs inputs{
+        .version = "", .model = plan.model, .cluster = cluster, .training = plan.training, .defaults = {}};
+    const Json kinds = explain_json(inputs, plan, reasons).at("deciding_devices");
+    REQUIRE(kinds.size() == 2);
+    CHECK(kinds[0].at("device") == "One slow core");
+    CHECK(kinds[0].at("critical_path_share") == 1.0);
+    CHECK(kinds[1].at("device") == "One fast core");
+    CHECK(kinds[1].at("critical_path_share") == 0.0);
+    REQUIRE(kinds[1].at("ranks").size() == ranks.size());
+    for (const Json& rank : kinds[1].at("ranks")) CHECK(rank.at("waits_for") == "One slow core");
+    for (const Json& rank : kinds[0].at("ranks")) CHECK(!rank.contains("waits_for"));
+    const auto of = [&](int kind, const char* key) { return kinds[kind].at(key).get<double>(); };
+    CHECK(of(1, "least_waiting_s") >= (of(0, "least_waiting_s") + least) * (1 - 1e-9));
+    CHECK(of(1, "most_waiting_s") <= (of(0, "most_waiting_s") + most) * (1 + 1e-9));
+    CHECK(of(1, "most_waiting_s") < step(plan.prediction));
+    const std::string text = explain(plan, reasons);
+    CHECK(text.find("\nwhich device decides: One slow core, with 100.0 % of the computation on the critical path:\n") !=
+          std::string::npos);
+    CHECK(text.find(fmt::format("\n  One fast core waits for One slow core, with which it shares {}\n",
+                                ranks.size() == 1 ? "stage 0" : "stages 0-3")) != std::string::npos);
+  }
+  // Nothing is shared where each stage is on one kind.
+  SuggestRequest apart = request_of(graph, cluster, 16);
+  apart.layout = layout(4, 1, 2);
+  const Reasons reasons = find_reasons(graph, simulate_layout(apart), options);
+  CHECK(reasons.shared.empty());
 }
 
 TEST_CASE("neighbours of a plan for another engine run under that engine") {

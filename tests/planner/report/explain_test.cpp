@@ -340,6 +340,66 @@ which device decides: Box, with 62.5 % of the computation on the critical path:
 )") != std::string::npos);
 }
 
+// The same with one replica on boxes and one on crates, which share both stages.
+Plan plan_shared_by_boxes_and_crates() {
+  Plan plan = plan_on_boxes_and_crates();
+  plan.spec.mesh.order = {Axis::dp, Axis::pp, Axis::cp, Axis::ep, Axis::tp};
+  return plan;
+}
+
+Reasons reasons_of_shared(Seconds boxes_on_second_stage) {
+  Reasons reasons = small_reasons();
+  reasons.shared = {{.rank = 0, .group = 0, .kernels = Seconds(3.0)},
+                    {.rank = 1, .group = 0, .kernels = boxes_on_second_stage},
+                    {.rank = 0, .group = 1, .kernels = Seconds(5.0)},
+                    {.rank = 1, .group = 1, .kernels = Seconds(4.5)}};
+  return reasons;
+}
+
+TEST_CASE("devices that share a stage go at the pace of the slowest, which decides, and the others wait for it") {
+  Plan plan = plan_shared_by_boxes_and_crates();
+  CHECK(explain(plan, reasons_of_shared(Seconds(2.0))).find(R"(
+which device decides: Crate, with 100.0 % of the computation on the critical path:
+  device  stage  computes on it    share             waits
+  Crate     0-1          8.00 s  100.0 %            2.00 s
+  Box       0-1             0 s    0.0 %  4.00 s to 4.50 s
+  Box waits for Crate, with which it shares stages 0-1
+)") != std::string::npos);
+  // The boxes are the slower ones in the second stage, with 3 of 8 s.
+  const Reasons mixed = reasons_of_shared(Seconds(6.0));
+  CHECK(explain(plan, mixed).find(R"(
+which device decides: Crate, with 62.5 % of the computation on the critical path:
+  device  stage  computes on it   share             waits
+  Crate     0-1          5.00 s  62.5 %  2.00 s to 3.50 s
+  Box       0-1          3.00 s  37.5 %  2.00 s to 4.00 s
+  Crate waits for Box, with which it shares stage 1
+  Box waits for Crate, with which it shares stage 0
+)") != std::string::npos);
+  const auto decide = [](const Plan& of, const Reasons& reasons) {
+    return explain_json(
+               {.version = "1.2.3", .model = of.model, .cluster = of.cluster, .training = of.training, .defaults = {}},
+               of, reasons)
+        .at("deciding_devices");
+  };
+  const Json json = decide(plan, mixed);
+  REQUIRE(json.size() == 2);
+  CHECK(
+      json[1].dump() ==
+      R"({"device":"Box","ranks":[{"stage":0,"waits_for":"Crate"},{"stage":1}],"critical_path_compute_s":3.0,"critical_path_share":0.375,"least_waiting_s":2.0,"most_waiting_s":4.0})");
+  // As fast as one another: nobody waits for the other.
+  Reasons equal = reasons_of_shared(Seconds(4.5));
+  equal.shared.front().kernels = Seconds(5.0);
+  CHECK(decide(plan, equal).size() == 2);
+  CHECK(explain(plan, equal).find("with which it shares") == std::string::npos);
+  // Unlike devices of one title have the number of their group.
+  plan.cluster.groups.back().device.title = "Box";
+  plan.cluster.groups.back().device.peak_fp32 = FlopsPerSecond(50.0);
+  CHECK(decide(plan, mixed)[0].at("device") == "Box of group 1");
+  CHECK(decide(plan, mixed)[1].at("device") == "Box of group 0");
+  plan.cluster.groups.back().device = plan.cluster.groups.front().device;
+  CHECK(decide(plan, mixed).empty());  // all are alike
+}
+
 TEST_CASE("the rows of a variation are of its own devices") {
   const Plan plan = small_plan();
   Reasons reasons = small_reasons();
@@ -431,17 +491,38 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
       {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
       plan, small_reasons());
   const Json schema = Json::parse(read_file(std::string(PARPLAN_SOURCE_DIR) + "/docs/schemas/explain.schema.json"));
-  const auto check = [](const Json& described, const Json& object) {
+  // `optional`: keys that only other objects of the kind have.
+  const auto check = [](const Json& described, const Json& object, std::size_t optional = 0) {
     std::vector<std::string> keys;
     for (const auto& item : object.items()) keys.push_back(item.key());
     CHECK(described.at("required").get<std::vector<std::string>>() == keys);
-    CHECK(described.at("properties").size() == keys.size());
+    CHECK(described.at("properties").size() == keys.size() + optional);
     CHECK(described.at("additionalProperties") == false);
+  };
+  const auto has_all = [](const Json& described, const Json& object) {
+    for (const auto& item : object.items()) {
+      INFO(item.key());
+      CHECK(described.at("properties").contains(item.key()));
+    }
   };
   check(schema, json);
   CHECK(schema.at("properties").at("schema").at("const") == json.at("schema"));
-  for (const char* list : {"stages", "critical_path", "families"})
-    check(schema.at("properties").at(list).at("items"), json.at(list)[0]);
+  const auto items_of = [&](const char* list) -> const Json& { return schema.at("properties").at(list).at("items"); };
+  check(items_of("families"), json.at("families")[0]);
+  Plan of_replicas = plan;
+  of_replicas.spec.replica_micro_batches = {3, 1};
+  of_replicas.spec.zero_stage = 0;
+  const Json by_replica = explain_json({.version = "1.2.3",
+                                        .model = plan.model,
+                                        .cluster = plan.cluster,
+                                        .training = plan.training,
+                                        .defaults = {}},
+                                       of_replicas, small_reasons());
+  for (const char* list : {"stages", "critical_path"}) {
+    check(items_of(list), json.at(list)[0], 1);
+    REQUIRE(by_replica.at(list)[0].contains("replica"));
+    has_all(items_of(list), by_replica.at(list)[0]);
+  }
   const Plan unlike = plan_on_boxes_and_crates();
   const Json of_unlike = explain_json({.version = "1.2.3",
                                        .model = unlike.model,
@@ -449,7 +530,18 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
                                        .training = unlike.training,
                                        .defaults = {}},
                                       unlike, small_reasons());
-  check(schema.at("properties").at("deciding_devices").at("items"), of_unlike.at("deciding_devices").at(0));
+  const Json& deciding = items_of("deciding_devices");
+  check(deciding, of_unlike.at("deciding_devices").at(0));
+  const Plan shared = plan_shared_by_boxes_and_crates();
+  const Json of_shared = explain_json({.version = "1.2.3",
+                                       .model = shared.model,
+                                       .cluster = shared.cluster,
+                                       .training = shared.training,
+                                       .defaults = {}},
+                                      shared, reasons_of_shared(Seconds(2.0)));
+  const Json& waiting = of_shared.at("deciding_devices").at(1).at("ranks").at(0);
+  REQUIRE(waiting.contains("waits_for"));
+  has_all(deciding.at("properties").at("ranks").at("items"), waiting);
   check(schema.at("properties").at("model_error").at("oneOf")[0], json.at("model_error"));
   check(schema.at("$defs").at("variation"), json.at("relaxed"));
   check(schema.at("$defs").at("variation"), json.at("twice")[1]);
