@@ -16,6 +16,7 @@
 #include "planner/base/text.h"
 #include "planner/base/yaml.h"
 #include "planner/cluster/host_share.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/graph/engine_file.h"
 #include "planner/graph/trained_file.h"
 #include "planner/plan/layout.h"
@@ -595,6 +596,12 @@ int sum(const std::vector<int>& numbers) {
 }
 
 }  // namespace
+
+std::string describe_devices(const Plan& plan, const RankedPlan& other) {
+  const DataType precision = training_of(plan, other).precision;
+  return describe_groups(first_nodes(cluster_of(plan, other), other.spec.mesh.size())) +
+         (precision == plan.training.precision ? "" : fmt::format(", in {}", name(precision)));
+}
 
 std::string plan_id(const ModelSummary& model, const TrainingSpec& training, const ParallelSpec& spec) {
   // FNV-1a, 64 bits folded to 32 (Fowler, Noll, Vo; draft-eastlake-fnv).

@@ -91,6 +91,10 @@ inline const TrainingSpec& training_of(const Plan& plan, const RankedPlan& other
   return other.on ? other.on->training : plan.training;
 }
 
+// "4 nodes of 8 x T4, in fp16": the devices that a layout beside the plan takes, and its precision
+// where that is not the plan's.
+std::string describe_devices(const Plan& plan, const RankedPlan& other);
+
 // Eight hexadecimal digits that depend on everything which decides how the plan runs.
 std::string plan_id(const ModelSummary& model, const TrainingSpec& training, const ParallelSpec& spec);
 

@@ -47,8 +47,7 @@ std::string where_memory_goes(const MemoryUse& memory) {
 }
 
 std::string runner_up(const Plan& plan, const RankedPlan& second) {
-  const std::string on =
-      second.on ? " on " + describe_groups(first_nodes(second.on->cluster, second.spec.mesh.size())) : "";
+  const std::string on = second.on ? " on " + describe_devices(plan, second) : "";
   std::string text = fmt::format("runner-up: {}{}, {}\n", layout_text(second.spec), on,
                                  measured_against(plan, second, own_of(plan), 2));
   text += fmt::format("  against the plan: {}\n", differences(plan.prediction.time, second.result.time));

@@ -89,7 +89,10 @@ std::string write_table(const Plan& plan) {
                     format_share(time.bubble.value, time.total().value),
                     format_share(time.exposed_in_all().value, time.total().value)});
     if (costs) rows.back().push_back(format_cost(subject.cluster, subject.spec.mesh.size(), time.total()));
-    if (elsewhere) rows.back().push_back(describe_groups(first_nodes(subject.cluster, subject.spec.mesh.size())));
+    if (elsewhere && rank == 1)
+      rows.back().push_back(describe_groups(first_nodes(plan.cluster, plan.spec.mesh.size())));
+    else if (elsewhere)
+      rows.back().push_back(describe_devices(plan, plan.alternatives[static_cast<std::size_t>(rank - 2)]));
   }
   return align_columns(rows, 2) + memory_line(plan) + step_line(plan);
 }

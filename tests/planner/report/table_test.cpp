@@ -40,6 +40,9 @@ TEST_CASE("the table says on which nodes plans are where these are not the same 
         "2     dp2 tp1 pp2 zero1 mb2 1f1b pp>dp        4  11.5 s      1.74  21.7 %        720 B       50.0 %  34.8 %   "
         "      8.7 %  1 node of 4 x crate\n"
         "memory peak counts 20 B a device for libraries; fragmentation is not modelled\n");
+  plan.alternatives.front().on->training.precision = DataType::fp16;
+  CHECK(plan.training.precision != DataType::fp16);
+  CHECK(write_table(plan).find("  1 node of 4 x crate, in fp16\n") != std::string::npos);
 }
 
 TEST_CASE("long lines go on in the next, between words") {
