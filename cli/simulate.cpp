@@ -121,7 +121,10 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     fmt::print(terminal.out, "{}\n{}", describe_inputs(reported), write_table(plan));
     if (fit) fmt::print(terminal.out, "\n{}", describe(*fit));
     if (arguments.prints_schedule) fmt::print(terminal.out, "\n{}", draw_schedule(spans, chart_columns));
-    if (arguments.output.verbose) fmt::print(terminal.out, "\n{}", explain(plan));
+    if (arguments.output.verbose)
+      fmt::print(terminal.out, "\n{}", explain(plan));
+    else
+      for (const std::string& note : plan.notes) fmt::print(terminal.out, "note: {}\n", note);
   } else if (!arguments.output.quiet) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));
   }

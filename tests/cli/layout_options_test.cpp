@@ -55,6 +55,21 @@ std::string in_json(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+TEST_CASE("simulate says what a layout has no use for") {
+  const std::string folder = PARPLAN_SOURCE_DIR "/tests/data";
+  const auto said = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"simulate", folder + "/models/tiny-llama.yaml", "--cluster",
+                                          folder + "/clusters/cpu-two-kinds.yaml", "--global-batch", "16", "--tp", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return call(arguments).out;
+  };
+  const std::string note = "note: replicas have equally many micro-batches";
+  CHECK(said({"--dp", "8", "--pp", "1", "--zero", "3", "--balance-replicas"}).find(note) != std::string::npos);
+  CHECK(said({"--dp", "8", "--pp", "1"}).find("note: ") == std::string::npos);
+  CHECK(said({"--dp", "8", "--pp", "1", "--schedule", "gpipe"}).find("note: --schedule gpipe does not apply to dp8") !=
+        std::string::npos);
+}
+
 TEST_CASE("a single micro-batch runs by 1F1B, and a value that another one implies is not said to be of no use") {
   const std::vector<std::string> pipeline = {"suggest", "llama3-8b",   "--cluster", "dgx-h100", "--devices", "4",
                                              "--dp",    "1",           "--tp",      "1",        "--pp",      "4",
