@@ -404,8 +404,8 @@ std::vector<SpacePart> most_devices_first(std::vector<SpacePart> parts) {
   return sorted;
 }
 
-// Notes the values that a legal layout has, or may have beside it: those of the schedule follow from
-// whether there is a pipeline, and from its ZeRO stage.
+// Notes the values that a legal layout has, or may have beside it: those of the schedule follow
+// from whether there is a pipeline, and from its ZeRO stage.
 // `its`: a buffer.
 void note_values(const SpaceContext& context, const ParallelSpec& spec, Space::NamedValues& named,
                  std::vector<ChoiceValue>& its) {

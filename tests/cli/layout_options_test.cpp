@@ -70,7 +70,7 @@ TEST_CASE("simulate says what a layout has no use for") {
         std::string::npos);
 }
 
-TEST_CASE("a single micro-batch runs by 1F1B, and a value that another one implies is not said to be of no use") {
+TEST_CASE("a single micro-batch runs by 1F1B, and a value that another implies is not said to be of no use") {
   const std::vector<std::string> pipeline = {"suggest", "llama3-8b",   "--cluster", "dgx-h100", "--devices", "4",
                                              "--dp",    "1",           "--tp",      "1",        "--pp",      "4",
                                              "--global-batch", "1",    "--seq-len", "2048",     "--json",    "-"};
