@@ -73,7 +73,7 @@ class SpaceSearch {
         request_(request),
         options_(options),
         width_(width_of(graph, training, request, options)),
-        search_{.top = options.top,
+        search_{.top = options.tries_more_with_best ? std::max(options.top, least_tried) : options.top,
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
                 .to_beat = options.to_beat,
@@ -208,7 +208,7 @@ class SpaceSearch {
   // threads.
   std::int64_t room() const {
     const bool only_first = search_.to_beat && !is_ahead(search_);
-    const std::int64_t missing = only_first ? 1 : options_.top - static_cast<std::int64_t>(search_.best.size());
+    const std::int64_t missing = only_first ? 1 : search_.top - static_cast<std::int64_t>(search_.best.size());
     const std::int64_t room = std::max(missing, together());
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
     const bool few = search_.simulated < usual_simulated && !is_settled(search_);
@@ -559,6 +559,8 @@ class SpaceSearch {
     if (options_.bounds_left_out) result.counts.left_out = left_out(winner, result.counts);
     put_plainest_first();
     search_.best = first_of_each(std::move(search_.best), options_.top_each);
+    if (search_.best.size() > static_cast<std::size_t>(options_.top))
+      search_.best.erase(search_.best.begin() + options_.top, search_.best.end());
     for (Ranked& one : search_.best) result.plans.push_back(std::move(one.plan));
     return result;
   }
@@ -627,6 +629,9 @@ class SpaceSearch {
     if (gap <= 0.0) return std::nullopt;
     return std::max(gap, counts.gap.value_or(0.0));
   }
+
+  // Layouts with which hybrid sharding, groups of heads and slices are tried, however few are ranked.
+  static constexpr int least_tried = 5;
 
   // Beyond what other cuts, and what is tried with the best layouts, gain: 6 % at most so far.
   static constexpr double surely_worth_context = (1.0 + worth_context) * 1.1 - 1.0;

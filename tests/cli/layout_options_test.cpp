@@ -55,6 +55,20 @@ std::string in_json(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+TEST_CASE("the best plan does not depend on how few are ranked") {
+  const std::vector<std::string> suggest = {"suggest",     "bert-large",     "--cluster", "titan-rtx-2-nvlink",
+                                            "--global-batch", "4", "--json",    "-",         "--top"};
+  const auto ranked = [&](const std::string& top) {
+    std::vector<std::string> arguments = suggest;
+    arguments.push_back(top);
+    return Json::parse(call(arguments).out).at("plans");
+  };
+  const Json five = ranked("5"), one = ranked("1");
+  CHECK(one.size() == 1);
+  CHECK(one.at(0).at("layout") == five.at(0).at("layout"));
+  CHECK(one.at(0).at("step_time_s") == five.at(0).at("step_time_s"));
+}
+
 TEST_CASE("simulate says what a layout has no use for") {
   const std::string folder = PARPLAN_SOURCE_DIR "/tests/data";
   const auto said = [&](std::vector<std::string> more) {
