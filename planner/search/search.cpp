@@ -630,7 +630,8 @@ class SpaceSearch {
     return std::max(gap, counts.gap.value_or(0.0));
   }
 
-  // Layouts with which hybrid sharding, groups of heads and slices are tried, however few are ranked.
+  // Layouts with which hybrid sharding, groups of heads and slices are tried, however few are
+  // ranked.
   static constexpr int least_tried = 5;
 
   // Beyond what other cuts, and what is tried with the best layouts, gain: 6 % at most so far.

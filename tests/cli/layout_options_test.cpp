@@ -96,7 +96,8 @@ TEST_CASE("a single micro-batch runs by 1F1B, and a value that another implies i
   CHECK(asked.at("schedule") == "gpipe");
   CHECK(best.at("step_time_s") == asked.at("step_time_s"));
   CHECK(best.at("memory_peak_bytes") == asked.at("memory_peak_bytes"));
-  const Called called = call({"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "8", "--schedule", "dualpipe_v"});
+  const Called called =
+      call({"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "8", "--schedule", "dualpipe_v"});
   CHECK(called.code == 0);
   CHECK(called.out.find("does not apply") == std::string::npos);
 }
