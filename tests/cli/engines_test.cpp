@@ -94,8 +94,8 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
   CHECK(space("bloom", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; engine bloom has no sequence parallelism, "
         "tensor parallelism overlapped by slices, context parallelism, GPipe, interleaved pipelines, zero-bubble "
-        "pipelines, other orders of the mesh's axes, hybrid sharding, ZeRO above 1 in pipelines; recompute none, full, the same "
-        "on all stages");
+        "pipelines, other orders of the mesh's axes, hybrid sharding, ZeRO above 1 in pipelines; recompute none, full, "
+        "the same on all stages");
   CHECK(space("megatron-2022", {"--recompute", "core_attn"}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1; sequence_parallel false, true; schedule 1f1b, "
         "interleaved; engine megatron-2022 has no tensor parallelism "
