@@ -8,6 +8,7 @@
 #include "cli/measured_steps.h"
 #include "cli/resolve_inputs.h"
 #include "cli/write_outputs.h"
+#include "planner/base/text.h"
 #include "planner/calibrate/calibration_report.h"
 #include "planner/plan/memory_verdict.h"
 #include "planner/report/explain.h"
@@ -124,7 +125,7 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     if (arguments.output.verbose)
       fmt::print(terminal.out, "\n{}", explain(plan));
     else
-      for (const std::string& note : plan.notes) fmt::print(terminal.out, "note: {}\n", note);
+      for (const std::string& note : plan.notes) fmt::print(terminal.out, "note: {}\n", printable_line(note));
   } else if (!arguments.output.quiet) {
     fmt::print(terminal.err, "{}", describe_inputs(reported));
   }

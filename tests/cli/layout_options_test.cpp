@@ -65,7 +65,7 @@ TEST_CASE("the best plan does not depend on how few are ranked") {
   };
   const Json five = ranked("5"), one = ranked("1");
   CHECK(one.size() == 1);
-  CHECK(one.at(0).at("layout") == five.at(0).at("layout"));
+  CHECK(one.at(0).at("plan_id") == five.at(0).at("plan_id"));
   CHECK(one.at(0).at("step_time_s") == five.at(0).at("step_time_s"));
 }
 
