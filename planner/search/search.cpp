@@ -211,8 +211,8 @@ class SpaceSearch {
     const std::int64_t missing = only_first ? 1 : search_.top - static_cast<std::int64_t>(search_.best.size());
     const std::int64_t room = std::max(missing, together());
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
-    const bool few = search_.simulated < usual_simulated && !is_settled(search_);
-    return few || calls_ < free_calls ? room : 0;
+    if (is_settled(search_)) return calls_ < free_calls_behind ? room : 0;
+    return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
   }
 
   // Fewer at once where each is much work: one may rule out the next.
@@ -448,11 +448,11 @@ class SpaceSearch {
     while (true) {
       const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
-      const auto batch = static_cast<std::size_t>(options_.together);
+      const auto batch = static_cast<std::size_t>(together());
       std::size_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
       if (options_.most_simulated)
         room = static_cast<std::size_t>(
-            std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, options_.together));
+            std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, together()));
       room = std::min(room, turns.size());
       if (room == 0) break;
       std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
@@ -511,14 +511,16 @@ class SpaceSearch {
   void drop_idle_input_slots() {
     if (request_[Choice::input_slots]) return;
     CandidateMaker& maker = *makers_.front();
-    std::int64_t calls = 0;
+    std::int64_t calls = 0, most = 0;  // of all, and of one
     for (Ranked& one : search_.best) {
       if (one.plan.spec.input_slots != InputSlots::one_more) continue;
-      if (calls >= free_other_calls) break;
+      if (calls + most > free_other_calls) break;
       ParallelSpec spec = one.plan.spec;
       spec.input_slots = InputSlots::in_flight;
       const SimulatedSpec without = simulate_one(maker, spec, cost_models(maker.estimator().networks(), spec));
-      calls += 2 * spec.stages() * without.micro_batches;
+      const std::int64_t its_calls = 2 * spec.stages() * without.micro_batches;
+      calls += its_calls;
+      most = std::max(most, its_calls);
       if (needs_input_slot(one.plan.result.time.total(), without.result.time.total())) continue;
       one.score = score_of(spec, without.result.time.total(), without.result.memory);
       one.plan = {std::move(spec), without.result};
@@ -644,10 +646,10 @@ class SpaceSearch {
   static constexpr std::int64_t free_other_calls = 100'000;
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
-  // Limits that hold where the user gives none: both together end the search for the best plan, and
-  // the second one that for the ranks behind it.
+  // Limits that hold where the user gives none: the first two together end the search for the best
+  // plan, and the third one that for the ranks behind it.
   static constexpr std::int64_t usual_simulated = 64;
-  static constexpr std::int64_t free_calls = 400'000, long_calls = 20'000;
+  static constexpr std::int64_t free_calls = 400'000, free_calls_behind = 200'000, long_calls = 20'000;
 
   const OpGraph& graph_;
   const Cluster& cluster_;
