@@ -13,7 +13,6 @@
 #include <tuple>
 #include <utility>
 
-#include "planner/base/text.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
@@ -24,7 +23,7 @@
 #include "planner/search/simulate_spec.h"
 #include "planner/search/simulated_steps.h"
 #include "planner/search/space_in_words.h"
-#include "planner/search/space_rows.h"
+#include "planner/search/tried_with_best.h"
 
 namespace parplan {
 namespace {
@@ -95,8 +94,8 @@ class SpaceSearch {
     add(search_, options_.counts_layouts ? parts_->open_all() : parts_->open_uncounted());
     counts_.candidates = parts_->count_all();
     counts_.space = space_in_words(cluster_, training_.engine, request_, width_, options_.fewer_devices,
-                                   parts_->named_values()) +
-                    tried_with_best_in_words();
+                                   parts_->named_values());
+    if (options_.tries_more_with_best) counts_.space += tried_in_words(space(), parts_->named_values());
     // Once another cut is ahead of what was to be beaten, the plans behind it are ranked, too.
     bool ranked = false;
     do {
@@ -109,9 +108,8 @@ class SpaceSearch {
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
     if (is_ahead(search_)) {
-      if (tries_groups_of_heads()) try_groups_of_heads();
-      if (tries_tensor_rings()) try_tensor_rings();
-      if (tries_shard_groups()) try_shard_groups();
+      for (const TriedRow& row : tried_rows())
+        if (options_.tries_more_with_best && is_tried(row, space())) try_with_best(row);
       if (promises_context(worth_context)) return std::nullopt;
     } else {
       drop_beaten_elsewhere(search_);
@@ -337,86 +335,19 @@ class SpaceSearch {
     for (const OtherCandidate& one : simulate_others(std::move(turns), open.size())) leave(one.bound.first);
   }
 
-  // ZeRO over groups of ranks is left out of the space, but for the layouts of the best plans.
-  bool tries_shard_groups() const {
-    return options_.tries_more_with_best && training_.engine.has_hybrid_sharding && !width_.shards_freely &&
-           !request_[Choice::dp_shard] && options_.objective != Objective::memory;
-  }
-  void try_shard_groups() {
-    SpaceWidth wider = width_;
-    wider.shards_freely = true;
-    std::vector<ParallelSpec> specs;
-    for (const Ranked& one : search_.best) {
-      ParallelSpec spec = layout_of(one.plan.spec);
-      std::vector<ChoiceValue> groups;
-      space_row_of(Choice::dp_shard).values({graph_, training_, spec.mesh.size(), true, wider}, spec, groups);
-      for (const ChoiceValue& ranks : groups) {
-        row_of(Choice::dp_shard).set(spec, ranks);
-        if (spec.mesh.dp_shard > 0 && is_legal(graph_, training_, spec)) specs.push_back(spec);
-      }
-    }
-    try_layouts(specs);
-  }
-
-  // So are groups of context-parallel ranks that exchange tokens for heads. They pay inside a node.
-  bool tries_groups_of_heads() const {
-    return options_.tries_more_with_best && training_.engine.has_hierarchical_context && width_.shares_context &&
-           !request_[Choice::cp_ulysses] && options_.objective != Objective::memory;
-  }
-  void try_groups_of_heads() {
-    std::vector<ParallelSpec> specs;
-    for (const Ranked& one : search_.best) {
-      ParallelSpec spec = layout_of(one.plan.spec);
-      for (const ContextMethod method : context_methods) {
-        if (given<ContextMethod>(request_, Choice::cp_method).value_or(method) != method) continue;
-        spec.cp_method = method;
-        for (const std::int64_t ranks : divisors(spec.cp())) {
-          spec.mesh.cp_ulysses = static_cast<int>(ranks);
-          if (!is_legal(graph_, training_, spec) ||
-              makers_.front()->estimator().networks().exchange(spec.mesh).nodes > 1)
-            continue;
-          if (std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
-        }
-      }
-    }
-    try_layouts(specs);
-  }
-
-  // And so are products by slices beside the ring of the tensor axis, which pay inside a node.
-  bool tries_tensor_rings() const {
-    return options_.tries_more_with_best && training_.engine.has_tensor_overlap && !request_[Choice::tp_overlap] &&
-           given<bool>(request_, Choice::sequence_parallel).value_or(true) && options_.objective != Objective::memory;
-  }
-  void try_tensor_rings() {
+  // What the space leaves out, but for the layouts of the best plans.
+  void try_with_best(const TriedRow& row) {
     const double best = best_score(search_)->first;
     std::vector<ParallelSpec> specs;
-    for (const Ranked& one : search_.best) {
-      ParallelSpec spec = layout_of(one.plan.spec);
-      if (spec.tp() == 1 || makers_.front()->estimator().networks().group(spec.mesh, Axis::tp).nodes > 1) continue;
-      // What is waited for is a part of what a rank does, and of what others wait for it.
-      const StepTime& time = one.plan.result.time;
-      const Seconds waits = time.exposed[Axis::tp], busy = time.compute + time.recompute + waits;
-      if (one.score.first * (1.0 - waits / busy) >= best) continue;
-      spec.sequence_parallel = true;
-      spec.tp_overlap = TensorOverlap::ring;
-      if (is_legal(graph_, training_, spec) && std::ranges::find(specs, spec) == specs.end()) specs.push_back(spec);
-    }
+    for (const Ranked& one : search_.best)
+      for (ParallelSpec& spec : row.layouts({.space = space(),
+                                             .networks = makers_.front()->estimator().networks(),
+                                             .layout = layout_of(one.plan.spec),
+                                             .time = one.plan.result.time,
+                                             .behind = one.score.first / best}))
+        if (is_legal(graph_, training_, spec) && std::ranges::find(specs, spec) == specs.end())
+          specs.push_back(std::move(spec));
     try_layouts(specs);
-  }
-
-  // What is tried so, after a semicolon, where layouts have what it takes.
-  std::string tried_with_best_in_words() const {
-    const auto has = [&](Choice choice, const ChoiceValue& value) {
-      if (request_[choice]) return *request_[choice] >= value;
-      return std::ranges::any_of(parts_->named_values(), [&](const auto& named) {
-        return named.first == choice && !named.second.empty() && named.second.back() >= value;
-      });
-    };
-    std::vector<std::string> tried;
-    if (tries_groups_of_heads()) tried.emplace_back("cp_ulysses with any cp_method");
-    if (tries_tensor_rings() && has(Choice::sequence_parallel, true)) tried.emplace_back("tp_overlap ring");
-    if (tries_shard_groups() && has(Choice::zero_stage, std::int64_t{1})) tried.emplace_back("dp_shard");
-    return tried.empty() ? "" : "; with the layouts of the best plans also " + join(tried);
   }
 
   void try_layouts(const std::vector<ParallelSpec>& specs) {

@@ -1,0 +1,111 @@
+#include "planner/search/tried_with_best.h"
+
+#include <algorithm>
+
+#include "planner/base/text.h"
+#include "planner/parallel/techniques.h"
+#include "planner/search/space_rows.h"
+
+namespace parplan {
+namespace {
+
+bool may_group_heads(const SearchedSpace& space) {
+  return space.training.engine.has_hierarchical_context && space.width.shares_context;
+}
+
+// Groups of context-parallel ranks that exchange tokens for heads pay inside a node.
+std::vector<ParallelSpec> groups_of_heads(const BestLayout& best) {
+  const SearchedSpace& space = best.space;
+  std::vector<ParallelSpec> specs;
+  ParallelSpec spec = best.layout;
+  for (const ContextMethod method : context_methods) {
+    if (given<ContextMethod>(space.request, Choice::cp_method).value_or(method) != method) continue;
+    spec.cp_method = method;
+    for (const std::int64_t ranks : divisors(spec.cp())) {
+      spec.mesh.cp_ulysses = static_cast<int>(ranks);
+      if (is_legal(space.graph, space.training, spec) && best.networks.exchange(spec.mesh).nodes <= 1)
+        specs.push_back(spec);
+    }
+  }
+  return specs;
+}
+
+bool may_overlap_tensor_ranks(const SearchedSpace& space) {
+  return space.training.engine.has_tensor_overlap &&
+         given<bool>(space.request, Choice::sequence_parallel).value_or(true);
+}
+
+// Products by slices beside the ring of the tensor axis pay inside a node. What is waited for is a
+// part of what a rank does, and of what others wait for it: no plan gains more.
+std::vector<ParallelSpec> tensor_rings(const BestLayout& best) {
+  ParallelSpec spec = best.layout;
+  if (spec.tp() == 1 || best.networks.group(spec.mesh, Axis::tp).nodes > 1) return {};
+  const Seconds waits = best.time.exposed[Axis::tp], busy = best.time.compute + best.time.recompute + waits;
+  if (best.behind * (1.0 - waits / busy) >= 1.0) return {};
+  spec.sequence_parallel = true;
+  spec.tp_overlap = TensorOverlap::ring;
+  return {spec};
+}
+
+bool may_shard_groups(const SearchedSpace& space) {
+  return space.training.engine.has_hybrid_sharding && !space.width.shards_freely;
+}
+
+// ZeRO over groups of ranks.
+std::vector<ParallelSpec> shard_groups(const BestLayout& best) {
+  const SearchedSpace& space = best.space;
+  SpaceWidth wider = space.width;
+  wider.shards_freely = true;
+  std::vector<ChoiceValue> groups;
+  space_row_of(Choice::dp_shard)
+      .values({space.graph, space.training, best.layout.mesh.size(), true, wider}, best.layout, groups);
+  std::vector<ParallelSpec> specs;
+  for (const ChoiceValue& ranks : groups) {
+    ParallelSpec spec = best.layout;
+    row_of(Choice::dp_shard).set(spec, ranks);
+    if (spec.mesh.dp_shard > 0) specs.push_back(spec);
+  }
+  return specs;
+}
+
+}  // namespace
+
+std::span<const TriedRow> tried_rows() {
+  static const std::vector<TriedRow> rows = {
+      {.choice = Choice::cp_ulysses,
+       .words = "cp_ulysses with any cp_method",
+       .applies = may_group_heads,
+       .needs = {},
+       .layouts = groups_of_heads},
+      {.choice = Choice::tp_overlap,
+       .words = "tp_overlap ring",
+       .applies = may_overlap_tensor_ranks,
+       .needs = {{Choice::sequence_parallel, true}},
+       .layouts = tensor_rings},
+      {.choice = Choice::dp_shard,
+       .words = "dp_shard",
+       .applies = may_shard_groups,
+       .needs = {{Choice::zero_stage, std::int64_t{1}}},
+       .layouts = shard_groups},
+  };
+  return rows;
+}
+
+bool is_tried(const TriedRow& row, const SearchedSpace& space) {
+  return space.objective != Objective::memory && !space.request[row.choice] && row.applies(space);
+}
+
+std::string tried_in_words(const SearchedSpace& space, const Space::NamedValues& named) {
+  const auto has = [&](const std::pair<Choice, ChoiceValue>& needed) {
+    const auto& [choice, value] = needed;
+    if (space.request[choice]) return *space.request[choice] >= value;
+    const auto values = std::ranges::find(named, choice, &Space::NamedValues::value_type::first);
+    return values != named.end() && !values->second.empty() && values->second.back() >= value;
+  };
+  std::vector<std::string> tried;
+  for (const TriedRow& row : tried_rows())
+    if (is_tried(row, space) && (!row.needs || has(*row.needs))) tried.emplace_back(row.words);
+  return tried.empty() ? "" : "; with the layouts of the best plans also " + join(tried);
+}
+
+}  // namespace parplan
