@@ -28,6 +28,8 @@ OpGraph graph_of_published(const StatedModel& stated) {
   } else {
     model.tied_embeddings = true;
     model.qkv_bias = model.attention_output_bias = model.mlp_bias = true;
+    model.embedding_norm = stated.alibi;
+    if (stated.alibi) model.position = PositionKind::alibi;
   }
   return build_graph(model, stated.sequence);
 }

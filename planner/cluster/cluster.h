@@ -72,9 +72,9 @@ struct Network {
   bool rails = false;
   // Whether traffic changes rails over NVLink inside the node, where there is NVLink (NCCL's PXN).
   bool pxn = true;
-  // Whether rings are alike: all channels of one enter a node by the NIC of the group's first
-  // member there and leave it by that of the last. Else each member's NIC carries a channel in and
-  // out.
+  // Whether the rings of a group of whole nodes are alike: all channels enter a node by the NIC of
+  // its first device and leave it by that of the last. Else, and in other groups, each member's NIC
+  // carries a channel in and out.
   bool one_ring = false;
   bool operator==(const Network&) const = default;
 };

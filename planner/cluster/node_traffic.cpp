@@ -177,7 +177,7 @@ BytesPerSecond rate(const NodeRoutes& routes, double oversubscription, const Nod
 void add_exchange(const NodeRoutes& routes, const GroupPart& part, double exchanged, const Network& network,
                   NodeLoad& load) {
   if (part.closed) return;
-  if (network.one_ring && part.members.size() > 1) {
+  if (network.one_ring && part.members.size() == routes.node.devices.size()) {
     for (const Uplink& uplink : uplinks_of(routes, part.members.front())) {
       for (const Arc arc : uplink.path.arcs) load.arcs[reversed(arc)] += exchanged * uplink.share;
       load.uplink_latency = std::max(load.uplink_latency, uplink.path.latency);

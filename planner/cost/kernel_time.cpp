@@ -89,14 +89,23 @@ DataType multiplied_in(const OpShape& shape, DataType type) {
   return multiplies_in_fp8(shape) ? DataType::fp8 : type;
 }
 
-// The casts before a product in fp8: kernels that read each factor for its largest number, and read
-// it again to write it in 8 bits; or that read it once and write it twice, as it is and transposed,
-// by a scale that is known before (TransformerEngine, delayed scaling).
-struct Casts {
+// Kernels before a product.
+struct Before {
   int kernels = 0;
   Bytes moved;
 };
-Casts casts_of(OpKind op, const OpShape& shape, DataType type) {
+
+// What it adds to is written, and read by the product.
+Before writing_added_to(OpKind op, const OpShape& shape, DataType type) {
+  const auto elements = row_of(op).added_to;
+  if (elements == nullptr || elements(shape) == 0) return {};
+  return {.kernels = 1, .moved = Bytes(2 * elements(shape) * size_of(type))};
+}
+
+// The casts of a product in fp8: kernels that read each factor for its largest number, and read it
+// again to write it in 8 bits; or that read it once and write it twice, as it is and transposed, by
+// a scale that is known before (TransformerEngine, delayed scaling).
+Before casts_of(OpKind op, const OpShape& shape, DataType type) {
   const auto row_casts = row_of(op).casts;
   if (row_casts == nullptr || !multiplies_in_fp8(shape)) return {};
   const bool once = shape.fp8 == Fp8Casts::once;
@@ -306,9 +315,9 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
              .work = std::max(computing.time, moving),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
-    if (const Casts casts = casts_of(op, shape, type); casts.kernels > 0) {
-      parts.launch += device.kernel_launch * casts.kernels;
-      parts.work += casts.moved / memory.value;
+    for (const Before& before : {casts_of(op, shape, type), writing_added_to(op, shape, type)}) {
+      parts.launch += device.kernel_launch * before.kernels;
+      parts.work += before.moved / memory.value;
     }
   } else {
     parts.work = is_attention(op) ? attention_time(fits, op, shape, type, device, rates)

@@ -58,8 +58,11 @@ struct Engine {
   // Gradients are summed in half precision where the training is in it, by products or apart, and
   // the optimizer widens the shard that it updates (Megatron-LM without grad_reduce_in_fp32).
   bool sums_half = false;
-  // Sums in fp32 are reduced and scattered where the optimizer is sharded; else all-reduced.
-  bool scatters_fp32 = true;
+  // Gradients are reduced and scattered where the optimizer alone is sharded; else all-reduced.
+  bool scatters_gradients = true;
+  // Gradients that are summed over all micro-batches are copied into one tensor, divided by the
+  // number of ranks, and copied back, around the all-reduce of them.
+  bool copies_reduced = false;
   // They are reduced in half precision where the training is, whatever they are summed in.
   bool reduces_half = false;
   // Where gradients are sharded, those that a backward leaves in half precision, one by one, are

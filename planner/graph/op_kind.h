@@ -433,6 +433,8 @@ struct OpRow {
   // Products that may be in fp8: the elements of their factors that are cast, the left's and the
   // right's.
   CastElements (*casts)(const OpShape&) = nullptr;
+  // Products that add to what a kernel before them wrote: the elements of that.
+  std::int64_t (*added_to)(const OpShape&) = nullptr;
   // Forward ops that count in model FLOPs: their products with the sizes of one rank.
   ModelProducts (*model_products)(const OpShape&) = nullptr;
   // Fused and rare kinds: the kind whose measured time serves where this one was not measured.

@@ -128,8 +128,23 @@ DataType reduced_type(const TrainingSpec& training) {
 }
 
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training) {
-  const bool scatters = training.engine.scatters_fp32 || gradient_type(training) != DataType::fp32 || shards.gradients;
+  const bool scatters = training.engine.scatters_gradients || shards.gradients;
   return shards.optimizer && scatters ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
+}
+
+std::vector<Instruction> BucketReduction::copies() const {
+  std::vector<Instruction> all = before;
+  all.insert(all.end(), after.begin(), after.end());
+  return all;
+}
+
+BucketReduction accumulated_reduction(std::int64_t elements, const DataShards& shards, const TrainingSpec& training) {
+  BucketReduction reduction{.kind = gradient_reduction(shards, training), .before = {}, .after = {}};
+  if (!training.engine.copies_reduced || reduction.kind != InstructionKind::all_reduce_sum) return reduction;
+  const Instruction copy = flat_kernel(OpKind::copy, elements, Stream::dp, Label::dp, reduced_type(training));
+  reduction.before = {copy, copy};  // a division reads and writes as much
+  reduction.after = {copy};
+  return reduction;
 }
 
 }  // namespace parplan

@@ -50,6 +50,14 @@ DataType reduced_type(const TrainingSpec& training);
 // What sums the gradients of all data-parallel ranks: a reduce-scatter where each rank updates its
 // shard, else an all-reduce.
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training);
+// The same of gradients that are whole on every rank, with the kernels around it
+// (Engine::copies_reduced), on the stream of the data axis.
+struct BucketReduction {
+  InstructionKind kind{};
+  std::vector<Instruction> before, after;
+  std::vector<Instruction> copies() const;  // both
+};
+BucketReduction accumulated_reduction(std::int64_t elements, const DataShards& shards, const TrainingSpec& training);
 
 // Bytes of an element of a bucket in each of its roles.
 inline std::int64_t gradient_bytes(const TrainingSpec& training) {

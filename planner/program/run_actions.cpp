@@ -186,10 +186,16 @@ void reduce_accumulated(Lowering& lowering, int index, int accumulator) {
   const Bucket& bucket = lowering.program.buckets[index];
   const DeviceMesh& mesh = lowering.job.layout.mesh;
   const DataShards shards = lowering.rank_buckets[index].shards;
-  const InstructionKind kind = gradient_reduction(shards, lowering.job.training);
+  const BucketReduction reduction = accumulated_reduction(bucket.elements, shards, lowering.job.training);
   const std::int64_t element = reduced_bytes(lowering.job.training);
-  collective(lowering, fmt::format("data.{}.gradients", name(kind)), kind, data_group(mesh, shards),
-             {{accumulator, 0, bucket.elements * element}}, reduced_type(lowering.job.training));
+  std::vector<Instruction> instructions = reduction.before;
+  instructions.push_back(
+      communication(reduction.kind, data_group(mesh, shards), Stream::dp, reduced_type(lowering.job.training)));
+  instructions.insert(instructions.end(), reduction.after.begin(), reduction.after.end());
+  const std::vector<std::vector<Piece>> pieces(instructions.size(),
+                                               {{accumulator, 0, bucket.elements * element, Access::update}});
+  call_on_pieces(lowering, fmt::format("data.{}.gradients", name(reduction.kind)), Stream::dp, std::move(instructions),
+                 pieces);
   if (is_hybrid(mesh, shards))
     reduce_over_replicas(lowering, {accumulator, begin_in_whole(bucket) * element, bucket.shard_elements * element});
 }

@@ -309,6 +309,9 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
       costs.reduce = units_of(trained, [&](std::int64_t elements) {
         return collective(gradient_reduction(shards, training_), elements * reduced_bytes(training_));
       });
+    if (!has_master && !shards.gradients && spec.replicas() > 1)
+      for (const Instruction& copy_of : accumulated_reduction(whole, shards, training_).copies())
+        costs.reduce += kernel(copy_of);
     if (spec.mesh.dp_shard > 0)
       costs.across = collective_time(InstructionKind::all_reduce_sum, Bytes(local(true) * reduced_bytes(training_)),
                                      *view.replicas, backend);

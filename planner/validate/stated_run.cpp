@@ -46,6 +46,7 @@ struct EngineRow {
   std::string_view engine;
   std::string_view source;
   std::string_view file;
+  std::string_view notes = "";
 };
 constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2104.04473", "megatron-2021"},  // Narayanan et al. 2021
@@ -59,7 +60,9 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
-    EngineRow{"fsdp", "A100", "fsdp-torch1"},  // llm-foundry of 2023
+    // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147 (2023-10,
+    // PyTorch 2.1), the others before it.
+    EngineRow{"fsdp", "A100", "fsdp-torch1", "PURE"},
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
     EngineRow{"torch", "", "ddp"},
     EngineRow{"torch-dp", "", "data-parallel"},
@@ -92,6 +95,7 @@ struct ImpliedRow {
   bool tp_overlap = false;  // where there is sequence parallelism
   bool fp16 = false;        // where half precision is of either kind
   bool recomputes_nothing = false;
+  bool alibi = false;
 };
 constexpr std::array implied_rows = {
     // NVIDIA/Megatron-LM@core_r0.8.0 megatron/training/arguments.py: "--overlap-param-gather only
@@ -111,6 +115,9 @@ constexpr std::array implied_rows = {
     // scripts/performance/configs/llama* of v0.1.0rc4 to v0.5.0: recompute is in none of the dense
     // runs' recipes but those of 70B on B200 of 25.09, which are not here.
     ImpliedRow{.said = "Megatron-Bridge", .recomputes_nothing = true},
+    // bigscience@9e64ede train/tr11-200B-ml/tr11-200B-ml.slurm, of which the runs to choose BLOOM's
+    // layout were: --position-embedding-type alibi, --embed-layernorm.
+    ImpliedRow{.said = "train/tr11-176B-ml", .alibi = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
@@ -192,6 +199,9 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   model.vocabulary = stated(run.vocabulary, is_t5 ? t5_vocabulary : gpt2_padded, "vocabulary", assumed);
   model.sequence = required(run.sequence, "the sequence length");
   model.gated = run.gated.value_or(false);
+  model.alibi = std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) {
+    return row.alibi && run.source.find(row.said) != std::string::npos;
+  });
   if (is_t5) {
     // Megatron-LM's examples/t5: --encoder-seq-length 512, --decoder-seq-length 128.
     constexpr std::int64_t encoder_to_decoder = 4;
@@ -260,7 +270,8 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
                              : run.engine == "megatron" && run.data_parallel == "fsdp" ? "megatron-fsdp"
                                                                                        : run.engine;
   const auto* const row = std::ranges::find_if(engine_rows, [&](const EngineRow& one) {
-    return engine == one.engine && run.source.find(one.source) != std::string::npos;
+    return engine == one.engine && run.source.find(one.source) != std::string::npos &&
+           run.notes.find(one.notes) != std::string::npos;
   });
   const std::string file(row == engine_rows.end() ? std::string_view(engine) : row->file);
   const std::vector<std::string> names = engine_names(request.engines);

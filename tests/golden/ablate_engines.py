@@ -60,7 +60,7 @@ PARTS = {
         data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss", "fused_scores", "fused_gelu",
         "fused_gate", "fused_rotary", "fused_update"),
     "gradients in half precision": lambda data: (
-        set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_fp32")),
+        set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_gradients")),
     "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "widens_gradients",
                                             "copies_gathered"),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),

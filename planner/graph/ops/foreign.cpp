@@ -78,6 +78,9 @@ ModelProducts half_of_attention(const OpShape& s) {
           static_cast<double>(s.heads * s.head_dim)};
 }
 
+// torch.baddbmm copies ALiBi's biases, a row for all queries of a head, to where it adds the product.
+std::int64_t biased_scores(const OpShape& s) { return s.alibi != 0.0 ? score_elements(s) : 0; }
+
 // Work --------------------------------------------------------------------------------------------
 
 Flops of_product(const OpShape& s, int products) {
@@ -132,6 +135,7 @@ constexpr OpRow rows[] = {
      .work = one_product_work,
      .cost = CostClass::product,
      .product = with_keys,
+     .added_to = biased_scores,
      .model_products = half_of_attention},
     {.kind = OpKind::attention_softmax,
      .name = "attention_softmax",

@@ -265,6 +265,21 @@ TEST_CASE("products of single heads that do not lie at 16 bytes run on the ordin
   }
 }
 
+TEST_CASE("scores with ALiBi are added to biases, which are written and read besides") {
+  DeviceKind device = tiled_device();
+  device.kernel_launch = Seconds(0.5);
+  const OpShape plain{.rows = 256, .sequence = 256, .batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 8};
+  OpShape with_alibi = plain;
+  with_alibi.alibi = 1.0;
+  const auto time = [&](OpKind op, const OpShape& shape) {
+    return kernel_time(op, shape, DataType::fp16, device, device.rates[0]);
+  };
+  const Bytes scores(256 * 256 * 2 * 4 * size_of(DataType::fp16));
+  CHECK((time(OpKind::attention_scores, with_alibi) - time(OpKind::attention_scores, plain)).value ==
+        doctest::Approx(0.5 + 2.0 * (scores / device.rates[0].memory).value).scale(0.0));
+  CHECK(time(OpKind::attention_values, with_alibi) == time(OpKind::attention_values, plain));
+}
+
 TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's rate") {
   const DeviceKind device = tiled_device();
   const OpShape shape{.sequence = 129, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 2};

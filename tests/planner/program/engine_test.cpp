@@ -427,7 +427,7 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
   const Engine own{.name = "other"}, half{.name = "other", .half_gradients = true},
       in_half{.name = "other", .sums_half = true},
       apart{.name = "other", .fused_accumulation = false, .sums_half = true},
-      reduced{.name = "other", .half_gradients = true, .scatters_fp32 = false, .reduces_half = true};
+      reduced{.name = "other", .half_gradients = true, .scatters_gradients = false, .reduces_half = true};
   struct Expected {
     const Engine& engine;
     DataType precision;
@@ -445,7 +445,7 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
                                    Expected{half, DataType::bf16, 4, 4, reduce_scatter, 4, 2},
                                    Expected{half, DataType::fp16, 2, 2, reduce_scatter, 3, 1},
                                    Expected{reduced, DataType::bf16, 4, 2, all_reduce_sum, 4, 2},
-                                   Expected{reduced, DataType::fp16, 2, 2, reduce_scatter, 3, 1}}) {
+                                   Expected{reduced, DataType::fp16, 2, 2, all_reduce_sum, 3, 1}}) {
     CAPTURE(name(expected.precision));
     const Program program = small_step(expected.engine, expected.precision, 1, 0);
     std::int64_t elements = 0, sums = 0, sent = 0;
@@ -464,6 +464,33 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
     CHECK(calls_named(program, "gradients.add") ==
           static_cast<int>(program.buckets.size()) * expected.added_of_4 * expected.kernels);
   }
+}
+
+TEST_CASE("engines that copy reduced gradients read and write them twice before an all-reduce, and once behind it") {
+  const Engine engine{.name = "other", .scatters_gradients = false, .copies_reduced = true, .reduces_half = true};
+  for (const DataType precision : {DataType::fp32, DataType::bf16})
+    for (const int zero : {0, 1, 2}) {
+      CAPTURE(zero);
+      const Program program = small_step(engine, precision, zero, 0);
+      std::vector<const Instruction*> around;
+      for (const Step& step : steps_of(program))
+        if (step.call.starts_with("data.") && step.call.ends_with(".gradients")) around.push_back(step.instruction);
+      const auto is_copy = [](const Instruction* one) { return one->kind == InstructionKind::kernel && one->op == OpKind::copy; };
+      if (zero == 2) {
+        CHECK(std::ranges::none_of(around, is_copy));
+        continue;
+      }
+      REQUIRE(around.size() == 4 * program.buckets.size());
+      for (std::size_t i = 0; i < around.size(); i += 4) {
+        const std::int64_t sent = bytes_of(*around[i + 2]);
+        CHECK(around[i + 2]->kind == InstructionKind::all_reduce_sum);
+        for (const std::size_t copy : {i, i + 1, i + 3}) {
+          CHECK(is_copy(around[copy]));
+          CHECK(around[copy]->shape.rows * size_of(around[copy]->type) == sent);
+          CHECK(around[copy]->stream == Stream::dp);
+        }
+      }
+    }
 }
 
 TEST_CASE("in fp8 the products of layers are cast as the engine casts them, and no others") {

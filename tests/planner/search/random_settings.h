@@ -122,7 +122,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::fused_attention, &Engine::fused_norm, &Engine::fused_activation, &Engine::fused_dropout,
         &Engine::fused_loss, &Engine::dropout, &Engine::repeats_layers, &Engine::overlaps_tensor,
         &Engine::overlaps_data, &Engine::overlaps_pipeline, &Engine::half_gradients, &Engine::splits_transfers,
-        &Engine::scatters_fp32, &Engine::reduces_half, &Engine::equal_stages, &Engine::blocks_launches})
+        &Engine::scatters_gradients, &Engine::copies_reduced, &Engine::reduces_half, &Engine::equal_stages,
+        &Engine::blocks_launches})
     engine.*fact = flip();
   engine.copies_gradients = flip();
   engine.dummy_gradients = flip();
