@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 
 #include <fmt/format.h>
@@ -95,6 +96,13 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis) {
   return group;
 }
 
+std::span<const NodeGroup> groups_in_use(const Cluster& cluster, int devices) {
+  std::size_t groups = 0;
+  for (int before = 0; groups < cluster.groups.size() && before < devices; ++groups)
+    before += cluster.groups[groups].devices();
+  return std::span(cluster.groups).first(groups);
+}
+
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
   if (cluster.groups.size() == 1) return 1;
   PARPLAN_ASSERT(cluster.groups.size() <= 64, fmt::format("{} groups", cluster.groups.size()));
@@ -146,9 +154,9 @@ Bytes usable_memory(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
   return usable_memory(memory_capacity(cluster, mesh, stage), cluster.memory_headroom);
 }
 
-Bytes memory_overhead(const Cluster& cluster) {
+Bytes memory_overhead(const Cluster& cluster, int devices) {
   Bytes most;
-  for (const NodeGroup& group : cluster.groups) most = std::max(most, group.device.memory_overhead);
+  for (const NodeGroup& group : groups_in_use(cluster, devices)) most = std::max(most, group.device.memory_overhead);
   return most;
 }
 

@@ -134,6 +134,11 @@ double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec
   return of(cluster, spec, result) / of(plan.cluster, plan.spec, plan.prediction) - 1.0;
 }
 
+std::span<const RankedPlan> ranked_behind(const Plan& plan, const Reasons& reasons) {
+  if (reasons.runner_up && plan.alternatives.empty()) return {&*reasons.runner_up, 1};
+  return plan.alternatives;
+}
+
 const Variation* relaxed(const Reasons& reasons) {
   const auto of = [&](Resource resource) -> const Variation* {
     const auto found = std::ranges::find(reasons.twice, resource, &Variation::resource);

@@ -163,15 +163,11 @@ struct Guide {
 };
 
 // Prediction over measurement, minus one, over runs of one model on one cluster in several layouts.
-// The error that all runs have in common does not change which layout is faster; the rest says how
-// far apart two predictions have to be.
 struct ModelError {
   double least = 0.0;
   double most = 0.0;
   int runs = 0;
   std::string_view source;
-  // Predicted step times that differ by a smaller part may be in the other order when measured.
-  double undecided() const { return (1.0 + most) / (1.0 + least) - 1.0; }
 };
 
 // The value that a remedy sets: a number (memory in bytes), a flag, or a name as options take it.
@@ -220,6 +216,9 @@ struct Reasons {
   std::vector<Variation> sensitivity;
   Seconds time;  // taken to find them
 };
+
+// The plans behind it: its alternatives, or the runner-up where it keeps none.
+std::span<const RankedPlan> ranked_behind(const Plan& plan, const Reasons& reasons);
 
 // The element of `twice` for the binding resource; null without searches.
 const Variation* relaxed(const Reasons& reasons);

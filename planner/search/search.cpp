@@ -86,7 +86,7 @@ class SpaceSearch {
       makers_.push_back(owned_.back().get());
     }
     floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
-    parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
+    parts_.emplace(graph, cluster, training, request, width_, options.objective, least_devices(), *floors_);
   }
 
   // Nothing where context parallelism, which the space leaves out, promises so much that it should
@@ -126,8 +126,9 @@ class SpaceSearch {
   }
 
  private:
+  int least_devices() const { return options_.fewer_devices ? options_.least_devices : cluster_.devices(); }
   SearchedSpace space() const {
-    return {graph_, cluster_, training_, request_, width_, options_.objective, options_.fewer_devices};
+    return {graph_, cluster_, training_, request_, width_, options_.objective, least_devices()};
   }
   // Not under a schedule that was asked for: with backwards in parts, the search with context
   // parallelism would take several times as long.

@@ -31,7 +31,7 @@ class SimulatedSteps {
     ParallelSpec spec;
     TrainingSpec training;
     std::vector<CostModel> models;
-    Bytes overhead;  // of memory, by the cluster: the layout may not use all of its groups
+    Bytes overhead;  // of memory, by the nodes that it uses
     SimulatedSpec simulated;
   };
   std::mutex mutex_;

@@ -21,7 +21,7 @@
 
 namespace parplan {
 bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh) {
-  return cluster.groups.size() == 1 && cluster.network.levels.size() <= 1 &&
+  return groups_in_use(cluster, mesh.size()).size() == 1 && cluster.network.levels.size() <= 1 &&
          mesh.stride_of(Axis::pp) % cluster.groups.front().devices_per_node() == 0;
 }
 
