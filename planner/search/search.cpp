@@ -108,14 +108,16 @@ class SpaceSearch {
       ranked = is_ahead(search_);
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
-    if (is_ahead(search_)) {
+    // With them, plans that are ranked beside those of other searches may beat these.
+    if (is_ahead(search_) || !search_.elsewhere.empty()) {
       if (tries_groups_of_heads()) try_groups_of_heads();
       if (tries_tensor_rings()) try_tensor_rings();
       if (tries_shard_groups()) try_shard_groups();
-      if (promises_context(worth_context)) return std::nullopt;
-    } else {
-      drop_beaten_elsewhere(search_);
     }
+    if (!is_ahead(search_))
+      drop_beaten_elsewhere(search_);
+    else if (promises_context(worth_context))
+      return std::nullopt;
     if (is_ahead(search_) || !search_.elsewhere.empty()) drop_idle_input_slots();
     return take_result();
   }
