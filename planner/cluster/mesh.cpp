@@ -126,12 +126,16 @@ std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, in
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage, int replica) {
   std::vector<int> ends;  // of the groups: behind the last device
   for (const NodeGroup& group : cluster.groups) ends.push_back((ends.empty() ? 0 : ends.back()) + group.devices());
-  std::uint64_t groups = 0;
-  for (int rank = 0; rank < mesh.size(); ++rank) {
-    const Coordinates at = coordinates_of(mesh, rank);
-    if (at.pp != stage || at.dp != replica) continue;
-    groups |= std::uint64_t{1} << (std::ranges::upper_bound(ends, rank) - ends.begin());
+  std::vector<int> ranks{stage * mesh.stride_of(Axis::pp) + replica * mesh.stride_of(Axis::dp)};
+  for (const Axis axis : all_axes) {
+    if (axis == Axis::pp || axis == Axis::dp || mesh.degree_of(axis) == 1) continue;
+    const std::size_t before = ranks.size();
+    for (int at = 1; at < mesh.degree_of(axis); ++at)
+      for (std::size_t i = 0; i < before; ++i) ranks.push_back(ranks[i] + at * mesh.stride_of(axis));
   }
+  std::uint64_t groups = 0;
+  for (const int rank : ranks)
+    groups |= std::uint64_t{1} << (std::ranges::upper_bound(ends, rank) - ends.begin());
   return groups;
 }
 

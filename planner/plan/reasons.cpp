@@ -10,12 +10,13 @@
 namespace parplan {
 
 const char* name(Constraint constraint) {
-  constexpr std::array names = {"compute", "communication", "bubble", "memory"};
+  constexpr std::array names = {"compute", "communication", "bubble", "memory", "host", "nvme"};
   return names[index_of(constraint)];
 }
 
 const char* name(Resource resource) {
-  constexpr std::array names = {"compute", "links inside nodes", "network", "all links", "memory", "global batch"};
+  constexpr std::array names = {"compute",    "links inside nodes", "network", "all links",
+                               "host rates", "NVMe rates",         "memory",  "global batch"};
   static_assert(names.size() == static_cast<std::size_t>(Resource::count_));
   return names[index_of(resource)];
 }
@@ -39,8 +40,8 @@ Rival rival(const Cluster& cluster, RankedPlan plan) {
 namespace {
 
 // The largest gain decides; ties go to the first.
-Constraint largest(double compute, double communication, double bubble, double memory) {
-  const std::array gains = {compute, communication, bubble, memory};  // by Constraint
+Constraint largest(double compute, double communication, double bubble, double memory, double host, double nvme) {
+  const std::array gains = {compute, communication, bubble, memory, host, nvme};  // by Constraint
   return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
 }
 
@@ -90,8 +91,11 @@ bool lacks_room(const Plan& plan) {
 
 Constraint binding_constraint(const Plan& plan) {
   if (lacks_room(plan)) return Constraint::memory;
+  const Seconds copying = plan.prediction.time.offload;
+  const bool has_files = uses(plan.spec.offload, Home::nvme);
   return largest(computing(plan).value / 2, communicating(plan).value / 2,
-                 waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
+                 waiting(plan).filling.value / 2, for_want_of_memory(plan).value,
+                 has_files ? 0.0 : copying.value / 2, has_files ? copying.value / 2 : 0.0);
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
@@ -120,7 +124,7 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
   return largest(std::min(of(Resource::compute), 0.5 * (computing(plan) / time.total())),
                  std::max(of(Resource::node_links), of(Resource::links)),
                  std::min(of(Resource::global_batch), 0.5 * (waiting(plan).filling / time.total())),
-                 of(Resource::memory));
+                 of(Resource::memory), of(Resource::host), of(Resource::nvme));
 }
 
 double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) {
@@ -148,6 +152,8 @@ const Variation* relaxed(const Reasons& reasons) {
     case Constraint::compute: return of(Resource::compute);
     case Constraint::bubble: return of(Resource::global_batch);
     case Constraint::memory: return of(Resource::memory);
+    case Constraint::host: return of(Resource::host);
+    case Constraint::nvme: return of(Resource::nvme);
     case Constraint::communication: break;
   }
   const Variation* links = of(Resource::links);

@@ -104,6 +104,13 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       if (!others) return fmt::format("{} of the step waits for other stages", share(time.bubble));
       return fmt::format("{} of the step waits for other stages, {} more for their communication", share(waits.filling),
                          share(waits.others));
+    case Constraint::host:
+    case Constraint::nvme: {
+      const bool updates = state_homes(plan.spec.offload).optimizer != Home::device && time.optimizer.value > 0.0;
+      return fmt::format("{} of the step waits for copies to and from host memory{}{}", share(time.offload),
+                         constraint == Constraint::nvme ? " and NVMe" : "",
+                         updates ? fmt::format(", {} updates parameters on the host", share(time.optimizer)) : "");
+    }
   }
   return "";
 }
@@ -111,7 +118,8 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
 std::string what_binds(const Plan& plan, Constraint constraint) {
   // By Constraint.
   constexpr std::array helps = {"faster or more devices", "faster links or a larger batch",
-                                "more micro-batches (a larger batch)", "more memory"};
+                                "more micro-batches (a larger batch)", "more memory",
+                                "faster links to the host, or faster memory there", "faster drives"};
   return fmt::format("{}: {}; {} would help first", name(constraint), signs_of(constraint, plan),
                      helps[index_of(constraint)]);
 }

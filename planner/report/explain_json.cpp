@@ -14,7 +14,8 @@ namespace parplan {
 namespace {
 
 constexpr const char* key(Resource resource) {
-  constexpr const char* keys[] = {"compute", "node_links", "network", "links", "memory", "global_batch"};
+  constexpr const char* keys[] = {"compute", "node_links", "network", "links",
+                                    "host",    "nvme",       "memory",  "global_batch"};
   return keys[index_of(resource)];
 }
 

@@ -15,7 +15,7 @@
 namespace parplan {
 
 // Whether a layout takes equally long and the same memory with either: by rank of the pipeline, the
-// same device and the same links.
+// same device, the same links, and the same share of host and drives.
 bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b);
 
 // Steps of one model that were simulated for several searches: each once, however often it is asked

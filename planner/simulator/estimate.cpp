@@ -437,6 +437,14 @@ std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Pla
   return seconds;
 }
 
+std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
+                                             Recompute recompute, int replica) {
+  replica_ = replica;
+  std::vector<Seconds> seconds = kind_seconds(spec, placements, stage, recompute);
+  replica_.reset();
+  return seconds;
+}
+
 std::vector<Seconds> Estimator::kind_data_seconds(const ParallelSpec& spec, const Placements& placements, int stage) {
   const MeshView& view = view_of(spec.mesh);
   const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, Recompute::none, stage)];

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "planner/cluster/group_network.h"
+#include "planner/cluster/host_share.h"
 #include "planner/explain/find_reasons.h"
+#include "planner/parallel/techniques.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
 
@@ -94,6 +96,72 @@ TEST_CASE("devices that compute twice as fast take half of the time, where nothi
     request.cluster = varied(request.cluster, Resource::compute, 2.0);
     CHECK(step(simulate_layout(request).prediction) == doctest::Approx(before / 2.0).epsilon(1e-9));
   }
+}
+
+// The rates of host and drives are varied where a plan uses them, and what binds is what the plan
+// waits for, however much of its step computes beside it.
+TEST_CASE("a plan that keeps its state off its devices gains by the host's rates and its drives what it waits for") {
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  ReasonsOptions without_searches;
+  without_searches.searches = false;
+  int bound_by_drives = 0, bound_by_host = 0, bound_by_others = 0;
+  for (const char* const cluster : {"dgx-a100", "dgx-1-v100"})  // with a link to the host stated, and without
+    for (const Offload& offload : all_offloads())
+      for (const double slow : {1e-6, 1e-3, 1e3}) {
+        SuggestRequest request = request_of(graph, cluster_of(cluster, 2), 4);
+        NodeGroup& group = request.cluster.groups.front();
+        const bool has_files = uses(offload, Home::nvme), has_host = has_files || uses(offload, Home::host);
+        // Drives and hosts in turn are as slow.
+        const bool slow_drives = number_of(offload) % 2 == 0;
+        group.nvme = {.read = BytesPerSecond(5e10 * (slow_drives ? slow : 1e3)),
+                      .write = BytesPerSecond(3e10 * (slow_drives ? slow : 1e3)),
+                      .latency = {},
+                      .capacity = {}};
+        group.host->memory_bandwidth *= slow_drives ? 1e3 : slow;
+        if (group.host->link) *group.host->link *= slow_drives ? 1e3 : slow;
+        request.layout = {{Choice::dp, 2},         {Choice::tp, 1},
+                          {Choice::pp, 1},         {Choice::zero_stage, 3},
+                          {Choice::micro_batch, 1}, {Choice::offload, offload}};
+        if (illegal(graph, request.training, with_given(request.layout, request.training))) continue;
+        INFO(cluster << ", " << write_value(offload) << ", " << slow);
+        const Plan plan = simulate_layout(request);
+        const Reasons reasons = find_reasons(graph, plan, without_searches);
+        const auto gain = [&](Resource resource) {
+          SuggestRequest faster = request;
+          faster.cluster = varied(request.cluster, resource, 2.0, 2);
+          return 1.0 - step(simulate_layout(faster).prediction) / step(plan.prediction);
+        };
+        CHECK((gain(Resource::host) > 0.0) <= has_host);
+        CHECK((gain(Resource::nvme) > 0.0) <= has_files);
+        // More than anything else could: all but a hundredth of what twice the rate can gain.
+        const bool drives = gain(Resource::nvme) > 0.49, host = gain(Resource::host) > 0.49;
+        if (drives) CHECK(reasons.binding == Constraint::nvme);
+        if (host) CHECK(reasons.binding == Constraint::host);
+        if (!has_host) CHECK(reasons.binding != Constraint::host);
+        if (!has_files) CHECK(reasons.binding != Constraint::nvme);
+        bound_by_drives += drives;
+        bound_by_host += host;
+        bound_by_others += !drives && !host;
+      }
+  CHECK(bound_by_drives > 10);
+  CHECK(bound_by_host > 5);
+  CHECK(bound_by_others > 10);
+}
+
+TEST_CASE("links inside nodes and the way to the host are varied apart, also where they are the same wires") {
+  for (const char* const name : {"dgx-a100", "dgx-1-v100"})
+    for (const int devices : {1, 2, 8}) {
+      const Cluster cluster = cluster_of(name, 8);
+      const auto share = [&](const Cluster& of) { return *host_share(of.groups.front(), devices); };
+      for (const Resource resource : {Resource::node_links, Resource::network, Resource::links}) {
+        CHECK(share(varied(cluster, resource, 2.0, devices)).link == share(cluster).link);
+        CHECK(share(varied(cluster, resource, 2.0, devices)).latency == share(cluster).latency);
+      }
+      const Cluster faster = varied(cluster, Resource::host, 2.0, devices);
+      CHECK(share(faster).link == share(cluster).link * 2.0);
+      CHECK(share(faster).memory_bandwidth == share(cluster).memory_bandwidth * 2.0);
+      CHECK(faster.groups.front().node == cluster.groups.front().node);
+    }
 }
 
 TEST_CASE("less memory for a given layout is what a search with less memory finds") {

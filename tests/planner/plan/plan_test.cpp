@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "planner/base/yaml.h"
+#include "planner/cluster/find_cluster.h"
 #include "tests/planner/base/error_of.h"
 
 using namespace parplan;
@@ -340,7 +341,10 @@ TEST_CASE("alternatives on other groups of nodes say which, and groups that the 
 }
 
 TEST_CASE("alternatives on several groups of equal nodes have each of them once") {
+  const std::string source = PARPLAN_SOURCE_DIR;
   Plan plan = some_plan();
+  plan.cluster = find_cluster("dgx-a100", {source + "/configs/devices", source + "/configs/clusters"},
+                              {.device = {}, .network = {}, .devices = 8, .nodes = {}});
   NodeGroup fast = plan.cluster.groups.front();
   fast.device.name = "fast";
   Cluster three = plan.cluster;

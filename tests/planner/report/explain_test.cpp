@@ -239,7 +239,7 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
                                          "kernels",       "communication",
                                          "binding_constraint",
                                          "relaxed",       "twice",
-                                         "model_error",   "model_error_elsewhere",
+                                         "model_error",   "model_error_elsewhere", "undecided_below",
                                          "runner_up",     "one_choice_away",
                                          "families",      "guide",
                                          "sensitivity",   "unrestricted"});
