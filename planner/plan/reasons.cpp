@@ -53,12 +53,19 @@ Seconds computing(const Plan& plan) {
 // Includes waiting for what other stages communicate, however many micro-batches there are.
 Seconds communicating(const Plan& plan) { return plan.prediction.time.exposed_in_all() + waiting(plan).others; }
 
-// The time that a lack of memory costs.
+// Whether twice the memory would hold what the plan keeps off its devices.
+bool twice_holds_all(const Plan& plan) {
+  const MemoryUse& memory = plan.prediction.memory;
+  return memory.peak() + memory.host + memory.nvme <= memory_capacity(plan.cluster, plan.spec, plan.prediction) * 2;
+}
+
+// The time that a lack of memory costs, as far as twice of it would spare that.
 Seconds for_want_of_memory(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   Seconds memory;
   // A plan of the least memory is not meant to be fast.
-  if (plan.search.objective != Objective::memory) memory += time.recompute + time.offload;
+  if (plan.search.objective != Objective::memory) memory += time.recompute;
+  if (plan.search.objective != Objective::memory && twice_holds_all(plan)) memory += time.offload;
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
   return memory;
 }

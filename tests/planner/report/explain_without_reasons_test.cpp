@@ -118,8 +118,13 @@ TEST_CASE("the host's rates bind a plan that waits for its copies, those of its 
   Plan plan = small_plan();
   plan.spec.offload = {.optimizer = Home::host};
   plan.prediction.time.offload = Seconds(8.0);
-  // A plan of the least memory is not meant to be fast; else more memory would save all of them.
+  // Twice the memory would save all of these, if it holds what is not on the device.
+  plan.prediction.memory.host = Bytes(1360);  // beside 640 of 1000
   CHECK(binding_constraint(plan) == Constraint::memory);
+  plan.prediction.memory.host = Bytes(1361);
+  CHECK(binding_constraint(plan) == Constraint::host);
+  // A plan of the least memory is not meant to be fast.
+  plan.prediction.memory.host = Bytes(100);
   plan.search.objective = Objective::memory;
   CHECK(binding_constraint(plan) == Constraint::host);  // 4 s, against 3.25 of what computes
   CHECK(explain(plan).find("binding constraint: host: 44.4 % of the step waits for copies to and from host memory, "
