@@ -43,7 +43,7 @@ BytesPerSecond read_line_rate(const YamlNode& value) {
   return rate;
 }
 
-// Of a machine, that plans may take.
+// What plans may take of a machine.
 Bytes read_room(const YamlNode& value, const char* key) {
   const Bytes room = value.as_bytes();
   if (room.count <= 0)

@@ -164,7 +164,7 @@ Cluster varied(Cluster cluster, Resource resource, double factor, int devices) {
       resource == Resource::node_links || resource == Resource::network || resource == Resource::links;
   for (NodeGroup& group : cluster.groups) {
     DeviceKind& device = group.device;
-    // Where the file leaves it to the node's links, the way to the host is stated before they change.
+    // A way to the host that the file leaves to the node's links is stated before they change.
     if (group.host && !group.host->link && (varies_links || resource == Resource::host))
       if (const std::optional<HostShare> share = host_share(group, std::min(devices, group.devices_per_node())))
         group.host->link = share->link;

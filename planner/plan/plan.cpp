@@ -692,7 +692,8 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
                                         device_name(plan.cluster), name(plan.cluster.backend())));
   plan.training = read_training(root.at("training"));
   plan.spec = read_layout(root.at("layout"), plan.training, plan.cluster.devices());
-  if (const auto reason = lacks_homes(first_nodes(plan.cluster, plan.spec.mesh.size()), plan.spec.offload)) root.at("cluster").fail(*reason);
+  if (const auto reason = lacks_homes(first_nodes(plan.cluster, plan.spec.mesh.size()), plan.spec.offload))
+    root.at("cluster").fail(*reason);
   plan.placements = read_placements(root.at("placements"), plan.spec);
   plan.schedule = read_schedule(root.at("schedule"), plan.spec, micro_batches(plan.spec, plan.training));
   plan.prediction = read_result(root.at("prediction"));

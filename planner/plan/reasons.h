@@ -43,9 +43,9 @@ Waiting waiting(const Plan& plan);
 // constraint whose removal could gain the most. Doubled devices, links or micro-batches would gain
 // half of the time that computes, half of the exposed communication, that of other stages with it,
 // half of the bubble due to few micro-batches, and half of the wait for copies to and from the host
-// or, where it uses these, its NVMe drives. Memory could gain all recomputation, since
-// nothing recomputes for any other reason, the wait for copies where twice of it would hold what is
-// off the device, and, on a device that is full, the exposed communication of a sharding (ZeRO-2, 3).
+// or, where it uses these, its NVMe drives. Memory could gain all recomputation, since nothing
+// recomputes for any other reason, the wait for copies where twice of it would hold what is off the
+// device, and, on a device that is full, the exposed communication of a sharding (ZeRO-2, 3).
 Constraint binding_constraint(const Plan& plan);
 
 // A layout to compare with the plan. One that does not fit carries its estimate.

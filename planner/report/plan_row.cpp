@@ -45,7 +45,8 @@ Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
 // An end of the band in which published runs were.
 Json step_time_in(const Subject& subject, double ErrorBand::*end) {
   if (!subject.predicted) return nullptr;
-  const std::optional<ErrorBand> band = error_band(subject.training.engine, first_nodes(subject.cluster, subject.spec.mesh.size()));
+  const std::optional<ErrorBand> band =
+      error_band(subject.training.engine, first_nodes(subject.cluster, subject.spec.mesh.size()));
   return band ? seconds(subject.result.time.total() * ((*band).*end)) : Json(nullptr);
 }
 

@@ -54,7 +54,8 @@ std::string list_ranks(const std::vector<int>& ranks) {
 // How far measured steps are from such predictions, and which plans cannot be told apart; nothing
 // where no runs are known.
 std::string step_line(const Plan& plan) {
-  const std::optional<ErrorBand> band = error_band(plan.training.engine, first_nodes(plan.cluster, plan.spec.mesh.size()));
+  const std::optional<ErrorBand> band =
+      error_band(plan.training.engine, first_nodes(plan.cluster, plan.spec.mesh.size()));
   if (!band) return "";
   std::string text = words_of(*band) + "\n";
   const int ranked = static_cast<int>(plan.alternatives.size()) + 1;

@@ -108,8 +108,8 @@ class LayoutFloors {
   };
   const std::vector<ReplicaKind>& replica_kinds(const DeviceMesh& mesh);
   // The least time of the layout whose replicas have any numbers of micro-batches that are those of
-  // the global batch together; whatever the schedule and what recomputes, where no `choices` of that
-  // are given.
+  // the global batch together; whatever the schedule and what recomputes, where no `choices` of
+  // that are given.
   Seconds time_of_unlike(const ParallelSpec& spec, std::span<const Recompute> choices = {});
   // What a block of each kind takes at least for a micro-batch on such stages.
   std::vector<Seconds> least_on(const ParallelSpec& spec, const ReplicaKind& kind, const ReplicaKind::StagesOn& stages,

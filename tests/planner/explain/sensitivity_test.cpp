@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "models/families.h"
+#include "models/find_model.h"
 #include "planner/cluster/group_network.h"
 #include "planner/cluster/host_share.h"
 #include "planner/explain/find_reasons.h"
@@ -101,30 +105,39 @@ TEST_CASE("devices that compute twice as fast take half of the time, where nothi
 // The rates of host and drives are varied where a plan uses them, and what binds is what the plan
 // waits for, however much of its step computes beside it.
 TEST_CASE("a plan that keeps its state off its devices gains by the host's rates and its drives what it waits for") {
-  const OpGraph graph = graph_of("tiny-llama", 16);
+  // Four layers of Llama 3 8B: 1.9 billion parameters, whose state takes more than all else.
+  ModelSpec model = load_model(source + "/models/llama3-8b.yaml", "").spec;
+  model.layers = 4;
+  const OpGraph graph = build_graph(model, 256);
   ReasonsOptions without_searches;
   without_searches.searches = false;
   int bound_by_drives = 0, bound_by_host = 0, bound_by_others = 0;
-  for (const char* const cluster : {"dgx-a100", "dgx-1-v100"})  // with a link to the host stated, and without
-    for (const Offload& offload : all_offloads())
-      for (const double slow : {1e-6, 1e-3, 1e3}) {
-        SuggestRequest request = request_of(graph, cluster_of(cluster, 2), 4);
-        NodeGroup& group = request.cluster.groups.front();
-        const bool has_files = uses(offload, Home::nvme), has_host = has_files || uses(offload, Home::host);
-        // Drives and hosts in turn are as slow.
-        const bool slow_drives = number_of(offload) % 2 == 0;
-        group.nvme = {.read = BytesPerSecond(5e10 * (slow_drives ? slow : 1e3)),
-                      .write = BytesPerSecond(3e10 * (slow_drives ? slow : 1e3)),
+  const std::span<const Offload> offloads = all_offloads();
+  for (const char* const cluster : {"dgx-a100", "dgx-1-v100"})
+    for (std::size_t i = 1; i < offloads.size(); i += 5) {
+      const Offload& offload = offloads[i];
+      SuggestRequest request = request_of(graph, cluster_of(cluster, 2), 4);
+      request.training.precision = DataType::fp16;
+      NodeGroup& group = request.cluster.groups.front();
+      const bool has_files = uses(offload, Home::nvme), has_host = has_files || uses(offload, Home::host);
+      request.layout = {{Choice::dp, 2},          {Choice::tp, 1},
+                        {Choice::pp, 1},          {Choice::zero_stage, 3},
+                        {Choice::micro_batch, 1}, {Choice::offload, offload}};
+      if (illegal(graph, request.training, with_given(request.layout, request.training))) continue;
+      // What is a thousand times too slow: the drives, the host, or neither.
+      for (const char* const slow : {"drives", "host", "none"}) {
+        const double of_drives = slow == std::string("drives") ? 1e-3 : 1e3;
+        const double of_host = slow == std::string("host") ? 1e-3 : 1e3;
+        group = cluster_of(cluster, 2).groups.front();
+        group.nvme = {.read = BytesPerSecond(5e10 * of_drives),
+                      .write = BytesPerSecond(3e10 * of_drives),
                       .latency = {},
                       .capacity = {}};
-        group.host->memory_bandwidth *= slow_drives ? 1e3 : slow;
-        if (group.host->link) *group.host->link *= slow_drives ? 1e3 : slow;
-        request.layout = {{Choice::dp, 2},         {Choice::tp, 1},
-                          {Choice::pp, 1},         {Choice::zero_stage, 3},
-                          {Choice::micro_batch, 1}, {Choice::offload, offload}};
-        if (illegal(graph, request.training, with_given(request.layout, request.training))) continue;
-        INFO(std::string(cluster) << ", " << write_value(offload) << ", " << slow);
-        // As much memory as the plan takes, libraries and all.
+        group.host->memory = std::nullopt;
+        group.host->memory_bandwidth *= of_host;
+        group.host->link = BytesPerSecond(1.2e10 * of_host);
+        INFO(std::string(cluster) << ", " << write_value(offload) << ", slow: " << std::string(slow));
+        // As much memory as the plan takes.
         group.device.memory_overhead = Bytes(0);
         group.device.memory_capacity = simulate_layout(request).prediction.memory.peak();
         const Plan plan = simulate_layout(request);
@@ -136,11 +149,11 @@ TEST_CASE("a plan that keeps its state off its devices gains by the host's rates
           faster.cluster = varied(request.cluster, resource, 2.0, 2);
           return 1.0 - step(simulate_layout(faster).prediction) / step(plan.prediction);
         };
-        CHECK((gain(Resource::host) > 0.0) <= has_host);
-        CHECK((gain(Resource::nvme) > 0.0) <= has_files);
-        // More than anything else could: all but a hundredth of what twice the rate can gain.
-        const bool drives = !would_hold && gain(Resource::nvme) > 0.49,
-                   host = !would_hold && gain(Resource::host) > 0.49;
+        if (!has_host) CHECK(gain(Resource::host) == 0.0);
+        if (!has_files) CHECK(gain(Resource::nvme) == 0.0);
+        // Almost all that twice a rate can gain is more than anything else does.
+        const bool drives = !would_hold && gain(Resource::nvme) > 0.45;
+        const bool host = !would_hold && gain(Resource::host) > 0.45;
         if (drives) CHECK(reasons.binding == Constraint::nvme);
         if (host) CHECK(reasons.binding == Constraint::host);
         if (!has_host) CHECK(reasons.binding != Constraint::host);
@@ -149,9 +162,12 @@ TEST_CASE("a plan that keeps its state off its devices gains by the host's rates
         bound_by_host += host;
         bound_by_others += !drives && !host;
       }
-  CHECK(bound_by_drives > 10);
-  CHECK(bound_by_host > 5);
-  CHECK(bound_by_others > 10);
+    }
+  CAPTURE(bound_by_drives);
+  CAPTURE(bound_by_host);
+  CHECK(bound_by_drives > 4);
+  CHECK(bound_by_host > 4);
+  CHECK(bound_by_others > 4);
 }
 
 TEST_CASE("links inside nodes and the way to the host are varied apart, also where they are the same wires") {
