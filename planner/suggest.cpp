@@ -8,6 +8,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
+#include "planner/base/text.h"
 #include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/cost_model.h"
@@ -64,16 +65,19 @@ std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
 // not the cluster's.
 std::string groups_taken(const SuggestRequest& request, const Plan& plan, const std::optional<RankedPlan>& as_stands) {
   const Cluster taken = first_nodes(plan.cluster, plan.spec.mesh.size());
-  std::string text =
-      fmt::format("takes {}{}, of {}: ", describe_groups(taken), taken.groups.size() > 1 ? " in this order" : " alone",
-                  describe_groups(request.cluster));
+  std::vector<std::string> why;
   if (plan.training.precision != request.training.precision)
-    text += fmt::format("they train in {}, all devices together in {}; ", name(plan.training.precision),
-                        name(request.training.precision));
-  if (!as_stands) return text + "no plan fits the cluster as it stands";
-  return text + fmt::format("the best plan of the cluster as it stands, {}, takes {} and {} of memory",
-                            layout_text(as_stands->spec), format_duration(as_stands->result.time.total()),
-                            format_bytes(as_stands->result.memory.peak()));
+    why.push_back(fmt::format("they train in {}, all devices together in {}", name(plan.training.precision),
+                              name(request.training.precision)));
+  if (as_stands)
+    why.push_back(fmt::format("the best plan of the cluster as it stands, {}, takes {} and {} of memory",
+                              layout_text(as_stands->spec), format_duration(as_stands->result.time.total()),
+                              format_bytes(as_stands->result.memory.peak())));
+  else if (taken.groups != first_nodes(request.cluster, taken.devices()).groups)
+    why.emplace_back("no plan fits the cluster as it stands");
+  return fmt::format("takes {}{}, of {}: {}", describe_groups(taken),
+                     taken.groups.size() > 1 ? " in this order" : " alone", describe_groups(request.cluster),
+                     join(why, "; "));
 }
 
 // The note on a plan that does not leave the headroom.

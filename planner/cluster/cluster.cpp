@@ -43,6 +43,15 @@ BytesPerSecond read_line_rate(const YamlNode& value) {
   return rate;
 }
 
+// What plans may take of a machine.
+Bytes read_room(const YamlNode& value, const char* key) {
+  const Bytes room = value.as_bytes();
+  if (room.count <= 0)
+    value.fail(fmt::format("expected more than {}: without '{}', how much plans take is not checked", write_bytes(room),
+                           key));
+  return room;
+}
+
 std::optional<int> read_devices_per_machine(const YamlNode& value, int devices) {
   const auto given = value.find("devices_per_machine");
   if (!given) return std::nullopt;
@@ -253,7 +262,7 @@ bool has_nic(const NodeKind& node) {
 Host read_host(const YamlNode& value) {
   value.allow_keys({"memory", "memory_bandwidth", "link"});
   Host host;
-  if (const auto memory = value.find("memory")) host.memory = memory->as_bytes();
+  if (const auto memory = value.find("memory")) host.memory = read_room(*memory, "memory");
   host.memory_bandwidth = read_positive_bandwidth(value.at("memory_bandwidth"));
   if (const auto link = value.find("link")) host.link = read_positive_bandwidth(*link);
   return host;
@@ -266,7 +275,7 @@ Nvme read_nvme(const YamlNode& value) {
             .latency = {},
             .capacity = {}};
   if (const auto latency = value.find("latency")) nvme.latency = latency->as_duration();
-  if (const auto capacity = value.find("capacity")) nvme.capacity = capacity->as_bytes();
+  if (const auto capacity = value.find("capacity")) nvme.capacity = read_room(*capacity, "capacity");
   return nvme;
 }
 

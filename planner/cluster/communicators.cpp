@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 namespace parplan {
 namespace {
@@ -19,9 +20,9 @@ struct Nodes {
   int devices = 0;  // of the smallest
   bool nvlink = false;
 };
-Nodes nodes_of(const Cluster& cluster) {
+Nodes nodes_of(std::span<const NodeGroup> groups) {
   Nodes nodes{.devices = std::numeric_limits<int>::max(), .nvlink = true};
-  for (const NodeGroup& group : cluster.groups) {
+  for (const NodeGroup& group : groups) {
     nodes.devices = std::min(nodes.devices, group.devices_per_node());
     nodes.nvlink = nodes.nvlink && group.device.nvlinks > 0;
   }
@@ -38,7 +39,7 @@ int collective_channels(bool nvlink, int members, bool inside) {
 Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const PerAxis<bool>& rings) {
   Bytes sum;
   if (!is_accelerator(cluster.backend())) return sum;
-  const Nodes nodes = nodes_of(cluster);
+  const Nodes nodes = nodes_of(groups_in_use(cluster, mesh.size()));
   const auto connection = [](bool inside) { return receiver + (inside ? sender_inside : receiver); };
   const auto neighbours = [&](int ranks, bool inside) {
     const int channels = !inside ? channels_of_nic : nodes.nvlink ? transfer_channels : channels_without_nvlink;
@@ -66,7 +67,7 @@ Bytes communicator_memory(const Cluster& cluster, const DeviceMesh& mesh, const 
 
 Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh,
                       const PerAxis<bool>& rings) {
-  const Bytes of_device = memory_overhead(cluster);
+  const Bytes of_device = memory_overhead(cluster, mesh.size());
   if (!is_accelerator(cluster.backend())) return of_device;
   const Bytes libraries = engine.libraries.count > 0 ? engine.libraries + assumed_communicators : Bytes(0);
   const Bytes communicators = communicator_memory(cluster, mesh, rings);

@@ -26,7 +26,7 @@ inline constexpr Bytes assumed_communicators{std::int64_t{512} << 20};
 
 // What the context, NCCL and other libraries take on a rank of any stage: the device's
 // memory_overhead or the engine's libraries, and communicators beyond those that the device's
-// counts. Never less than memory_overhead(cluster).
+// counts. Never less than memory_overhead(cluster, mesh.size()).
 Bytes memory_overhead(const Cluster& cluster, const Engine& engine, const DeviceMesh& mesh,
                       const PerAxis<bool>& rings = {});
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -92,10 +93,10 @@ Seconds latency_through(const Network& network, std::size_t level) {
   return network.levels.empty() ? network.latency : network.levels[level].latency;
 }
 
-// The lowest among all GPUs, which is what NCCL uses; 0 where one of them is unknown.
-int lowest_capability(const Cluster& cluster) {
+// The lowest among the GPUs of a job, which is what NCCL uses; 0 where one of them is unknown.
+int lowest_capability(std::span<const NodeGroup> groups) {
   std::optional<int> lowest;
-  for (const NodeGroup& group : cluster.groups) {
+  for (const NodeGroup& group : groups) {
     const int own = compute_capability_of(group.device.name).value_or(0);
     lowest = std::min(lowest.value_or(own), own);
   }
@@ -139,7 +140,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
       .intra_latency = {},
       .inter_latency = {}};
   if (degree == 1) return result;
-  result.compute_capability = lowest_capability(cluster);
+  result.compute_capability = lowest_capability(groups_in_use(cluster, ranks));
   const double exchanged = result.nodes == 2 ? 0.5 : 1.0;
   const Network& network = cluster.network;
   const AxisLayout axis_layout{.ranks = ranks, .stride = stride, .degree = degree};
@@ -217,11 +218,14 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
 }
 
 bool has_nvlink_sharp(const Cluster& cluster) {
-  return lowest_capability(cluster) >= nvlink_sharp_since &&
-         std::ranges::any_of(cluster.groups, [](const NodeGroup& group) {
-           return std::ranges::any_of(group.node.vertices,
-                                      [](const Vertex& vertex) { return vertex.kind == VertexKind::nvswitch; });
-         });
+  // A job has the first group's devices whatever else it has.
+  for (const NodeGroup& group : cluster.groups) {
+    if (lowest_capability({&group, 1}) < nvlink_sharp_since) return false;
+    if (std::ranges::any_of(group.node.vertices,
+                            [](const Vertex& vertex) { return vertex.kind == VertexKind::nvswitch; }))
+      return true;
+  }
+  return false;
 }
 
 GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int from_stage, int to_stage) {
@@ -307,7 +311,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   result.ring_bandwidth = std::min(result.ring_bandwidth, fabric.ring);
   if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   result.tree_bandwidth = result.ring_bandwidth;
-  result.compute_capability = lowest_capability(cluster);
+  result.compute_capability = lowest_capability(groups_in_use(cluster, ranks));
   return result;
 }
 

@@ -17,7 +17,7 @@ struct GroupNetwork {
   Seconds intra_latency;          // one hop inside a node
   Seconds inter_latency;          // one hop between nodes; 0 with one node
   bool nvlink = true;          // whether every hop inside a node is over NVLink, another direct link or shared memory
-  int compute_capability = 0;  // the lowest of the cluster's GPUs, 80 for 8.0; 0 where unknown
+  int compute_capability = 0;  // the lowest of the job's GPUs, 80 for 8.0; 0 where unknown
   // A rank's links to switches that add and broadcast (NVLink SHARP): NVSwitches that join all
   // members of a node, from compute capability 9.0 on. 0 where there are none.
   BytesPerSecond nvls_bandwidth{};
@@ -33,7 +33,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
 // The same of groups of `size` ranks of the mesh, `stride` from one member to the next.
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int size, int stride);
 
-// Whether some node's switches may add what devices send.
+// Whether some node's switches may add what devices send, in some job on the first devices.
 bool has_nvlink_sharp(const Cluster& cluster);
 
 // Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank

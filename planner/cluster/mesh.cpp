@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 
 #include <fmt/format.h>
@@ -95,6 +96,13 @@ std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis) {
   return group;
 }
 
+std::span<const NodeGroup> groups_in_use(const Cluster& cluster, int devices) {
+  std::size_t groups = 0;
+  for (int before = 0; groups < cluster.groups.size() && before < devices; ++groups)
+    before += cluster.groups[groups].devices();
+  return std::span(cluster.groups).first(groups);
+}
+
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
   if (cluster.groups.size() == 1) return 1;
   PARPLAN_ASSERT(cluster.groups.size() <= 64, fmt::format("{} groups", cluster.groups.size()));
@@ -118,12 +126,16 @@ std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, in
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage, int replica) {
   std::vector<int> ends;  // of the groups: behind the last device
   for (const NodeGroup& group : cluster.groups) ends.push_back((ends.empty() ? 0 : ends.back()) + group.devices());
-  std::uint64_t groups = 0;
-  for (int rank = 0; rank < mesh.size(); ++rank) {
-    const Coordinates at = coordinates_of(mesh, rank);
-    if (at.pp != stage || at.dp != replica) continue;
-    groups |= std::uint64_t{1} << (std::ranges::upper_bound(ends, rank) - ends.begin());
+  std::vector<int> ranks{stage * mesh.stride_of(Axis::pp) + replica * mesh.stride_of(Axis::dp)};
+  for (const Axis axis : all_axes) {
+    if (axis == Axis::pp || axis == Axis::dp || mesh.degree_of(axis) == 1) continue;
+    const std::size_t before = ranks.size();
+    for (int at = 1; at < mesh.degree_of(axis); ++at)
+      for (std::size_t i = 0; i < before; ++i) ranks.push_back(ranks[i] + at * mesh.stride_of(axis));
   }
+  std::uint64_t groups = 0;
+  for (const int rank : ranks)
+    groups |= std::uint64_t{1} << (std::ranges::upper_bound(ends, rank) - ends.begin());
   return groups;
 }
 
@@ -146,9 +158,9 @@ Bytes usable_memory(const Cluster& cluster, const DeviceMesh& mesh, int stage) {
   return usable_memory(memory_capacity(cluster, mesh, stage), cluster.memory_headroom);
 }
 
-Bytes memory_overhead(const Cluster& cluster) {
+Bytes memory_overhead(const Cluster& cluster, int devices) {
   Bytes most;
-  for (const NodeGroup& group : cluster.groups) most = std::max(most, group.device.memory_overhead);
+  for (const NodeGroup& group : groups_in_use(cluster, devices)) most = std::max(most, group.device.memory_overhead);
   return most;
 }
 

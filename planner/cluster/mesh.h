@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,10 @@ int group_stride(const DeviceMesh& mesh, Axis axis);
 // axis's are all that hold the same parameters (replica_axes).
 std::vector<int> group_of(const DeviceMesh& mesh, int rank, Axis axis);
 
+// The groups of nodes that the first `devices` devices are of, at least one device each. What nodes
+// a layout leaves out are like bears on none of its costs: facts that hold for all that a job runs
+// on are taken over these.
+std::span<const NodeGroup> groups_in_use(const Cluster& cluster, int devices);
 // The kinds of device that hold ranks of a stage, as bits by their groups in the cluster.
 std::uint64_t groups_of_stage(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 // The same of the replica at this coordinate of the data axis alone.
@@ -59,8 +64,8 @@ Bytes memory_capacity(const Cluster& cluster, std::uint64_t groups);
 // What plans may use of it: all but the cluster's headroom.
 Bytes usable_memory(const Cluster& cluster, const DeviceMesh& mesh, int stage);
 Bytes usable_memory(Bytes capacity, double headroom);
-// The most that libraries take on any device.
-Bytes memory_overhead(const Cluster& cluster);
+// The most that libraries take on any of the first `devices` devices.
+Bytes memory_overhead(const Cluster& cluster, int devices);
 // The mean peak of the first `devices` devices.
 FlopsPerSecond peak(const Cluster& cluster, int devices, DataType type);
 

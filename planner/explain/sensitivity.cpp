@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/cluster/host_share.h"
 #include "planner/cluster/routes.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/parallel_for.h"
@@ -75,7 +76,7 @@ std::optional<Circumstances> changed(const ExplainedPlan& explained, Resource re
   explained.say(fmt::format("{} x {:.2g}", name(resource), factor));
   Circumstances then{.training = plan.training, .variation = {}};
   then.variation.resource = resource;
-  then.variation.cluster = varied(plan.cluster, resource, factor);
+  then.variation.cluster = varied(plan.cluster, resource, factor, plan.spec.mesh.size());
   ParallelSpec spec = plan.spec;
   if (resource == Resource::global_batch) {
     const std::optional<ChangedBatch> batch = changed_batch(explained, factor);
@@ -130,6 +131,9 @@ std::optional<Variation> vary_best_of_all(const ExplainedPlan& explained, Resour
 }
 
 bool has(const Plan& plan, Resource resource) {
+  const bool has_files = uses(plan.spec.offload, Home::nvme);
+  if (resource == Resource::nvme) return has_files;
+  if (resource == Resource::host) return has_files || uses(plan.spec.offload, Home::host);
   return (resource != Resource::network && resource != Resource::links) || plan.cluster.nodes() > 1;
 }
 
@@ -155,9 +159,23 @@ std::vector<bool> network_links(const NodeKind& node) {
   return of_network;
 }
 
-Cluster varied(Cluster cluster, Resource resource, double factor) {
+Cluster varied(Cluster cluster, Resource resource, double factor, int devices) {
+  const bool varies_links =
+      resource == Resource::node_links || resource == Resource::network || resource == Resource::links;
   for (NodeGroup& group : cluster.groups) {
     DeviceKind& device = group.device;
+    // A way to the host that the file leaves to the node's links is stated before they change.
+    if (group.host && !group.host->link && (varies_links || resource == Resource::host))
+      if (const std::optional<HostShare> share = host_share(group, std::min(devices, group.devices_per_node())))
+        group.host->link = share->link;
+    if (resource == Resource::host && group.host) {
+      group.host->memory_bandwidth *= factor;
+      if (group.host->link) *group.host->link *= factor;
+    }
+    if (resource == Resource::nvme && group.nvme) {
+      group.nvme->read *= factor;
+      group.nvme->write *= factor;
+    }
     if (resource == Resource::memory)
       device.memory_capacity = Bytes(std::llround(static_cast<double>(device.memory_capacity.count) * factor));
     if (resource == Resource::compute) {
@@ -179,7 +197,7 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
           fit.memory *= factor;
         }
     }
-    if (resource != Resource::node_links && resource != Resource::network && resource != Resource::links) continue;
+    if (!varies_links) continue;
     const std::vector<bool> of_network = network_links(group.node);
     for (std::size_t link = 0; link < of_network.size(); ++link)
       if (resource == Resource::links || (resource == Resource::network) == of_network[link])
@@ -191,7 +209,8 @@ Cluster varied(Cluster cluster, Resource resource, double factor) {
 std::vector<Variation> double_without_searches(const ExplainedPlan& explained) {
   std::vector<Variation> twice;
   for (const Resource resource :
-       {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::global_batch})
+       {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::host, Resource::nvme,
+        Resource::global_batch})
     if (has(explained.plan, resource)) twice.push_back(std::move(changed(explained, resource, 2.0)->variation));
   return twice;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "planner/explain/explained_plan.h"
@@ -16,8 +17,10 @@ std::vector<bool> network_links(const NodeKind& node);
 // The cluster with more or less of one resource: devices that compute `factor` times as fast (every
 // kernel takes 1 / factor of its time), or links or memory with `factor` times the bandwidth or
 // capacity. The fabric between nodes carries what the NICs do, divided by its oversubscription, so
-// it is varied with them.
-Cluster varied(Cluster cluster, Resource resource, double factor);
+// it is varied with them. The host's rates are that of the link that each device has to it, as
+// `devices` devices of a job share it in a node, and that of its memory; links inside nodes leave
+// them as they are.
+Cluster varied(Cluster cluster, Resource resource, double factor, int devices = std::numeric_limits<int>::max());
 
 // The plan with twice of each resource whose gain needs no search: all but memory.
 std::vector<Variation> double_without_searches(const ExplainedPlan& explained);

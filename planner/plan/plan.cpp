@@ -559,31 +559,51 @@ SearchCounts read_search(const YamlNode& node) {
   return search;
 }
 
-// The plan's groups of nodes, and behind them those that its alternatives use besides.
-Cluster all_groups(const Plan& plan) {
-  Cluster all = plan.cluster;
-  for (const RankedPlan& alternative : plan.alternatives) {
-    if (!alternative.on) continue;
-    for (const NodeGroup& group : alternative.on->cluster.groups)
-      if (std::ranges::find(all.groups, group) == all.groups.end()) all.groups.push_back(group);
+// The places of a cluster's groups among all, each its own: equal ones are told apart by their
+// order. Those that are not among all are added behind.
+std::vector<std::size_t> place_groups(const Cluster& cluster, Cluster& all) {
+  std::vector<std::size_t> places;
+  for (const NodeGroup& group : cluster.groups) {
+    std::size_t place = 0;
+    while (place < all.groups.size() &&
+           (all.groups[place] != group || std::ranges::find(places, place) != places.end()))
+      ++place;
+    if (place == all.groups.size()) all.groups.push_back(group);
+    places.push_back(place);
   }
-  return all;
+  return places;
 }
 
 // The cluster of an alternative, by the places of its groups among all.
 Cluster chosen_groups(const YamlNode& node, const Cluster& all) {
   Cluster chosen = all;
   chosen.groups.clear();
+  std::vector<std::int64_t> places;
   for (const YamlNode& item : node.items()) {
     const std::int64_t group = item.as_integer(0);
     if (group >= static_cast<std::int64_t>(all.groups.size()))
       item.fail(fmt::format("group {} of {}: groups of nodes are numbered from 0, those of other_groups behind the "
                             "cluster's",
                             group, all.groups.size()));
+    if (std::ranges::find(places, group) != places.end())
+      item.fail(fmt::format("group {} a second time: an alternative has the nodes of a group once; leave one out",
+                            group));
+    places.push_back(group);
     chosen.groups.push_back(all.groups[static_cast<std::size_t>(group)]);
   }
   if (chosen.groups.empty()) node.fail("an alternative is on one group of nodes at least");
   return chosen;
+}
+
+// An alternative trains as the plan does, or in what all of its devices have.
+void check_precision(const YamlNode& precision, const Plan& plan, const RankedPlan& alternative) {
+  const DataType own = stated_precision(alternative.on->training);
+  if (own == stated_precision(plan.training)) return;
+  for (const NodeGroup& group : groups_in_use(alternative.on->cluster, alternative.spec.mesh.size()))
+    if (!has_units(group.device, own))
+      precision.fail(fmt::format("{} has no units for {}; expected a precision that all devices of the alternative "
+                                 "have, or the plan's own, {}",
+                                 group.device.name, name(own), name(stated_precision(plan.training))));
 }
 
 TrainingSpec with_precision(const YamlNode& node, TrainingSpec training) {
@@ -636,15 +656,12 @@ std::string write_plan(const Plan& plan) {
     out += "alternatives: []\n";
   else
     out += "alternatives:\n";
-  const Cluster all = all_groups(plan);
+  Cluster all = plan.cluster;
   for (const RankedPlan& alternative : plan.alternatives) {
     out += "  - layout:\n" + indented(write_layout(alternative.spec, plan.training), 6);
     out += "    prediction:\n" + indented(write_result(alternative.result), 6);
     if (!alternative.on) continue;
-    std::vector<std::size_t> groups;
-    for (const NodeGroup& group : alternative.on->cluster.groups)
-      groups.push_back(static_cast<std::size_t>(std::ranges::find(all.groups, group) - all.groups.begin()));
-    out += fmt::format("    groups: [{}]\n", fmt::join(groups, ", "));
+    out += fmt::format("    groups: [{}]\n", fmt::join(place_groups(alternative.on->cluster, all), ", "));
     out += fmt::format("    precision: {}\n", name(stated_precision(alternative.on->training)));
   }
   section("model_summary", write_model_summary(plan.model));
@@ -675,7 +692,8 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
                                         device_name(plan.cluster), name(plan.cluster.backend())));
   plan.training = read_training(root.at("training"));
   plan.spec = read_layout(root.at("layout"), plan.training, plan.cluster.devices());
-  if (const auto reason = lacks_homes(plan.cluster, plan.spec.offload)) root.at("cluster").fail(*reason);
+  if (const auto reason = lacks_homes(first_nodes(plan.cluster, plan.spec.mesh.size()), plan.spec.offload))
+    root.at("cluster").fail(*reason);
   plan.placements = read_placements(root.at("placements"), plan.spec);
   plan.schedule = read_schedule(root.at("schedule"), plan.spec, micro_batches(plan.spec, plan.training));
   plan.prediction = read_result(root.at("prediction"));
@@ -698,6 +716,7 @@ Plan read_plan(const std::string& text, const std::string& file_name) {
     alternative.spec =
         read_layout(layout, training_of(plan, alternative), cluster_of(plan, alternative).devices());
     alternative.result = read_result(item.at("prediction"));
+    if (alternative.on) check_precision(item.at("precision"), plan, alternative);
     if (sum(alternative.spec.stage_blocks) != sum(plan.spec.stage_blocks))
       layout.at("stage_blocks")
           .fail(fmt::format("the stages hold {} blocks, and the plan's own hold {}", sum(alternative.spec.stage_blocks),

@@ -10,12 +10,13 @@
 namespace parplan {
 
 const char* name(Constraint constraint) {
-  constexpr std::array names = {"compute", "communication", "bubble", "memory"};
+  constexpr std::array names = {"compute", "communication", "bubble", "memory", "host", "nvme"};
   return names[index_of(constraint)];
 }
 
 const char* name(Resource resource) {
-  constexpr std::array names = {"compute", "links inside nodes", "network", "all links", "memory", "global batch"};
+  constexpr std::array names = {"compute",    "links inside nodes", "network", "all links",
+                               "host rates", "NVMe rates",         "memory",  "global batch"};
   static_assert(names.size() == static_cast<std::size_t>(Resource::count_));
   return names[index_of(resource)];
 }
@@ -39,8 +40,8 @@ Rival rival(const Cluster& cluster, RankedPlan plan) {
 namespace {
 
 // The largest gain decides; ties go to the first.
-Constraint largest(double compute, double communication, double bubble, double memory) {
-  const std::array gains = {compute, communication, bubble, memory};  // by Constraint
+Constraint largest(double compute, double communication, double bubble, double memory, double host, double nvme) {
+  const std::array gains = {compute, communication, bubble, memory, host, nvme};  // by Constraint
   return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
 }
 
@@ -52,12 +53,19 @@ Seconds computing(const Plan& plan) {
 // Includes waiting for what other stages communicate, however many micro-batches there are.
 Seconds communicating(const Plan& plan) { return plan.prediction.time.exposed_in_all() + waiting(plan).others; }
 
-// The time that a lack of memory costs.
+// Whether twice the memory would hold what the plan keeps off its devices.
+bool twice_holds_all(const Plan& plan) {
+  const MemoryUse& memory = plan.prediction.memory;
+  return memory.peak() + memory.host + memory.nvme <= memory_capacity(plan.cluster, plan.spec, plan.prediction) * 2;
+}
+
+// The time that a lack of memory costs, as far as twice of it would spare that.
 Seconds for_want_of_memory(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   Seconds memory;
   // A plan of the least memory is not meant to be fast.
-  if (plan.search.objective != Objective::memory) memory += time.recompute + time.offload;
+  if (plan.search.objective != Objective::memory) memory += time.recompute;
+  if (plan.search.objective != Objective::memory && twice_holds_all(plan)) memory += time.offload;
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
   return memory;
 }
@@ -90,8 +98,11 @@ bool lacks_room(const Plan& plan) {
 
 Constraint binding_constraint(const Plan& plan) {
   if (lacks_room(plan)) return Constraint::memory;
+  const Seconds copying = plan.prediction.time.offload;
+  const bool has_files = uses(plan.spec.offload, Home::nvme);
   return largest(computing(plan).value / 2, communicating(plan).value / 2,
-                 waiting(plan).filling.value / 2, for_want_of_memory(plan).value);
+                 waiting(plan).filling.value / 2, for_want_of_memory(plan).value,
+                 has_files ? 0.0 : copying.value / 2, has_files ? copying.value / 2 : 0.0);
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
@@ -120,7 +131,7 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
   return largest(std::min(of(Resource::compute), 0.5 * (computing(plan) / time.total())),
                  std::max(of(Resource::node_links), of(Resource::links)),
                  std::min(of(Resource::global_batch), 0.5 * (waiting(plan).filling / time.total())),
-                 of(Resource::memory));
+                 of(Resource::memory), of(Resource::host), of(Resource::nvme));
 }
 
 double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result) {
@@ -134,6 +145,11 @@ double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec
   return of(cluster, spec, result) / of(plan.cluster, plan.spec, plan.prediction) - 1.0;
 }
 
+std::span<const RankedPlan> ranked_behind(const Plan& plan, const Reasons& reasons) {
+  if (reasons.runner_up && plan.alternatives.empty()) return {&*reasons.runner_up, 1};
+  return plan.alternatives;
+}
+
 const Variation* relaxed(const Reasons& reasons) {
   const auto of = [&](Resource resource) -> const Variation* {
     const auto found = std::ranges::find(reasons.twice, resource, &Variation::resource);
@@ -143,6 +159,8 @@ const Variation* relaxed(const Reasons& reasons) {
     case Constraint::compute: return of(Resource::compute);
     case Constraint::bubble: return of(Resource::global_batch);
     case Constraint::memory: return of(Resource::memory);
+    case Constraint::host: return of(Resource::host);
+    case Constraint::nvme: return of(Resource::nvme);
     case Constraint::communication: break;
   }
   const Variation* links = of(Resource::links);

@@ -15,7 +15,7 @@
 namespace parplan {
 
 // What keeps a plan from being faster.
-enum class Constraint { compute, communication, bubble, memory };
+enum class Constraint { compute, communication, bubble, memory, host, nvme };
 const char* name(Constraint constraint);
 
 // From this share of a device's memory on, memory counts as full: another micro-batch in flight, or
@@ -42,9 +42,10 @@ Waiting waiting(const Plan& plan);
 // Decided by the parts of the plan's step alone: memory where the plan does not fit, else the
 // constraint whose removal could gain the most. Doubled devices, links or micro-batches would gain
 // half of the time that computes, half of the exposed communication, that of other stages with it,
-// and half of the bubble due to few micro-batches. Memory could gain all recomputation, since
-// nothing recomputes for any other reason, and, on a device that is full, the exposed communication
-// of a sharding (ZeRO-2, 3).
+// half of the bubble due to few micro-batches, and half of the wait for copies to and from the host
+// or, where it uses these, its NVMe drives. Memory could gain all recomputation, since nothing
+// recomputes for any other reason, the wait for copies where twice of it would hold what is off the
+// device, and, on a device that is full, the exposed communication of a sharding (ZeRO-2, 3).
 Constraint binding_constraint(const Plan& plan);
 
 // A layout to compare with the plan. One that does not fit carries its estimate.
@@ -69,9 +70,11 @@ struct FamilyBest {
   bool of_the_plan = false;   // the plan is of this family
 };
 
-// What can be varied of a plan's circumstances.
-enum class Resource { compute, node_links, network, links, memory, global_batch, count_ };
-// "compute", "links inside nodes", "network", "all links", "memory", "global batch".
+// What can be varied of a plan's circumstances; the host's rates and those of its NVMe drives where
+// the plan uses these.
+enum class Resource { compute, node_links, network, links, host, nvme, memory, global_batch, count_ };
+// "compute", "links inside nodes", "network", "all links", "host rates", "NVMe rates", "memory",
+// "global batch".
 const char* name(Resource resource);
 
 // The choice if there were more or less of one resource.
@@ -163,15 +166,11 @@ struct Guide {
 };
 
 // Prediction over measurement, minus one, over runs of one model on one cluster in several layouts.
-// The error that all runs have in common does not change which layout is faster; the rest says how
-// far apart two predictions have to be.
 struct ModelError {
   double least = 0.0;
   double most = 0.0;
   int runs = 0;
   std::string_view source;
-  // Predicted step times that differ by a smaller part may be in the other order when measured.
-  double undecided() const { return (1.0 + most) / (1.0 + least) - 1.0; }
 };
 
 // The value that a remedy sets: a number (memory in bytes), a flag, or a name as options take it.
@@ -220,6 +219,9 @@ struct Reasons {
   std::vector<Variation> sensitivity;
   Seconds time;  // taken to find them
 };
+
+// The plans behind it: its alternatives, or the runner-up where it keeps none.
+std::span<const RankedPlan> ranked_behind(const Plan& plan, const Reasons& reasons);
 
 // The element of `twice` for the binding resource; null without searches.
 const Variation* relaxed(const Reasons& reasons);

@@ -10,13 +10,15 @@ namespace parplan {
 
 std::vector<int> kinds_of_replicas(const Cluster& cluster, const DeviceMesh& mesh) {
   // groups_of_stage of every stage of every replica, in one go over the ranks.
-  const auto replicas = static_cast<std::size_t>(mesh.degree_of(Axis::dp));
+  const int of_data = mesh.degree_of(Axis::dp), of_pipeline = mesh.degree_of(Axis::pp);
+  const int apart = mesh.stride_of(Axis::dp), stages_apart = mesh.stride_of(Axis::pp);
+  const auto replicas = static_cast<std::size_t>(of_data);
   std::vector<std::vector<std::uint64_t>> stages(
-      replicas, std::vector<std::uint64_t>(static_cast<std::size_t>(mesh.degree_of(Axis::pp)), 0));
+      replicas, std::vector<std::uint64_t>(static_cast<std::size_t>(of_pipeline), 0));
   for (int rank = 0, group = 0, end = cluster.groups.front().devices(); rank < mesh.size(); ++rank) {
     while (rank >= end) end += cluster.groups[static_cast<std::size_t>(++group)].devices();
-    const Coordinates at = coordinates_of(mesh, rank);
-    stages[static_cast<std::size_t>(at.dp)][static_cast<std::size_t>(at.pp)] |= std::uint64_t{1} << group;
+    stages[static_cast<std::size_t>(rank / apart % of_data)]
+          [static_cast<std::size_t>(rank / stages_apart % of_pipeline)] |= std::uint64_t{1} << group;
   }
   std::vector<int> kinds;
   std::map<std::vector<std::uint64_t>, int> known;

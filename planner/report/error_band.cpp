@@ -5,6 +5,9 @@
 
 #include <fmt/format.h>
 
+#include "planner/cluster/mesh.h"
+#include "planner/plan/reasons.h"
+
 namespace parplan {
 namespace {
 
@@ -57,6 +60,27 @@ std::span<const PairSpread> pair_spreads() {
 std::optional<PairSpread> pair_spread(const Engine& engine, const Cluster& cluster) {
   if (!is_accelerator(cluster.backend())) return std::nullopt;
   return *std::ranges::find_if(spreads, [&](const PairSpread& row) { return holds(row, engine, cluster); });
+}
+
+std::optional<PairSpread> pair_spread(const Plan& plan, std::span<const RankedPlan> others) {
+  Cluster all = plan.cluster;
+  const auto groups_of = [](const Cluster& cluster, const ParallelSpec& spec) {
+    return groups_in_use(cluster, spec.mesh.size());
+  };
+  const std::span<const NodeGroup> own = groups_of(plan.cluster, plan.spec);
+  all.groups.assign(own.begin(), own.end());
+  for (const RankedPlan& other : others) {
+    const std::span<const NodeGroup> groups = groups_of(cluster_of(plan, other), other.spec);
+    all.groups.insert(all.groups.end(), groups.begin(), groups.end());
+  }
+  return pair_spread(plan.training.engine, all);
+}
+
+bool are_apart(const Plan& plan, const RankedPlan& other, const PairSpread& pairs) {
+  const double ratio = plan.search.objective == Objective::cost
+                           ? 1.0 + excess(plan, cluster_of(plan, other), other.spec, other.result)
+                           : other.result.time.total() / plan.prediction.time.total();
+  return std::max(ratio, 1.0 / ratio) > 1.0 + pairs.spread;
 }
 
 std::optional<ErrorBand> error_band(const Engine& engine, const Cluster& cluster) {

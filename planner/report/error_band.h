@@ -7,6 +7,7 @@
 
 #include "planner/cluster/cluster.h"
 #include "planner/graph/engine.h"
+#include "planner/plan/plan.h"
 
 namespace parplan {
 
@@ -46,6 +47,12 @@ inline constexpr int least_jobs = 4;
 // what one layout's measured step tells of another's.
 std::optional<ErrorBand> error_band(const Engine& engine, const Cluster& cluster);
 std::optional<PairSpread> pair_spread(const Engine& engine, const Cluster& cluster);
+// The same for a plan and others of its job: the first that holds for all devices that any of these
+// uses. By it alone one is told from another, wherever both are shown.
+std::optional<PairSpread> pair_spread(const Plan& plan, std::span<const RankedPlan> others);
+// Whether `other` differs from the plan by more than that: in the cost of its step where that is
+// the objective, else in its time.
+bool are_apart(const Plan& plan, const RankedPlan& other, const PairSpread& pairs);
 
 // The share of a device's memory that plans leave free by default: how far published runs went
 // beyond their predicted memory, each as far as its figure counts it (docs/accuracy.md). 9 of 10

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/report/error_band.h"
 #include "planner/report/explain_rivals.h"
 #include "planner/report/explain_rules.h"
 #include "planner/report/explain_stages.h"
@@ -103,6 +104,13 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       if (!others) return fmt::format("{} of the step waits for other stages", share(time.bubble));
       return fmt::format("{} of the step waits for other stages, {} more for their communication", share(waits.filling),
                          share(waits.others));
+    case Constraint::host:
+    case Constraint::nvme: {
+      const bool updates = state_homes(plan.spec.offload).optimizer != Home::device && time.optimizer.value > 0.0;
+      return fmt::format("{} of the step waits for copies to and from host memory{}{}", share(time.offload),
+                         constraint == Constraint::nvme ? " and NVMe" : "",
+                         updates ? fmt::format(", {} updates parameters on the host", share(time.optimizer)) : "");
+    }
   }
   return "";
 }
@@ -110,7 +118,8 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
 std::string what_binds(const Plan& plan, Constraint constraint) {
   // By Constraint.
   constexpr std::array helps = {"faster or more devices", "faster links or a larger batch",
-                                "more micro-batches (a larger batch)", "more memory"};
+                                "more micro-batches (a larger batch)", "more memory",
+                                "faster links to the host, or faster memory there", "faster drives"};
   return fmt::format("{}: {}; {} would help first", name(constraint), signs_of(constraint, plan),
                      helps[index_of(constraint)]);
 }
@@ -203,48 +212,47 @@ std::string time_and_memory(const Plan& plan) {
 
 // With reasons ------------------------------------------------------------------------------------
 
+// How far predictions of such devices were from measured steps.
+std::string how_far_off(const Reasons& reasons) {
+  if (reasons.error)
+    return fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps\n  ({} {})\n",
+                       -100.0 * reasons.error->most, -100.0 * reasons.error->least, reasons.error->runs,
+                       reasons.error->source);
+  const std::string none =
+      "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a "
+      "plan\n";
+  if (!reasons.elsewhere) return none;
+  const ModelError& seen = *reasons.elsewhere;
+  return none +
+         fmt::format("  (on other devices predictions were {:.1f} to {:.1f} % below measured steps:\n  {} {})\n",
+                     -100.0 * seen.most, -100.0 * seen.least, seen.runs, seen.source);
+}
+
 std::string how_sure(const Plan& plan, const Reasons& reasons) {
   if (plan.search.objective == Objective::memory)
     return "how sure: memory is counted as the runtime allocates it, not estimated; libraries' share is a measured "
            "constant\n";
-  if (!reasons.error) {
-    const std::string none =
-        "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a "
-        "plan\n";
-    if (!reasons.elsewhere) return none;
-    const ModelError& seen = *reasons.elsewhere;
-    return none +
-           fmt::format("  (on other devices predictions were {:.1f} to {:.1f} % below measured steps:\n  {} {})\n",
-                       -100.0 * seen.most, -100.0 * seen.least, seen.runs, seen.source);
-  }
-  const ModelError& error = *reasons.error;
-  std::string text = fmt::format(
-      "how sure: predictions were {:.1f} to {:.1f} % below measured steps\n"
-      "  ({} {}),\n"
-      "  so that plans that are predicted within {:.1f} % of one another may come out in the other order\n",
-      -100.0 * error.most, -100.0 * error.least, error.runs, error.source, 100.0 * error.undecided());
-  const RankedPlan* second = !plan.alternatives.empty() ? &plan.alternatives.front()
-                             : reasons.runner_up        ? &*reasons.runner_up
-                                                        : nullptr;
-  if (second == nullptr) return text;
-  // Whichever of the two is predicted to be slower.
-  const auto is_close = [&](const RankedPlan& p) {
-    return std::abs(excess(plan, cluster_of(plan, p), p.spec, p.result)) < error.undecided();
-  };
-  const double gap = excess(plan, cluster_of(plan, *second), second->spec, second->result);
-  const std::string is = "  the runner-up is " + compared(gap, plan.search.objective, is_close(*second) ? 2 : 1);
-  if (!is_close(*second)) return text + is + ": more than that\n";
-  const std::string others =
-      plan.alternatives.size() < 2
-          ? ""
-          : fmt::format(" ({} of {} ranked alternatives are that close)",
-                        std::ranges::count_if(plan.alternatives, is_close), plan.alternatives.size());
+  std::string text = how_far_off(reasons);
+  const std::span<const RankedPlan> others = ranked_behind(plan, reasons);
+  const std::optional<PairSpread> pairs = pair_spread(plan, others);
+  if (!pairs) return text;
+  text += fmt::format("  {}\n", words_of(*pairs));
+  if (others.empty()) return text;
+  const auto is_close = [&](const RankedPlan& other) { return !are_apart(plan, other, *pairs); };
+  const RankedPlan& second = others.front();
+  const double gap = excess(plan, cluster_of(plan, second), second.spec, second.result);
+  const std::string is = "  the runner-up is " + compared(gap, plan.search.objective, is_close(second) ? 2 : 1);
+  if (!is_close(second)) return text + is + ": more than that\n";
+  const std::string close =
+      others.size() < 2 ? ""
+                        : fmt::format(" ({} of {} ranked alternatives are that close)",
+                                      std::ranges::count_if(others, is_close), others.size());
   return text + is +
          fmt::format(
              ": the model cannot tell the two apart{};\n"
              "  a few steps of each (`parplan run`) decide, or a device file with measured kernels (`parplan "
              "measure`)\n",
-             others);
+             close);
 }
 
 std::string what_binds(const Plan& plan, const Reasons& reasons) {

@@ -1,10 +1,12 @@
 #include "planner/report/explain_json.h"
 
 #include <algorithm>
+#include <span>
 
 #include <fmt/format.h>
 
 #include "planner/base/enum_index.h"
+#include "planner/report/error_band.h"
 #include "planner/report/explain_stages.h"
 #include "planner/report/plan_row.h"
 
@@ -12,7 +14,8 @@ namespace parplan {
 namespace {
 
 constexpr const char* key(Resource resource) {
-  constexpr const char* keys[] = {"compute", "node_links", "network", "links", "memory", "global_batch"};
+  constexpr const char* keys[] = {"compute", "node_links", "network", "links",
+                                    "host",    "nvme",       "memory",  "global_batch"};
   return keys[index_of(resource)];
 }
 
@@ -47,7 +50,7 @@ Json rival_json(const Plan& plan, const Rival& rival) {
 Json error_json(const std::optional<ModelError>& error) {
   if (!error) return nullptr;
   return {{"least", json_number(error->least)}, {"most", json_number(error->most)}, {"runs", error->runs},
-          {"undecided_below", json_number(error->undecided())}, {"source", error->source}};
+          {"source", error->source}};
 }
 
 Json variation_json(const Plan& plan, const Variation& variation) {
@@ -192,13 +195,15 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   for (const Variation& variation : reasons.twice) json["twice"].push_back(variation_json(plan, variation));
   json["model_error"] = error_json(reasons.error);
   json["model_error_elsewhere"] = error_json(reasons.elsewhere);
-  const RankedPlan* const second = reasons.runner_up           ? &*reasons.runner_up
-                                   : plan.alternatives.empty() ? nullptr
-                                                               : &plan.alternatives.front();
+  const std::span<const RankedPlan> behind = ranked_behind(plan, reasons);
+  const std::optional<PairSpread> pairs = pair_spread(plan, behind);
+  json["undecided_below"] = pairs ? json_number(pairs->spread) : Json(nullptr);
   json["runner_up"] = nullptr;
-  if (second != nullptr)
-    json["runner_up"] = rival_json(plan, rival(cluster_of(plan, *second), *second),
-                                   {.cluster = cluster_of(plan, *second), .training = training_of(plan, *second)});
+  if (!behind.empty()) {
+    const RankedPlan& second = behind.front();
+    json["runner_up"] = rival_json(plan, rival(cluster_of(plan, second), second),
+                                   {.cluster = cluster_of(plan, second), .training = training_of(plan, second)});
+  }
   json["one_choice_away"] = Json::array();
   for (const Neighbour& neighbour : reasons.neighbours) {
     Json other{{"change", neighbour.change}};

@@ -45,7 +45,8 @@ Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
 // An end of the band in which published runs were.
 Json step_time_in(const Subject& subject, double ErrorBand::*end) {
   if (!subject.predicted) return nullptr;
-  const std::optional<ErrorBand> band = error_band(subject.training.engine, subject.cluster);
+  const std::optional<ErrorBand> band =
+      error_band(subject.training.engine, first_nodes(subject.cluster, subject.spec.mesh.size()));
   return band ? seconds(subject.result.time.total() * ((*band).*end)) : Json(nullptr);
 }
 
@@ -193,8 +194,9 @@ constexpr std::array column_rows = {
     Column{"reserved_bytes", "B", "of the peak: with what the allocator keeps (torch.cuda.max_memory_reserved)",
            [](const Subject& s) { return bytes(s.result.memory.arena() + s.result.memory.reserve); }},
     Column{"told_from_first", "",
-           "whether the step differs from that of the plan ranked first by more than 8 of 10 pairs of published runs "
-           "do from their predictions (accuracy.md); null for the first, where measured, and without accelerators",
+           "whether the step, or by the objective cost its cost, differs from that of the plan ranked first by more "
+           "than 8 of 10 pairs of published runs do from their predictions (accuracy.md); null for the first, where "
+           "measured, and without accelerators",
            [](const Subject& s) {
              const std::optional<bool> told = told_from_first(s);
              return told ? Json(*told) : Json(nullptr);
@@ -240,10 +242,11 @@ constexpr std::array column_rows = {
 }  // namespace
 
 std::optional<bool> told_from_first(const RowSubject& subject) {
-  const std::optional<PairSpread> pairs = pair_spread(subject.training.engine, subject.cluster);
-  if (!subject.predicted || subject.first == nullptr || !pairs) return std::nullopt;
-  const Seconds one = subject.first->time.total(), other = subject.result.time.total();
-  return std::max(one, other) / std::min(one, other) > 1.0 + pairs->spread;
+  if (!subject.predicted || subject.first == nullptr) return std::nullopt;
+  const std::vector<RankedPlan>& others = subject.first->alternatives;
+  const std::optional<PairSpread> pairs = pair_spread(*subject.first, others);
+  if (!pairs) return std::nullopt;
+  return are_apart(*subject.first, others[static_cast<std::size_t>(subject.rank - 2)], *pairs);
 }
 
 MemoryVerdict verdict_of(const RowSubject& subject) {
@@ -276,7 +279,7 @@ RowSubject subject_of(const Plan& plan, int rank) {
           .training = training_of(plan, alternative),
           .spec = alternative.spec,
           .result = alternative.result,
-          .first = &plan.prediction};
+          .first = &plan};
 }
 
 RowSubject subject_of(const Plan& plan, const StepResult& measured) {

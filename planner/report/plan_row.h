@@ -22,7 +22,7 @@ struct RowSubject {
   const ParallelSpec& spec;
   const StepResult& result;
   bool predicted = true;  // else measured
-  const StepResult* first = nullptr;  // of the plan ranked first, where this is another
+  const Plan* first = nullptr;  // whose alternative this is
 };
 // Whether pairs of published runs tell the steps of the two apart (error_band.h); nothing where
 // there is no other plan or no run is known.

@@ -54,7 +54,8 @@ std::string list_ranks(const std::vector<int>& ranks) {
 // How far measured steps are from such predictions, and which plans cannot be told apart; nothing
 // where no runs are known.
 std::string step_line(const Plan& plan) {
-  const std::optional<ErrorBand> band = error_band(plan.training.engine, plan.cluster);
+  const std::optional<ErrorBand> band =
+      error_band(plan.training.engine, first_nodes(plan.cluster, plan.spec.mesh.size()));
   if (!band) return "";
   std::string text = words_of(*band) + "\n";
   const int ranked = static_cast<int>(plan.alternatives.size()) + 1;
@@ -62,7 +63,7 @@ std::string step_line(const Plan& plan) {
   for (int rank = 2; rank <= ranked; ++rank)
     if (!told_from_first(subject_of(plan, rank)).value_or(true)) alike.push_back(rank);
   if (ranked == 1) return text;
-  const std::string pairs = words_of(*pair_spread(plan.training.engine, plan.cluster));
+  const std::string pairs = words_of(*pair_spread(plan, plan.alternatives));
   if (alike.empty()) return text + fmt::format("every plan can be told apart from the first: {}\n", pairs);
   return text + fmt::format("plan{} {} cannot be told apart from the first: {}\n", alike.size() == 1 ? "" : "s",
                             list_ranks(alike), pairs);

@@ -69,17 +69,18 @@ Bytes DeviceCountBound::memory(int devices, double others) const {
     all += static_cast<double>(taken) * static_cast<double>(cluster_.groups[g].device.memory_capacity.count);
   }
   const double used = static_cast<double>(state_.count) + others +
-                      static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_).count);
+                      static_cast<double>(devices) * static_cast<double>(memory_overhead(cluster_, devices).count);
   // Rounded down, with allowance for the rounding of the quotients.
   return Bytes(static_cast<std::int64_t>(used / all * static_cast<double>(least.count) * (1.0 - 1e-12)));
 }
 
 bool DeviceCountBound::lacks_room(int devices, double others) const {
   std::int64_t room = 0;
+  const Bytes overhead = memory_overhead(cluster_, devices);
   for (std::size_t g = 0; g < cluster_.groups.size(); ++g)
     room += devices_of_group(cluster_, g, devices) *
             std::max<std::int64_t>((usable_memory(cluster_.groups[g].device.memory_capacity, cluster_.memory_headroom) -
-                                    memory_overhead(cluster_))
+                                    overhead)
                                        .count,
                                    0);
   return static_cast<double>(state_.count) + others * (1.0 - 1e-12) > static_cast<double>(room);

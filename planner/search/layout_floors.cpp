@@ -401,7 +401,7 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
       const Seconds all = work_of(blocks_, fastest, shape.stages).all;
       time = std::min(time,
                       std::max(least_time(fastest, shape), shape.micro_batches * (all / speeds_of(stages, fastest))));
-      if (may_be_unlike_in_order(one)) time = std::min(time, time_of_unlike(one, false));
+      if (may_be_unlike_in_order(one)) time = std::min(time, time_of_unlike(one));
     }
   }
   floor.time = std::max(floor.time, time * (1 - 1e-9));
@@ -512,7 +512,7 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
 Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
   if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
   const Seconds alike = std::max(least_layout(spec, choices).time, data_time(spec));
-  return may_be_unlike_in_order(spec) ? std::min(alike, time_of_unlike(spec, true)) : alike;
+  return may_be_unlike_in_order(spec) ? std::min(alike, time_of_unlike(spec, choices)) : alike;
 }
 
 }  // namespace parplan

@@ -94,16 +94,26 @@ class LayoutFloors {
   Bytes memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least);
 
  private:
-  // Replicas whose stages are on the same devices: how many these are, and how many of the stages
-  // of each are on which device.
+  // Replicas whose stages are on the same devices: the first of them, how many these are, and for
+  // each device of theirs the first stage on it and the number of stages.
   struct ReplicaKind {
+    struct StagesOn {
+      const NetworkCache::StageDevice* device = nullptr;
+      int first = 0;
+      int count = 1;
+    };
+    int first = 0;
     int replicas = 0;
-    std::vector<std::pair<const NetworkCache::StageDevice*, int>> stages;
+    std::vector<StagesOn> stages;
   };
   const std::vector<ReplicaKind>& replica_kinds(const DeviceMesh& mesh);
   // The least time of the layout whose replicas have any numbers of micro-batches that are those of
-  // the global batch together; whatever the schedule, where that is not chosen yet.
-  Seconds time_of_unlike(const ParallelSpec& spec, bool has_schedule);
+  // the global batch together; whatever the schedule and what recomputes, where no `choices` of
+  // that are given.
+  Seconds time_of_unlike(const ParallelSpec& spec, std::span<const Recompute> choices = {});
+  // What a block of each kind takes at least for a micro-batch on such stages.
+  std::vector<Seconds> least_on(const ParallelSpec& spec, const ReplicaKind& kind, const ReplicaKind::StagesOn& stages,
+                                std::span<const Recompute> choices);
   // What the blocks of a layer take at least, by Block::kind.
   struct LeastBlocks {
     std::vector<std::int64_t> saved;  // bytes for a micro-batch

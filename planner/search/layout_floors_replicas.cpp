@@ -32,13 +32,14 @@ const std::vector<LayoutFloors::ReplicaKind>& LayoutFloors::replica_kinds(const 
     const auto [place, is_new] = places.try_emplace(first, kinds.size());
     if (is_new) {
       ReplicaKind& kind = kinds.emplace_back();
+      kind.first = first;
       for (int stage = 0; stage < mesh.degree_of(Axis::pp); ++stage) {
         const NetworkCache::StageDevice* const device = &maker_.estimator().networks().device(mesh, stage, first);
-        const auto same = std::ranges::find_if(kind.stages, [&](const auto& one) { return one.first == device; });
+        const auto same = std::ranges::find_if(kind.stages, [&](const auto& one) { return one.device == device; });
         if (same == kind.stages.end())
-          kind.stages.emplace_back(device, 1);
+          kind.stages.push_back({.device = device, .first = stage});
         else
-          ++same->second;
+          ++same->count;
       }
     }
     ++kinds[place->second].replicas;
@@ -46,11 +47,25 @@ const std::vector<LayoutFloors::ReplicaKind>& LayoutFloors::replica_kinds(const 
   return kinds;
 }
 
+std::vector<Seconds> LayoutFloors::least_on(const ParallelSpec& spec, const ReplicaKind& kind,
+                                            const ReplicaKind::StagesOn& stages, std::span<const Recompute> choices) {
+  if (choices.empty()) return least_seconds(spec, *stages.device);
+  const Placements& placements = maker_.placements_of(spec);
+  std::vector<Seconds> least(blocks_.size(), infinite);
+  const auto take = [&](Recompute recompute) {
+    take_least(maker_.estimator().kind_seconds(spec, placements, stages.first, recompute, kind.first), least);
+  };
+  for (const Recompute recompute : choices) take(recompute);
+  if (spec.recompute_layers > 0) take(Recompute::none);
+  return least;
+}
+
 // A replica of kind k with n_k micro-batches takes at least t_k(n_k), the least time of a pipeline
 // whose blocks take what they take on the fastest of its devices, and whose slowest rank takes no
 // less than all ranks together would, each with the blocks that suit it. The step takes as long as
 // the slowest replica, at least what that is with the best numbers.
-Seconds LayoutFloors::time_of_unlike(const ParallelSpec& spec, bool has_schedule) {
+Seconds LayoutFloors::time_of_unlike(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  const bool has_schedule = !choices.empty();
   const std::vector<ReplicaKind>& kinds = replica_kinds(spec.mesh);
   const PipelineShape shape = shape_of(spec, training_);
   std::vector<LeastWork> works;
@@ -58,9 +73,9 @@ Seconds LayoutFloors::time_of_unlike(const ParallelSpec& spec, bool has_schedule
   for (const ReplicaKind& kind : kinds) {
     std::vector<std::vector<Seconds>> stages;
     std::vector<Seconds> fastest(blocks_.size(), infinite);
-    for (const auto& [device, count] : kind.stages) {
-      const std::vector<Seconds>& least = least_seconds(spec, *device);
-      stages.insert(stages.end(), static_cast<std::size_t>(count), least);
+    for (const ReplicaKind::StagesOn& on : kind.stages) {
+      const std::vector<Seconds> least = least_on(spec, kind, on, choices);
+      stages.insert(stages.end(), static_cast<std::size_t>(on.count), least);
       take_least(least, fastest);
     }
     LeastWork work = work_of(blocks_, fastest, shape.ranks);

@@ -104,12 +104,27 @@ class BestOfAll {
   std::vector<Listed> list_;
 };
 
+// Whether a cluster has the first groups of another, in the same order.
+bool begins(const Cluster& one, const Cluster& other) {
+  return one.groups.size() <= other.groups.size() &&
+         std::ranges::equal(one.groups, std::span(other.groups).first(one.groups.size()));
+}
+
+// The fewest devices that a plan uses which is not one of another arrangement: some of the last
+// group's, where that may be left out.
+int least_devices(const Cluster& one, std::span<const Cluster> all) {
+  int least = 1;
+  for (const Cluster& other : all)
+    if (other.groups.size() < one.groups.size() && begins(other, one)) least = std::max(least, other.devices() + 1);
+  return least;
+}
+
 // What the words for the space of one arrangement leave out.
 std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangements) {
   if (cluster.groups.size() == 1) return "";
   if (arrangements == 1) return ", with its groups of nodes in their own order";
   if (cluster.groups.size() <= most_groups_in_every_order) return ", with any of its groups of nodes, in any order";
-  return ", with all of its groups of nodes in their own order, or with one of them";
+  return ", with the first of its groups of nodes or all of them in their own order, or with one of them";
 }
 
 }  // namespace
@@ -126,12 +141,13 @@ std::vector<Cluster> arrangements(const Cluster& cluster) {
     for (const std::size_t g : chosen) other.groups.push_back(cluster.groups[g]);
     if (std::ranges::find(result, other) == result.end()) result.push_back(std::move(other));
   };
-  if (groups > most_groups_in_every_order) {
-    for (std::size_t g = 0; g < groups; ++g) add(std::array{g});
-    return result;
-  }
   std::vector<std::size_t> order(groups);
   std::iota(order.begin(), order.end(), std::size_t{0});
+  if (groups > most_groups_in_every_order) {
+    for (std::size_t taken = groups; taken > 0; --taken) add(std::span(order).first(taken));
+    for (const std::size_t g : order) add(std::array{g});
+    return result;
+  }
   do
     for (std::size_t taken = groups; taken > 0; --taken) add(std::span(order).first(taken));
   while (std::ranges::next_permutation(order).found);
@@ -153,17 +169,24 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and the best until then
   ArrangedResult result;
   std::optional<Score> best;
-  std::optional<RankedPlan> as_stands;
+  std::optional<Score> best_as_it_stands;
+  std::optional<RankedPlan> as_stands, smallest;
   BestOfAll ranked(options);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const bool is_too_small = fixed && product_of_degrees(request) > all[i].devices();
-    if (i > 0 && is_too_small) continue;
+    // Each plan is looked at once, on the groups that it uses.
+    const int least = options.fewer_devices ? least_devices(all[i], all) : 1;
+    const std::int64_t given = product_of_degrees(request);
+    const bool is_elsewhere = fixed && given <= cluster.devices() && (given < least || given > all[i].devices());
+    if (is_elsewhere || (i > 0 && fixed && given > cluster.devices())) continue;
     Cluster compared = all[i];
     if (!priced)
       for (NodeGroup& group : compared.groups) group.price.reset();
     TrainingSpec own_training = training;
     if (precision_of) own_training.precision = precision_of(compared);
+    const bool is_as_it_stands =
+        begins(all[i], cluster) && (!precision_of || own_training.precision == precision_of(cluster));
     SearchOptions own_options = options;
+    own_options.least_devices = least;
     own_options.to_beat = best;
     own_options.ranked_elsewhere = ranked.ranked();
     own_options.shapes = shapes;
@@ -175,19 +198,29 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
       own = own ? std::min(*own, its) : its;
       if (all.size() == 1) continue;
       Listed listed{.score = its, .plan = plan};
-      listed.plan.on = OtherDevices{.cluster = all[i], .training = own_training};
+      listed.plan.on = OtherDevices{.cluster = is_as_it_stands ? cluster : all[i], .training = own_training};
       ranked.add(std::move(listed));
     }
-    if (i == 0 && !found.plans.empty()) as_stands = found.plans.front();
-    const bool wins = i == 0 || (own && (!best || better(*own, *best, noise)));
+    const bool wins = searches.empty() || (own && (!best || better(*own, *best, noise)));
+    const bool is_best_as_it_stands =
+        is_as_it_stands && own && (!best_as_it_stands || better(*own, *best_as_it_stands, noise));
     searches.emplace_back(found.counts, best && (!own || *best < *own) ? best : own);
+    if (is_best_as_it_stands) {
+      best_as_it_stands = own;
+      as_stands = found.plans.front();
+    }
+    if (is_as_it_stands && found.smallest &&
+        (!smallest || found.smallest->result.memory.peak() < smallest->result.memory.peak()))
+      smallest = found.smallest;
     if (!wins) continue;
     best = own;
-    result = {.cluster = all[i],
+    result = {.cluster = is_as_it_stands ? cluster : all[i],
               .precision = own_training.precision,
               .found = std::move(found),
-              .as_stands = i == 0 ? std::nullopt : as_stands};
+              .as_stands = std::nullopt};
   }
+  if (!result.found.plans.empty() && result.cluster != cluster) result.as_stands = std::move(as_stands);
+  result.found.smallest = std::move(smallest);
   if (all.size() > 1 && !result.found.plans.empty()) {
     RankedPlan first = result.found.plans.front();
     TrainingSpec its_training = training;

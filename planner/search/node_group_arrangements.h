@@ -14,28 +14,31 @@ namespace parplan {
 
 // On heterogeneous nodes a plan may use a subset of the groups, and another order: the first ranks,
 // and with them the first stages, are on the first group. The list has the cluster in its own order
-// first, then up to three groups in every subset and order; with more groups, each alone. It has
-// only the cluster itself where blocks of nodes in a row share switches: their order is then given
-// by the network.
+// first, then up to three groups in every subset and order; with more groups, the first of them in
+// their own order, and each alone. It has only the cluster itself where blocks of nodes in a row
+// share switches: their order is then given by the network.
 std::vector<Cluster> arrangements(const Cluster& cluster);
 
 // The precision of a training on a cluster, where nobody gave one.
 using PrecisionOf = std::function<DataType(const Cluster& cluster)>;
 
 struct ArrangedResult {
-  Cluster cluster;     // the groups that the plans use, in their order
+  // The groups of the best plan, in their order: the whole cluster where they are the first of it
+  // and train in its precision.
+  Cluster cluster;
   DataType precision;  // in which they train
   // The best plan, on these, and behind it the best of all arrangements, within the limits of one
   // search (SearchOptions::top, top_each); those on others say on which. The counts are of all
   // arrangements together.
   SearchResult found;
-  // The best plan on the unchanged cluster, if it has any and another arrangement has a better one.
+  // The best plan on the unchanged cluster, in the precision of all of its devices, if it has any
+  // and `cluster` is another.
   std::optional<RankedPlan> as_stands;
 };
 
-// `search` on every arrangement, unless `options.fewer_devices` is off; the cluster is the first of
-// those that have the best plan. Each trains in the precision that `precision_of` gives its
-// devices, or, without that, in the training's.
+// `search` on every arrangement, unless `options.fewer_devices` is off: each plan is looked at on
+// the groups that it uses, which train in the precision that `precision_of` gives their devices,
+// or, without that, in the training's.
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const LayoutRequest& request, const SearchOptions& options,
                                    const PrecisionOf& precision_of = nullptr);

@@ -13,41 +13,41 @@ constexpr int place_bits = 38;  // of a layout in its part, with its candidates
 constexpr int candidate_bits = 14;
 
 // The devices to consider: up to all of them, or exactly these.
-std::pair<int, Devices> devices_of(const Cluster& cluster, const LayoutRequest& request, bool fewer) {
+std::pair<int, Devices> devices_of(const Cluster& cluster, const LayoutRequest& request, int least) {
   if (gives_every_degree(request)) return {static_cast<int>(product_of_degrees(request)), Devices::exactly};
-  return {cluster.devices(), fewer ? Devices::at_most : Devices::exactly};
+  return {cluster.devices(), least < cluster.devices() ? Devices::at_most : Devices::exactly};
 }
 
 }  // namespace
 
 OpenParts::OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                     const LayoutRequest& request, const SpaceWidth& width, Objective objective, bool fewer_devices,
+                     const LayoutRequest& request, const SpaceWidth& width, Objective objective, int least_devices,
                      LayoutFloors& floors)
     : cluster_(cluster),
       engine_(training.engine),
       request_(request),
       objective_(objective),
-      fewer_devices_(fewer_devices),
+      least_devices_(least_devices),
       space_(graph, training, request, width),
       floors_(floors) {}
 
 std::vector<Open> OpenParts::open_all() {
-  const auto [devices, wanted] = devices_of(cluster_, request_, fewer_devices_);
-  std::vector<SpacePart> parts = space_.parts(devices, wanted);
+  const auto [devices, wanted] = devices_of(cluster_, request_, least_devices_);
+  std::vector<SpacePart> parts = on_enough(space_.parts(devices, wanted));
   for (const SpacePart& one : parts) count_all_ += one.layouts;
   return open_degrees(std::move(parts));
 }
 
 std::vector<Open> OpenParts::open_uncounted() {
-  const auto [devices, wanted] = devices_of(cluster_, request_, fewer_devices_);
-  return open_degrees(space_.degrees(devices, wanted));
+  const auto [devices, wanted] = devices_of(cluster_, request_, least_devices_);
+  return open_degrees(on_enough(space_.degrees(devices, wanted)));
 }
 
 std::vector<Open> OpenParts::open_beyond(const Beyond& beyond, const OpenParts* than) {
   beyond_ = beyond;
   if (than == nullptr) {
-    const auto [devices, wanted] = devices_of(cluster_, request_, fewer_devices_);
-    std::vector<SpacePart> parts = space_.degrees(devices, wanted);
+    const auto [devices, wanted] = devices_of(cluster_, request_, least_devices_);
+    std::vector<SpacePart> parts = on_enough(space_.degrees(devices, wanted));
     std::erase_if(parts, [&](const SpacePart& one) { return !beyond.of_degrees(one.spec); });
     return open_degrees(std::move(parts));
   }
@@ -62,6 +62,12 @@ std::vector<Open> OpenParts::open_beyond(const Beyond& beyond, const OpenParts* 
     open.push_back(open_part(std::move(part)));
   }
   return open;
+}
+
+std::vector<SpacePart> OpenParts::on_enough(std::vector<SpacePart> parts) const {
+  if (!gives_every_degree(request_))
+    std::erase_if(parts, [&](const SpacePart& one) { return one.spec.mesh.size() < least_devices_; });
+  return parts;
 }
 
 std::vector<Open> OpenParts::open_degrees(std::vector<SpacePart> parts) {

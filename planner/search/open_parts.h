@@ -43,9 +43,9 @@ struct Beyond {
 class OpenParts {
  public:
   OpenParts(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training, const LayoutRequest& request,
-            const SpaceWidth& width, Objective objective, bool fewer_devices, LayoutFloors& floors);
+            const SpaceWidth& width, Objective objective, int least_devices, LayoutFloors& floors);
 
-  // All parts, of which only the degrees are known.
+  // All parts on `least_devices` or more, of which only the degrees are known.
   std::vector<Open> open_all();
   // The same without counting their layouts.
   std::vector<Open> open_uncounted();
@@ -124,6 +124,7 @@ class OpenParts {
   std::vector<PlacedSpec> orders_of(std::size_t number) const;
   std::vector<PlacedSpec> layouts_of(std::size_t number) const;
 
+  std::vector<SpacePart> on_enough(std::vector<SpacePart> parts) const;
   std::vector<Open> open_degrees(std::vector<SpacePart> parts);
   Open open_part(Part part);
   Open opened(std::size_t number);
@@ -147,7 +148,7 @@ class OpenParts {
   const Engine& engine_;
   const LayoutRequest& request_;
   Objective objective_{};
-  bool fewer_devices_ = true;
+  int least_devices_ = 1;
   Space space_;
   LayoutFloors& floors_;
   std::optional<Beyond> beyond_;

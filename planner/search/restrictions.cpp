@@ -316,7 +316,7 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
   if (!wider.has_same_floors)
     own.emplace(space.graph, space.cluster, space.training, wider.request, wider.width, maker, wider.samples);
   OpenParts parts(space.graph, space.cluster, space.training, wider.request, wider.width, space.objective,
-                  space.fewer_devices, own ? *own : floors);
+                  space.least_devices, own ? *own : floors);
   std::vector<Open> open = parts.open_beyond(wider.beyond, own ? nullptr : than);
   const auto is_later = [](const Open& a, const Open& b) {
     return std::pair(a.bound, a.place) > std::pair(b.bound, b.place);
@@ -341,7 +341,7 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
 std::optional<double> least_of_devices(const SearchedSpace& space, const Score& best, const LayoutFloors& floors) {
   const int all = space.cluster.devices();
   std::optional<double> least;
-  for (int devices = space.fewer_devices ? 2 : all; devices <= all; ++devices) {
+  for (int devices = std::max(space.least_devices, 2); devices <= all; ++devices) {
     ParallelSpec spec;
     spec.mesh.degree.dp = devices;
     const Floor floor = floors.of_devices(devices);

@@ -26,7 +26,7 @@ struct SearchedSpace {
   const LayoutRequest& request;
   SpaceWidth width;
   Objective objective{};
-  bool fewer_devices = true;
+  int least_devices = 1;
 };
 
 // A restriction of a space: legal layouts that a search leaves out, although no option excludes

@@ -85,7 +85,7 @@ class SpaceSearch {
       makers_.push_back(owned_.back().get());
     }
     floors_.emplace(graph, cluster, training, request, width_, *makers_.front());
-    parts_.emplace(graph, cluster, training, request, width_, options.objective, options.fewer_devices, *floors_);
+    parts_.emplace(graph, cluster, training, request, width_, options.objective, least_devices(), *floors_);
   }
 
   // Nothing where context parallelism, which the space leaves out, promises so much that it should
@@ -107,13 +107,15 @@ class SpaceSearch {
       ranked = is_ahead(search_);
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
-    if (is_ahead(search_)) {
+    // With them, plans that are ranked beside those of other searches may beat these.
+    if (is_ahead(search_) || !search_.elsewhere.empty()) {
       for (const TriedRow& row : tried_rows())
         if (options_.tries_more_with_best && is_tried(row, space())) try_with_best(row);
-      if (promises_context(worth_context)) return std::nullopt;
-    } else {
-      drop_beaten_elsewhere(search_);
     }
+    if (!is_ahead(search_))
+      drop_beaten_elsewhere(search_);
+    else if (promises_context(worth_context))
+      return std::nullopt;
     if (is_ahead(search_) || !search_.elsewhere.empty()) drop_idle_input_slots();
     return take_result();
   }
@@ -124,8 +126,9 @@ class SpaceSearch {
   }
 
  private:
+  int least_devices() const { return options_.fewer_devices ? options_.least_devices : cluster_.devices(); }
   SearchedSpace space() const {
-    return {graph_, cluster_, training_, request_, width_, options_.objective, options_.fewer_devices};
+    return {graph_, cluster_, training_, request_, width_, options_.objective, least_devices()};
   }
   // Not under a schedule that was asked for: with backwards in parts, the search with context
   // parallelism would take several times as long.

@@ -28,6 +28,7 @@ struct SearchOptions {
   // and more as long as that is little work, counted in calls (the same on every machine).
   std::optional<std::int64_t> most_simulated = {};
   bool fewer_devices = true;  // also plans that leave devices idle
+  int least_devices = 1;      // with it: of these, those on so many or more
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::int64_t together = 4;  // candidates that are simulated at once, whatever the number of threads
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty

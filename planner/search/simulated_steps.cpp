@@ -9,7 +9,8 @@ namespace parplan {
 
 bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b) {
   return std::ranges::equal(a, b, [](const CostModel& of_a, const CostModel& of_b) {
-    return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks;
+    return *of_a.device == *of_b.device && of_a.rates == of_b.rates && of_a.networks == of_b.networks &&
+           of_a.host == of_b.host && of_a.nvme == of_b.nvme;
   });
 }
 

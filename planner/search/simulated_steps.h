@@ -15,7 +15,7 @@
 namespace parplan {
 
 // Whether a layout takes equally long and the same memory with either: by rank of the pipeline, the
-// same device and the same links.
+// same device, the same links, and the same share of host and drives.
 bool equal_costs(std::span<const CostModel> a, std::span<const CostModel> b);
 
 // Steps of one model that were simulated for several searches: each once, however often it is asked
@@ -31,7 +31,7 @@ class SimulatedSteps {
     ParallelSpec spec;
     TrainingSpec training;
     std::vector<CostModel> models;
-    Bytes overhead;  // of memory, by the cluster: the layout may not use all of its groups
+    Bytes overhead;  // of memory, by the nodes that it uses
     SimulatedSpec simulated;
   };
   std::mutex mutex_;

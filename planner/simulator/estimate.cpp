@@ -21,7 +21,7 @@
 
 namespace parplan {
 bool boundaries_are_alike(const Cluster& cluster, const DeviceMesh& mesh) {
-  return cluster.groups.size() == 1 && cluster.network.levels.size() <= 1 &&
+  return groups_in_use(cluster, mesh.size()).size() == 1 && cluster.network.levels.size() <= 1 &&
          mesh.stride_of(Axis::pp) % cluster.groups.front().devices_per_node() == 0;
 }
 
@@ -437,6 +437,14 @@ std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Pla
   take_least(shapes_of(spec, placements, recompute, stage));
   // All stages of a kind of device are asked for as one.
   if (runs_backward_in_parts(spec.schedule)) take_least(shapes_of(spec, placements, recompute, stage == 0 ? 1 : 0));
+  return seconds;
+}
+
+std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
+                                             Recompute recompute, int replica) {
+  replica_ = replica;
+  std::vector<Seconds> seconds = kind_seconds(spec, placements, stage, recompute);
+  replica_.reset();
   return seconds;
 }
 

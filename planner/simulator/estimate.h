@@ -128,7 +128,10 @@ class Estimator {
   // The time of a forward and backward of a block of each kind on `stage` with this recompute.
   std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
                                     Recompute recompute);
-  // The same as prefix sums, with bytes, for a stage with this recompute.
+  // The same on the devices of one replica alone.
+  std::vector<Seconds> kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
+                                    Recompute recompute, int replica);
+  // Those of all replicas as prefix sums, with bytes, for a stage with this recompute.
   // `room`: another table, whose memory it takes.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute,
                          BlockTable room = {});

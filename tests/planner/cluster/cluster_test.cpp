@@ -466,6 +466,16 @@ TEST_CASE("what no machine has is refused with its place and the range") {
         "c.yaml:2:7: error: the link between 'NIC0' and 'network' comes to 0.96 B/s and 0 s; allowed are 1 B/s to "
         "1000000 TB/s, and up to 24 h");
   CHECK(error_in("name: ''\ndevice: " + one_device + "\n") == "c.yaml:1:7: error: expected a name, found ''");
+  // Nor a host without memory, or drives without room.
+  const auto machine_error = [](const std::string& line) {
+    return error_in("name: c\ndevice: " + one_device + "\nnode: {devices: 2, intra: pcie}\n" + line + "\n");
+  };
+  CHECK(machine_error("nvme: {read: 1 GB/s, write: 1 GB/s, capacity: 0 B}") ==
+        "c.yaml:4:47: error: expected more than 0 B: without 'capacity', how much plans take is not checked");
+  CHECK(machine_error("host: {memory: 0 B, memory_bandwidth: 1 GB/s, link: 1 GB/s}") ==
+        "c.yaml:4:16: error: expected more than 0 B: without 'memory', how much plans take is not checked");
+  CHECK(machine_error("nvme: {read: 0 B/s, write: 1 GB/s}") == "c.yaml:4:14: error: a bandwidth must be more than 0");
+  CHECK(machine_error("nvme: {read: 1 GB/s, write: 0 B/s}") == "c.yaml:4:29: error: a bandwidth must be more than 0");
 }
 
 TEST_CASE("what is wrong in groups is named with its place") {

@@ -65,7 +65,7 @@ TEST_CASE("communicators take buffers for each channel of each group and each ne
 
 TEST_CASE("what lies outside tensors is at least what the device's file says, and counts NCCL once") {
   const Cluster node = cluster_named("dgx-a100", 8);
-  const Bytes of_device = memory_overhead(node);
+  const Bytes of_device = memory_overhead(node, 8);
   CHECK(memory_overhead(node, {}, mesh_of(8, 1, 1)) == of_device);  // 288 of the 512 MiB in it
   CHECK(memory_overhead(node, {}, mesh_of(2, 4, 1)) == of_device + Bytes((2 * 288 - 512) << 20));
   Engine engine;
@@ -74,7 +74,7 @@ TEST_CASE("what lies outside tensors is at least what the device's file says, an
   Cluster cores;
   cores.groups.front().device.backend = BackendKind::cpu;
   cores.groups.front().device.memory_overhead = Bytes(16);
-  CHECK(memory_overhead(cores, engine, mesh_of(2, 4, 1)) == memory_overhead(cores));
+  CHECK(memory_overhead(cores, engine, mesh_of(2, 4, 1)) == memory_overhead(cores, 8));
 }
 
 }  // namespace parplan

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -49,4 +51,40 @@ TEST_CASE("an unknown order of axes lists the six") {
       "error: expected an order of the mesh axes, one of pp-dp-tp, pp-tp-dp, dp-pp-tp, dp-tp-pp, tp-pp-dp, tp-dp-pp, "
       "found 'pp-dp-pt'; did you mean 'pp-dp-tp'?",
       ConfigError);
+}
+
+TEST_CASE("the groups in use, and those of a stage and of one replica's, are those that hold its ranks") {
+  Cluster cluster;
+  cluster.groups.assign(3, NodeGroup{});
+  for (std::size_t g = 0; g < cluster.groups.size(); ++g) {
+    cluster.groups[g].nodes = 1 + static_cast<int>(g);
+    cluster.groups[g].node.devices.resize(g == 1 ? 4 : 8);
+  }
+  REQUIRE(cluster.devices() == 8 + 8 + 24);
+  const auto group_at = [&](int rank) { return rank < 8 ? 0u : rank < 16 ? 1u : 2u; };
+  for (const char* order : {"pp-dp-tp", "pp-tp-dp", "dp-pp-tp", "dp-tp-pp", "tp-pp-dp", "tp-dp-pp"})
+    for (const int pp : {1, 2, 3})
+      for (const int dp : {1, 2, 3, 6})
+        for (const int cp : {1, 2})
+          for (const int tp : {1, 2, 4}) {
+            const DeviceMesh m{.degree = {.pp = pp, .dp = dp, .cp = cp, .tp = tp}, .order = parse_order(order)};
+            if (m.size() > cluster.devices()) continue;
+            CAPTURE(m.size());
+            std::vector<std::uint64_t> of_stage(static_cast<std::size_t>(pp), 0);
+            std::vector<std::uint64_t> of_replica(static_cast<std::size_t>(pp * dp), 0);
+            std::size_t in_use = 0;
+            for (int rank = 0; rank < m.size(); ++rank) {
+              const Coordinates at = coordinates_of(m, rank);
+              of_stage[static_cast<std::size_t>(at.pp)] |= std::uint64_t{1} << group_at(rank);
+              of_replica[static_cast<std::size_t>(at.pp * dp + at.dp)] |= std::uint64_t{1} << group_at(rank);
+              in_use = std::max<std::size_t>(in_use, group_at(rank) + 1);
+            }
+            CHECK(groups_in_use(cluster, m.size()).size() == in_use);
+            for (int stage = 0; stage < pp; ++stage) {
+              CHECK(groups_of_stage(cluster, m, stage) == of_stage[static_cast<std::size_t>(stage)]);
+              for (int replica = 0; replica < dp; ++replica)
+                CHECK(groups_of_stage(cluster, m, stage, replica) ==
+                      of_replica[static_cast<std::size_t>(stage * dp + replica)]);
+            }
+          }
 }

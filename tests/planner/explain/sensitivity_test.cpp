@@ -5,11 +5,17 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "models/families.h"
+#include "models/find_model.h"
 #include "planner/cluster/group_network.h"
+#include "planner/cluster/host_share.h"
 #include "planner/explain/find_reasons.h"
+#include "planner/parallel/techniques.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
 
@@ -94,6 +100,90 @@ TEST_CASE("devices that compute twice as fast take half of the time, where nothi
     request.cluster = varied(request.cluster, Resource::compute, 2.0);
     CHECK(step(simulate_layout(request).prediction) == doctest::Approx(before / 2.0).epsilon(1e-9));
   }
+}
+
+// The rates of host and drives are varied where a plan uses them, and what binds is what the plan
+// waits for, however much of its step computes beside it.
+TEST_CASE("a plan that keeps its state off its devices gains by the host's rates and its drives what it waits for") {
+  // Four layers of Llama 3 8B: 1.9 billion parameters, whose state takes more than all else.
+  ModelSpec model = load_model(source + "/models/llama3-8b.yaml", "").spec;
+  model.layers = 4;
+  const OpGraph graph = build_graph(model, 256);
+  ReasonsOptions without_searches;
+  without_searches.searches = false;
+  int bound_by_drives = 0, bound_by_host = 0, bound_by_others = 0;
+  const std::span<const Offload> offloads = all_offloads();
+  for (const char* const cluster : {"dgx-a100", "dgx-1-v100"})
+    for (std::size_t i = 1; i < offloads.size(); i += 5) {
+      const Offload& offload = offloads[i];
+      SuggestRequest request = request_of(graph, cluster_of(cluster, 2), 4);
+      request.training.precision = DataType::fp16;
+      NodeGroup& group = request.cluster.groups.front();
+      const bool has_files = uses(offload, Home::nvme), has_host = has_files || uses(offload, Home::host);
+      request.layout = {{Choice::dp, 2},          {Choice::tp, 1},
+                        {Choice::pp, 1},          {Choice::zero_stage, 3},
+                        {Choice::micro_batch, 1}, {Choice::offload, offload}};
+      if (illegal(graph, request.training, with_given(request.layout, request.training))) continue;
+      // What is a thousand times too slow: the drives, the host, or neither.
+      for (const char* const slow : {"drives", "host", "none"}) {
+        const double of_drives = slow == std::string("drives") ? 1e-3 : 1e3;
+        const double of_host = slow == std::string("host") ? 1e-3 : 1e3;
+        group = cluster_of(cluster, 2).groups.front();
+        group.nvme = {.read = BytesPerSecond(5e10 * of_drives),
+                      .write = BytesPerSecond(3e10 * of_drives),
+                      .latency = {},
+                      .capacity = {}};
+        group.host->memory = std::nullopt;
+        group.host->memory_bandwidth *= of_host;
+        group.host->link = BytesPerSecond(1.2e10 * of_host);
+        INFO(std::string(cluster) << ", " << write_value(offload) << ", slow: " << std::string(slow));
+        // As much memory as the plan takes.
+        group.device.memory_overhead = Bytes(0);
+        group.device.memory_capacity = simulate_layout(request).prediction.memory.peak();
+        const Plan plan = simulate_layout(request);
+        const MemoryUse& memory = plan.prediction.memory;
+        const bool would_hold = memory.host + memory.nvme <= memory.peak();  // twice the memory
+        const Reasons reasons = find_reasons(graph, plan, without_searches);
+        const auto gain = [&](Resource resource) {
+          SuggestRequest faster = request;
+          faster.cluster = varied(request.cluster, resource, 2.0, 2);
+          return 1.0 - step(simulate_layout(faster).prediction) / step(plan.prediction);
+        };
+        if (!has_host) CHECK(gain(Resource::host) == 0.0);
+        if (!has_files) CHECK(gain(Resource::nvme) == 0.0);
+        // Almost all that twice a rate can gain is more than anything else does.
+        const bool drives = !would_hold && gain(Resource::nvme) > 0.45;
+        const bool host = !would_hold && gain(Resource::host) > 0.45;
+        if (drives) CHECK(reasons.binding == Constraint::nvme);
+        if (host) CHECK(reasons.binding == Constraint::host);
+        if (!has_host) CHECK(reasons.binding != Constraint::host);
+        if (!has_files) CHECK(reasons.binding != Constraint::nvme);
+        bound_by_drives += drives;
+        bound_by_host += host;
+        bound_by_others += !drives && !host;
+      }
+    }
+  CAPTURE(bound_by_drives);
+  CAPTURE(bound_by_host);
+  CHECK(bound_by_drives > 4);
+  CHECK(bound_by_host > 4);
+  CHECK(bound_by_others > 4);
+}
+
+TEST_CASE("links inside nodes and the way to the host are varied apart, also where they are the same wires") {
+  for (const char* const name : {"dgx-a100", "dgx-1-v100"})
+    for (const int devices : {1, 2, 8}) {
+      const Cluster cluster = cluster_of(name, 8);
+      const auto share = [&](const Cluster& of) { return *host_share(of.groups.front(), devices); };
+      for (const Resource resource : {Resource::node_links, Resource::network, Resource::links}) {
+        CHECK(share(varied(cluster, resource, 2.0, devices)).link == share(cluster).link);
+        CHECK(share(varied(cluster, resource, 2.0, devices)).latency == share(cluster).latency);
+      }
+      const Cluster faster = varied(cluster, Resource::host, 2.0, devices);
+      CHECK(share(faster).link == share(cluster).link * 2.0);
+      CHECK(share(faster).memory_bandwidth == share(cluster).memory_bandwidth * 2.0);
+      CHECK(faster.groups.front().node == cluster.groups.front().node);
+    }
 }
 
 TEST_CASE("less memory for a given layout is what a search with less memory finds") {

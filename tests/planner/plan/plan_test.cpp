@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "planner/base/yaml.h"
+#include "planner/cluster/find_cluster.h"
 #include "tests/planner/base/error_of.h"
 
 using namespace parplan;
@@ -292,6 +293,7 @@ TEST_CASE("alternatives on other groups of nodes say which, and groups that the 
   Plan plan = some_plan();
   NodeGroup fast = plan.cluster.groups.front();
   fast.device.name = "fast";
+  fast.device.peak_tf32 = FlopsPerSecond(1e12);
   Cluster both = plan.cluster;
   both.groups.insert(both.groups.begin(), fast);
   Cluster alone = plan.cluster;
@@ -320,6 +322,37 @@ TEST_CASE("alternatives on other groups of nodes say which, and groups that the 
   wrong.replace(wrong.find("groups: [1, 0]"), 14, "groups: [ ]");
   CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }).find("is on one group of nodes at least") !=
         std::string::npos);
+  const auto place_of = [&](const char* part, int column) {
+    const std::size_t at = wrong.find(part);
+    return fmt::format("plan.yaml:{}:{}: error: ", 1 + std::count(wrong.begin(), wrong.begin() + at, '\n'), column);
+  };
+  wrong = text;
+  wrong.replace(wrong.find("groups: [1, 0]"), 14, "groups: [1, 1]");
+  CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }) ==
+        place_of("groups: [1, 1]", 17) +
+            "group 1 a second time: an alternative has the nodes of a group once; leave one out");
+  // The plan's precision may be emulated, as it was asked for; another is one that devices have.
+  wrong = text;
+  wrong.replace(wrong.find("    groups: [1]\n    precision: tf32"), 35, "    groups: [0]\n    precision: tf32");
+  CHECK(error_of<ConfigError>([&] { read_plan(wrong, "plan.yaml"); }) ==
+        place_of("precision: tf32", 16) + plan.cluster.groups.front().device.name +
+            " has no units for tf32; expected a precision that all devices of the alternative have, or the plan's own, "
+            "fp32");
+}
+
+TEST_CASE("alternatives on several groups of equal nodes have each of them once") {
+  const std::string source = PARPLAN_SOURCE_DIR;
+  Plan plan = some_plan();
+  plan.cluster = find_cluster("dgx-a100", {source + "/configs/devices", source + "/configs/clusters"},
+                              {.device = {}, .network = {}, .devices = 8, .nodes = {}});
+  NodeGroup fast = plan.cluster.groups.front();
+  fast.device.name = "fast";
+  Cluster three = plan.cluster;
+  three.groups = {fast, plan.cluster.groups.front(), fast};
+  plan.alternatives[0].on = OtherDevices{.cluster = three, .training = plan.training};
+  const std::string text = write_plan(plan);
+  CHECK(text.find("    groups: [1, 0, 2]\n") != std::string::npos);
+  check_equal(plan, read_plan(text, "plan.yaml"));
 }
 
 TEST_CASE("A plan names the buffers for arriving activations only where there is one more") {

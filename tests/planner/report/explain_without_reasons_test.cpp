@@ -114,6 +114,31 @@ TEST_CASE("the binding constraint is what could be gained most from") {
   CHECK(binding_constraint(plan) == Constraint::compute);
 }
 
+TEST_CASE("the host's rates bind a plan that waits for its copies, those of its drives where it uses them") {
+  Plan plan = small_plan();
+  plan.spec.offload = {.optimizer = Home::host};
+  plan.prediction.time.offload = Seconds(8.0);
+  // Twice the memory would save all of these, if it holds what is not on the device.
+  plan.prediction.memory.host = Bytes(1360);  // beside 640 of 1000
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  plan.prediction.memory.host = Bytes(1361);
+  CHECK(binding_constraint(plan) == Constraint::host);
+  // A plan of the least memory is not meant to be fast.
+  plan.prediction.memory.host = Bytes(100);
+  plan.search.objective = Objective::memory;
+  CHECK(binding_constraint(plan) == Constraint::host);  // 4 s, against 3.25 of what computes
+  CHECK(explain(plan).find("binding constraint: host: 44.4 % of the step waits for copies to and from host memory, "
+                           "2.8 % updates parameters on the host; faster links to\n  the host, or faster memory there "
+                           "would help first\n") != std::string::npos);  // 8 and 0.5 s of 18
+  plan.spec.offload.optimizer = Home::nvme;
+  CHECK(binding_constraint(plan) == Constraint::nvme);
+  CHECK(explain(plan).find("binding constraint: nvme: 44.4 % of the step waits for copies to and from host memory and "
+                           "NVMe, 2.8 % updates parameters on the host; faster\n  drives would help first\n") !=
+        std::string::npos);
+  plan.prediction.time.offload = Seconds(6.0);  // 3 s
+  CHECK(binding_constraint(plan) == Constraint::compute);
+}
+
 TEST_CASE("memory binds a plan that does not fit") {
   Plan plan = small_plan();
   plan.prediction.memory.activations = Bytes(940);  // 1500 of 1000
@@ -166,6 +191,20 @@ TEST_CASE("with variations to twice of everything the binding constraint is what
         twice(Resource::network, one.network, one.network),  twice(Resource::links, one.links, one.links),
         twice(Resource::global_batch, one.batch, one.batch), twice(Resource::memory, 10.0, one.memory)};
     CHECK(std::string(name(binding_constraint(plan, all, now))) == name(one.binding));
+    // Whatever gains more than these does, whether or not it is a part of the step.
+    for (const auto& [resource, constraint] :
+         {std::pair(Resource::host, Constraint::host), std::pair(Resource::nvme, Constraint::nvme)}) {
+      std::vector<Variation> more = all;
+      more.push_back(twice(resource, 9.9, 9.9));
+      CHECK(std::string(name(binding_constraint(plan, more, now))) == name(one.binding));
+      more.back() = twice(resource, 6.0, 6.0);
+      CHECK(std::string(name(binding_constraint(plan, more, now))) == name(constraint));
+      Reasons reasons;
+      reasons.twice = more;
+      reasons.binding = constraint;
+      REQUIRE(relaxed(reasons) != nullptr);
+      CHECK(relaxed(reasons)->resource == resource);
+    }
   }
 }
 

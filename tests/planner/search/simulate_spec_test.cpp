@@ -453,7 +453,8 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
   CHECK(updates > 0);
 }
 
-TEST_CASE("a layout that was lowered once is simulated alike on other links and in other batches") {
+TEST_CASE("a layout that was lowered once is simulated alike on other links, by other hosts and drives, and in other "
+          "batches") {
   std::mt19937 random(83);
   int steady = 0;
   for (int setting = 0; setting < 16; ++setting) {
@@ -469,13 +470,35 @@ TEST_CASE("a layout that was lowered once is simulated alike on other links and 
       spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
     }
     if (illegal(graph, training, spec) || spec.mesh.size() > cluster.devices()) continue;
+    if (gpu) {
+      cluster.groups.front().host =
+          Host{.memory = {}, .memory_bandwidth = BytesPerSecond(4e11), .link = BytesPerSecond(1e10)};
+      cluster.groups.front().nvme =
+          Nvme{.read = BytesPerSecond(6e9), .write = BytesPerSecond(2.9e9), .latency = {}, .capacity = {}};
+      ParallelSpec elsewhere = spec;
+      elsewhere.offload = all_offloads()[static_cast<std::size_t>(setting) % all_offloads().size()];
+      if (!illegal(graph, training, elsewhere)) spec = elsewhere;
+    }
     INFO("setting " << setting << ": " << describe(spec));
     const Placements placements = place(graph, spec);
     SimulatedSteps steps;
-    for (const double links : {1.0, 0.5, 3.0})
+    struct Rates {
+      double links, host, drives;
+    };
+    for (const Rates& rates : {Rates{1.0, 1.0, 1.0}, Rates{0.5, 1.0, 1.0}, Rates{3.0, 1.0, 1.0}, Rates{1.0, 0.01, 1.0},
+                               Rates{1.0, 1.0, 0.01}})
       for (const std::int64_t batch : {256, 512}) {
         Cluster varied = cluster;
-        for (Link& link : varied.groups.front().node.links) link.bandwidth *= links;
+        NodeGroup& group = varied.groups.front();
+        for (Link& link : group.node.links) link.bandwidth *= rates.links;
+        if (group.host) {
+          *group.host->link *= rates.host;
+          group.host->memory_bandwidth *= rates.host;
+        }
+        if (group.nvme) {
+          group.nvme->read *= rates.drives;
+          group.nvme->write *= rates.drives;
+        }
         training.global_batch = batch;
         NetworkCache networks(varied, training.engine);
         const std::vector<CostModel> models = cost_models(networks, spec);
