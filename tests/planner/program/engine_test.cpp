@@ -466,7 +466,7 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
   }
 }
 
-TEST_CASE("engines that copy reduced gradients read and write them twice before an all-reduce, and once behind it") {
+TEST_CASE("engines that copy reduced gradients do so twice before an all-reduce, and once behind") {
   const Engine engine{.name = "other", .scatters_gradients = false, .copies_reduced = true, .reduces_half = true};
   for (const DataType precision : {DataType::fp32, DataType::bf16})
     for (const int zero : {0, 1, 2}) {
