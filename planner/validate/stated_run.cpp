@@ -60,8 +60,8 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
-    // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147 (2023-10,
-    // PyTorch 2.1), the others before it.
+    // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147
+    // (2023-10, PyTorch 2.1), the others before it.
     EngineRow{"fsdp", "A100", "fsdp-torch1", "PURE"},
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
     EngineRow{"torch", "", "ddp"},

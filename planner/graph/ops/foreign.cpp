@@ -78,7 +78,8 @@ ModelProducts half_of_attention(const OpShape& s) {
           static_cast<double>(s.heads * s.head_dim)};
 }
 
-// torch.baddbmm copies ALiBi's biases, a row for all queries of a head, to where it adds the product.
+// torch.baddbmm copies ALiBi's biases, a row for all queries of a head, to where it adds the
+// product.
 std::int64_t biased_scores(const OpShape& s) { return s.alibi != 0.0 ? score_elements(s) : 0; }
 
 // Work --------------------------------------------------------------------------------------------
