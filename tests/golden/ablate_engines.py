@@ -59,8 +59,9 @@ PARTS = {
     "separate elementwise kernels and loss": lambda data: set_facts(
         data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss", "fused_scores", "fused_gelu",
         "fused_gate", "fused_rotary", "fused_update"),
-    "gradients in half precision": lambda data: (
-        set_facts(data, "false", "half_gradients", "reduces_half"), set_facts(data, "true", "scatters_gradients")),
+    "gradients in half precision": lambda data: set_facts(data, "false", "half_gradients", "reduces_half"),
+    "all-reduced gradients of ZeRO-1, and their copies": lambda data: (
+        set_facts(data, "true", "scatters_gradients"), set_facts(data, "false", "copies_reduced")),
     "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "widens_gradients",
                                             "copies_gathered"),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
