@@ -74,7 +74,12 @@ void train_random_parts(TrainingSpec& training, OpGraph& graph, std::mt19937& ra
       if (how == 2 && below(2, random) == 0)
         training.trainable.patterns = {pick<std::string>({"bias", "*norm.weight", "head*", "down"}, random)};
     }
-    if (how != 2) training.lora = Lora{.r = pick<std::int64_t>({1, 3, 8}, random), .alpha = 6.0, .target_modules = {}};
+    if (how != 2) {
+      const auto r = pick<std::int64_t>({1, 3, 8}, random);
+      training.lora = Lora{.r = r, .alpha = static_cast<double>(r), .target_modules = {}};
+      if (below(3, random) == 0)
+        training.lora->target_modules = {pick<std::string>({"attention.output", "attention.qkv", "up", "down"}, random)};
+    }
     if (!find_problem(training, graph)) break;
   }
   graph = as_trained(training, std::move(graph));
@@ -134,7 +139,7 @@ struct RandomValue {
   ChoiceValue operator()(bool) const { return below(2, random) == 0; }
   ChoiceValue operator()(std::int64_t plain) const {
     std::vector<std::int64_t> values = {plain};
-    for (const std::int64_t value : {0, 1, 2, 3, 4, 6})
+    for (const std::int64_t value : {0, 1, 2, 3, 4, 6, 8})
       if (value >= row.minimum && value <= row.maximum && value != plain) values.push_back(value);
     return values[below(values.size(), random)];
   }
@@ -207,8 +212,10 @@ void walk(RandomPlan& plan, std::mt19937& random) {
     shuffle(rows, random);
     for (const ChoiceRow* row : rows) {
       const ParallelSpec before = plan.spec;
-      const ChoiceValue value =
-          std::visit(RandomValue{.row = *row, .plan = plan, .random = random}, row->get(ParallelSpec{}));
+      const ChoiceValue plain = row->get(ParallelSpec{});
+      // What few layouts allow is not given back at once.
+      if (row->get(before) != plain && below(4, random) != 0) continue;
+      const ChoiceValue value = std::visit(RandomValue{.row = *row, .plan = plan, .random = random}, plain);
       row->set(plan.spec, value);
       settle(plan, random);
       if (!may_be(plan)) plan.spec = before;
