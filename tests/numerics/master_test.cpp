@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "planner/graph/trained_graph.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "tests/numerics/plan_runs.h"
@@ -50,6 +51,21 @@ TEST_CASE("random plans with a master train as the one-rank reference does") {
   CHECK(several > 10);
   CHECK(apart > 5);
   CHECK(recomputed > 5);
+}
+
+// The backward ends in the head, on the master: the replicas' last buffer, for gradients, is empty.
+TEST_CASE("replicas of a master that trains the head alone hold what they touch") {
+  for (const std::string model : {"tiny-gpt2", "tiny-t5"}) {
+    TrainingSpec training = training_of();
+    training.trainable = {.all = false, .patterns = {"head*"}};
+    if (model == "tiny-gpt2") training.trainable.patterns = {"norm"};
+    const OpGraph graph = as_trained(training, graph_of(model));
+    for (const int dp : {2, 4}) {
+      const ParallelSpec spec = with_master(graph, dp, 1);
+      INFO(model << ": " << describe(spec));
+      check_close(run_plan(graph, training, spec), run_reference(graph, training, 1));
+    }
+  }
 }
 
 TEST_CASE("with one micro-batch a master's sums are those of an all-reduce, to the bit") {
