@@ -87,7 +87,7 @@ void train_random_parts(TrainingSpec& training, OpGraph& graph, std::mt19937& ra
 
 TrainingSpec random_training(std::mt19937& random) {
   TrainingSpec training = training_of();
-  training.global_batch = pick<std::int64_t>({6, 8, 12}, random);
+  training.global_batch = pick<std::int64_t>({8, 12, 16}, random);
   training.optimizer = all_optimizers[below(all_optimizers.size(), random)];
   if (training.optimizer == Optimizer::sgd && below(2, random) == 0) training.momentum = 0.9;
   if (training.optimizer == Optimizer::muon) training.momentum = default_muon_momentum;
@@ -155,12 +155,13 @@ struct RandomValue {
       return random_parts(static_cast<int>(plan.graph.blocks.size()), spec.stages(), random);
     const auto micro_batches = static_cast<int>(plan.training.global_batch / spec.micro_batch);
     if (below(2, random) == 0 || micro_batches < spec.dp()) return plain;
-    std::vector<int> shares = random_parts(micro_batches, spec.dp(), random);
-    // Pairs of equal replicas, which may share out what they hold, and whole groups.
-    for (std::size_t i = 0; i + 1 < shares.size() && below(2, random) == 0; i += 2) {
-      const int sum = shares[i] + shares[i + 1];
-      if (sum % 2 == 0) shares[i] = shares[i + 1] = sum / 2;
-    }
+    // Pairs of equal replicas may share out what they hold, and whole groups may be interleaved.
+    const int alike = spec.dp() % 2 == 0 ? 1 + static_cast<int>(below(2, random)) : 1;
+    const int group = spec.pp() > 1 && below(2, random) == 0 ? spec.pp() : 1;
+    if (micro_batches % (alike * group) != 0 || micro_batches < spec.dp() * group) return plain;
+    std::vector<int> shares;
+    for (const int part : random_parts(micro_batches / (alike * group), spec.dp() / alike, random))
+      shares.insert(shares.end(), static_cast<std::size_t>(alike), part * group);
     return shares;
   }
   template <class Named>
@@ -203,18 +204,21 @@ bool may_be(const RandomPlan& plan) {
   return is_legal(plan.graph, plan.training, spec);
 }
 
+// Some of the rows never give back a value that is not the plainest, so that others have to be legal
+// with what few layouts allow.
 void walk(RandomPlan& plan, std::mt19937& random) {
-  constexpr int rounds = 3;
+  constexpr int rounds = 4, kept = 5;
   plan.spec.stage_blocks = {static_cast<int>(plan.graph.blocks.size())};
   std::vector<const ChoiceRow*> rows;
   for (const ChoiceRow& row : choice_rows()) rows.push_back(&row);
+  shuffle(rows, random);
+  const std::vector<const ChoiceRow*> keepers(rows.begin(), rows.begin() + kept);
   for (int round = 0; round < rounds; ++round) {
     shuffle(rows, random);
     for (const ChoiceRow* row : rows) {
       const ParallelSpec before = plan.spec;
       const ChoiceValue plain = row->get(ParallelSpec{});
-      // What few layouts allow is not given back at once.
-      if (row->get(before) != plain && below(4, random) != 0) continue;
+      if (row->get(before) != plain && std::ranges::find(keepers, row) != keepers.end()) continue;
       const ChoiceValue value = std::visit(RandomValue{.row = *row, .plan = plan, .random = random}, plain);
       row->set(plan.spec, value);
       settle(plan, random);
@@ -224,14 +228,18 @@ void walk(RandomPlan& plan, std::mt19937& random) {
 }
 
 // An order of actions that is nobody's row, where such an order runs.
-std::optional<Schedule> random_order(const ParallelSpec& spec, int micro_batches, std::mt19937& random) {
-  if (spec.pp() == 1 || spec.schedule == ScheduleKind::interleaved) return std::nullopt;
+std::optional<Schedule> random_order(const ParallelSpec& spec, const TrainingSpec& training, std::mt19937& random) {
+  if (spec.pp() == 1) return std::nullopt;
+  const PipelineShape shape = shape_of(spec, training);
+  std::vector<int> ranks;
+  for (int stage = 0; stage < spec.stages(); ++stage) ranks.push_back(rank_of_stage(spec, stage));
   for (int trial = 0; trial < 20; ++trial) {
     const Backwards backwards = spec.zero_stage <= 1 && below(2, random) == 0 ? Backwards::in_parts : Backwards::whole;
-    Schedule schedule = is_v_shaped(spec.schedule)
-                            ? random_v_orders(spec.pp(), micro_batches, random)
-                            : random_orders(spec.pp(), micro_batches, false, random, backwards);
-    if (!find_fault(schedule, micro_batches)) return schedule;
+    Schedule schedule = spec.virtual_stages > 1
+                            ? random_orders_of_several(ranks, shape.micro_batches, random, backwards)
+                            : random_orders(spec.pp(), shape.micro_batches, false, random, backwards);
+    schedule.exchanges = most_exchange_buffers(shape);
+    if (!find_fault(schedule, shape.micro_batches)) return schedule;
   }
   return std::nullopt;
 }
@@ -293,8 +301,7 @@ RandomPlan random_plan(std::uint32_t seed) {
   walk(plan, random);
   plan.schedule = schedule_of(plan.spec, plan.training);
   if (below(3, random) == 0)
-    if (std::optional<Schedule> order =
-            random_order(plan.spec, static_cast<int>(micro_batches(plan.spec, plan.training)), random)) {
+    if (std::optional<Schedule> order = random_order(plan.spec, plan.training, random)) {
       plan.schedule = std::move(*order);
       plan.has_own_order = true;
     }
