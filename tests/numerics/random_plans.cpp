@@ -1,13 +1,10 @@
 #include "tests/numerics/random_plans.h"
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <random>
-#include <span>
 #include <utility>
 #include <variant>
 
@@ -16,7 +13,6 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
-#include "planner/base/enum_index.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/graph/trained_file.h"
 #include "planner/graph/trained_graph.h"
@@ -66,13 +62,14 @@ void train_random_parts(TrainingSpec& training, OpGraph& graph, std::mt19937& ra
   for (;;) {
     training.trainable = {};
     training.lora.reset();
-    const unsigned how = below(4, random);
+    const unsigned how = below(4, random);  // all; all and adapters; parts; adapters
     if (how == 0) return;
     if (how != 1) {
       training.trainable.all = false;
+      if (how == 3 && below(3, random) == 0) training.trainable.patterns = {"head"};
       if (how == 2) training.trainable.patterns = {graph.blocks[below(graph.blocks.size(), random)].name};
       if (how == 2 && below(2, random) == 0)
-        training.trainable.patterns = {pick<std::string>({"bias", "*norm.weight", "head*", "down"}, random)};
+        training.trainable.patterns = {pick<std::string>({"bias", "*norm.weight", "head*", "down", "encoder.position"}, random)};
     }
     if (how != 2) {
       const auto r = pick<std::int64_t>({1, 3, 8}, random);
