@@ -1,5 +1,5 @@
-// Plans whose ranks share out the tokens of each sequence, of graphs made of every op, compared with
-// the one-rank reference.
+// Plans whose ranks share out the tokens of each sequence, of graphs made of every op, compared
+// with the one-rank reference.
 #include <doctest/doctest.h>
 
 #include <random>

@@ -69,13 +69,15 @@ void train_random_parts(TrainingSpec& training, OpGraph& graph, std::mt19937& ra
       if (how == 3 && below(3, random) == 0) training.trainable.patterns = {"head"};
       if (how == 2) training.trainable.patterns = {graph.blocks[below(graph.blocks.size(), random)].name};
       if (how == 2 && below(2, random) == 0)
-        training.trainable.patterns = {pick<std::string>({"bias", "*norm.weight", "head*", "down", "encoder.position"}, random)};
+        training.trainable.patterns = {
+            pick<std::string>({"bias", "*norm.weight", "head*", "down", "encoder.position"}, random)};
     }
     if (how != 2) {
       const auto r = pick<std::int64_t>({1, 3, 8}, random);
       training.lora = Lora{.r = r, .alpha = static_cast<double>(r), .target_modules = {}};
       if (below(3, random) == 0)
-        training.lora->target_modules = {pick<std::string>({"attention.output", "attention.qkv", "up", "down"}, random)};
+        training.lora->target_modules = {
+            pick<std::string>({"attention.output", "attention.qkv", "up", "down"}, random)};
     }
     if (!find_problem(training, graph)) break;
   }
@@ -201,8 +203,8 @@ bool may_be(const RandomPlan& plan) {
   return is_legal(plan.graph, plan.training, spec);
 }
 
-// Some of the rows never give back a value that is not the plainest, so that others have to be legal
-// with what few layouts allow.
+// Some of the rows never give back a value that is not the plainest, so that others have to be
+// legal with what few layouts allow.
 void walk(RandomPlan& plan, std::mt19937& random) {
   constexpr int rounds = 4, kept = 5;
   plan.spec.stage_blocks = {static_cast<int>(plan.graph.blocks.size())};

@@ -181,7 +181,9 @@ TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and
     TrainingSpec training = training_of(16, DataType::bf16);
     testing::train_random_parts(static_cast<unsigned>(setting), training, graph);
     training.clip_norm = setting % 2;
-    if (setting % 5 == 2) training.optimizer = Optimizer::muon;  // each replica has matrices of its own
+    // Each replica has matrices of its own. Where communication does not overlap, replicas wait for
+    // those of one another, which the first of a kind does not tell of the others.
+    if (setting % 5 == 2 && setting % 4 != 0) training.optimizer = Optimizer::muon;
     Estimator estimator(graph, cluster, training);
     std::vector<ParallelSpec> specs = enumerate_specs(graph, training, cluster.devices(), {});
     std::erase_if(specs, [](const ParallelSpec& spec) { return spec.dp() == 1; });
