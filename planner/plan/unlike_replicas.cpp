@@ -1,10 +1,13 @@
 #include "planner/plan/unlike_replicas.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace parplan {
 
@@ -36,6 +39,24 @@ std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spe
     if (is_new || spec.mesh.dp_shard > 0) replicas.push_back(replica);
   }
   return replicas;
+}
+
+std::optional<std::string> unlike_last_backwards(const Schedule& schedule, const ParallelSpec& spec) {
+  const std::vector<int>& counts = spec.replica_micro_batches;
+  if (counts.empty()) return std::nullopt;
+  const auto is_last = [&](const Action& action) {
+    return std::ranges::find(counts, action.micro_batch + 1) != counts.end();
+  };
+  for (const std::vector<Action>& actions : schedule.ranks)
+    for (const Action& whole : actions)
+      for (const Action& part : actions)
+        if (whole.phase == Phase::backward && part.phase == Phase::backward_inputs && whole.stage == part.stage &&
+            is_last(whole) && is_last(part))
+          return fmt::format(
+              "{} is a whole backward and {} the first part of one, and both are the last of replicas with unlike "
+              "numbers of micro-batches, which reduce gradients together: write both alike",
+              write_action(whole), write_action(part));
+  return std::nullopt;
 }
 
 }  // namespace parplan

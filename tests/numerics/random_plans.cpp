@@ -19,6 +19,7 @@
 #include "planner/parallel/techniques.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/plan/unlike_replicas.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/space_rows.h"
 #include "tests/numerics/plan_runs.h"
@@ -238,7 +239,7 @@ std::optional<Schedule> random_order(const ParallelSpec& spec, const TrainingSpe
                             ? random_orders_of_several(ranks, shape.micro_batches, random, backwards)
                             : random_orders(spec.pp(), shape.micro_batches, false, random, backwards);
     schedule.exchanges = most_exchange_buffers(shape);
-    if (!find_fault(schedule, shape.micro_batches)) return schedule;
+    if (!find_fault(schedule, shape.micro_batches) && !unlike_last_backwards(schedule, spec)) return schedule;
   }
   return std::nullopt;
 }
