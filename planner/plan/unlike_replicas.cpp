@@ -1,6 +1,5 @@
 #include "planner/plan/unlike_replicas.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -42,20 +41,19 @@ std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spe
 }
 
 std::optional<std::string> unlike_last_backwards(const Schedule& schedule, const ParallelSpec& spec) {
-  const std::vector<int>& counts = spec.replica_micro_batches;
-  if (counts.empty()) return std::nullopt;
-  const auto is_last = [&](const Action& action) {
-    return std::ranges::find(counts, action.micro_batch + 1) != counts.end();
-  };
+  const std::set<int> counts(spec.replica_micro_batches.begin(), spec.replica_micro_batches.end());
+  std::map<int, Action> last;  // by stage: of one of the replicas
   for (const std::vector<Action>& actions : schedule.ranks)
-    for (const Action& whole : actions)
-      for (const Action& part : actions)
-        if (whole.phase == Phase::backward && part.phase == Phase::backward_inputs && whole.stage == part.stage &&
-            is_last(whole) && is_last(part))
-          return fmt::format(
-              "{} is a whole backward and {} the first part of one, and both are the last of replicas with unlike "
-              "numbers of micro-batches, which reduce gradients together: write both alike",
-              write_action(whole), write_action(part));
+    for (const Action& action : actions) {
+      if (flow_of(action.phase) != Flow::backward || !counts.contains(action.micro_batch + 1)) continue;
+      const Action& other = last.emplace(action.stage, action).first->second;
+      if (other.phase == action.phase) continue;
+      const bool is_whole = action.phase == Phase::backward;
+      return fmt::format(
+          "{} is a whole backward and {} the first part of one, and both are the last of replicas with unlike numbers "
+          "of micro-batches, which reduce gradients together: write both alike",
+          write_action(is_whole ? action : other), write_action(is_whole ? other : action));
+    }
   return std::nullopt;
 }
 
