@@ -21,6 +21,7 @@
 #include "planner/graph/trained_file.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/layout_choices.h"
+#include "planner/plan/unlike_replicas.h"
 
 namespace parplan {
 namespace {
@@ -492,6 +493,7 @@ Schedule read_schedule(const YamlNode& node, const ParallelSpec& spec, std::int6
   Schedule schedule{.rank_of_stage = {}, .ranks = std::move(ranks), .exchanges = most_exchange_buffers(shape)};
   for (int stage = 0; stage < shape.stages; ++stage) schedule.rank_of_stage.push_back(rank_of_stage(spec, stage));
   if (const auto fault = find_fault(schedule, static_cast<int>(count))) node.fail(*fault);
+  if (const auto fault = unlike_last_backwards(schedule, spec)) node.fail(*fault);
   for (int stage = 0; stage < shape.stages && spec.zero_stage > 1; ++stage)
     if (splits_backward(schedule, stage))
       node.fail(

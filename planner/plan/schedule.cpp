@@ -223,7 +223,8 @@ class DryRun {
 
   std::size_t way_of(const Action& action) const {
     const bool is_forward = action.phase == Phase::forward;
-    return static_cast<std::size_t>((is_forward ? output_way : gradient_way)(schedule_, action.stage));
+    return static_cast<std::size_t>(is_forward ? output_way(schedule_, action.stage)
+                                               : gradient_way(schedule_, action.stage));
   }
   // Whether it computes in the buffer in which a backward on the same rank left its gradient.
   bool takes_over(const Action& action) const {
@@ -323,19 +324,19 @@ int exchange_buffers(const PipelineShape& shape) {
 namespace {
 
 // On a rank with buffers for `ways`: 1 for its stage on the way back of a V.
-int way_of(const Schedule& schedule, int stage, int ExchangeWays::*ways) {
+int way_of(const Schedule& schedule, int stage, int ExchangeWays::*ways, int first_back) {
   const int ranks = static_cast<int>(schedule.ranks.size()), stages = schedule.stages();
   if (stages != 2 * ranks || 2 * stage < stages || !is_v(schedule)) return 0;
-  return exchange_ways(true, schedule.rank_of_stage[stage], ranks).*ways - 1;
+  return exchange_ways(true, schedule.rank_of_stage[stage], ranks, first_back).*ways - 1;
 }
 
 }  // namespace
 
 int output_way(const Schedule& schedule, int stage) {
-  return way_of(schedule, stage, &ExchangeWays::outputs);
+  return way_of(schedule, stage, &ExchangeWays::outputs, 0);
 }
-int gradient_way(const Schedule& schedule, int stage) {
-  return way_of(schedule, stage, &ExchangeWays::gradients);
+int gradient_way(const Schedule& schedule, int stage, int first_back) {
+  return way_of(schedule, stage, &ExchangeWays::gradients, first_back);
 }
 
 Schedule first_micro_batches(Schedule schedule, int micro_batches) {

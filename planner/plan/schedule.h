@@ -87,19 +87,22 @@ int exchange_buffers(const PipelineShape& shape);
 // How many ways have exchange buffers of their own on a rank. The stages of a rank share them, but
 // for a V, where what a stage sends on the way down would wait behind what waits to be taken on the
 // way back: each stage has its own, except that the last rank sends activations on the way back
-// alone, and keeps a gradient from there where it is; the last stage sends no activation.
+// alone, and keeps a gradient from there where it is; the last stage sends no activation. Stages
+// before `first_back` have no backward, since nothing is trained up to there: where that on the way
+// down is one of them, gradients go one way.
 struct ExchangeWays {
   int outputs = 1;
   int gradients = 1;
 };
-constexpr ExchangeWays exchange_ways(bool is_v, int rank, int ranks) {
+constexpr ExchangeWays exchange_ways(bool is_v, int rank, int ranks, int first_back = 0) {
   if (!is_v) return {};
-  return {.outputs = rank > 0 && rank + 1 < ranks ? 2 : 1, .gradients = rank + 1 < ranks ? 2 : 1};
+  return {.outputs = rank > 0 && rank + 1 < ranks ? 2 : 1,
+          .gradients = rank + 1 < ranks && rank >= first_back ? 2 : 1};
 }
 // The number of the way on which a stage's actions send: 0, or 1 on the way back of a V, where the
 // rank has more than one.
 int output_way(const Schedule& schedule, int stage);
-int gradient_way(const Schedule& schedule, int stage);
+int gradient_way(const Schedule& schedule, int stage, int first_back = 0);
 
 // What a replica with fewer micro-batches does: the same but for the actions of those that it does
 // not have. What can run can run without its last micro-batches.

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include <fmt/format.h>
+
 namespace parplan {
 
 std::vector<int> kinds_of_replicas(const Cluster& cluster, const DeviceMesh& mesh) {
@@ -38,6 +40,23 @@ std::vector<int> unlike_replicas(const Cluster& cluster, const ParallelSpec& spe
     if (is_new || spec.mesh.dp_shard > 0) replicas.push_back(replica);
   }
   return replicas;
+}
+
+std::optional<std::string> unlike_last_backwards(const Schedule& schedule, const ParallelSpec& spec) {
+  const std::set<int> counts(spec.replica_micro_batches.begin(), spec.replica_micro_batches.end());
+  std::map<int, Action> last;  // by stage: of one of the replicas
+  for (const std::vector<Action>& actions : schedule.ranks)
+    for (const Action& action : actions) {
+      if (flow_of(action.phase) != Flow::backward || !counts.contains(action.micro_batch + 1)) continue;
+      const Action& other = last.emplace(action.stage, action).first->second;
+      if (other.phase == action.phase) continue;
+      const bool is_whole = action.phase == Phase::backward;
+      return fmt::format(
+          "{} is a whole backward and {} the first part of one, and both are the last of replicas with unlike numbers "
+          "of micro-batches, which reduce gradients together: write both alike",
+          write_action(is_whole ? action : other), write_action(is_whole ? other : action));
+    }
+  return std::nullopt;
 }
 
 }  // namespace parplan

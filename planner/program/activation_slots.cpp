@@ -60,7 +60,7 @@ int input_buffers(const Schedule& schedule, int rank, InputSlots inputs) {
   return inputs == InputSlots::one_more ? std::min(most + 1, all) : most;
 }
 
-Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
+Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs, int first_back) {
   const std::vector<Action>& actions = schedule.ranks[rank];
   const int last_stage = schedule.stages() - 1;
   const bool has_head =
@@ -74,7 +74,7 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
   const SlotsForWeights weights = slots_for_weights(actions);
   const int ranks = static_cast<int>(schedule.ranks.size());
   const int exchanges = ranks > 1 ? std::min(schedule.exchanges, micro_batches) : 1;
-  const ExchangeWays ways = exchange_ways(is_v(schedule), rank, ranks);
+  const ExchangeWays ways = exchange_ways(is_v(schedule), rank, ranks, first_back);
   Slots slots{.saved = most_in_flight(actions),
               .head = has_head ? most_in_flight_of_last_stage(schedule) : 0,
               .inputs = input_buffers(schedule, rank, inputs),
@@ -113,16 +113,18 @@ Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs) {
     if (action.phase == Phase::backward_inputs) slot->second.left = left.take(action);
     ActionSlots& of_action = slots.actions.emplace_back(slot->second);
     if (const std::optional<Flow> flow = flow_of(action.phase); flow) {
-      const int way = (is_forward ? output_way : gradient_way)(schedule, action.stage);
+      const int way =
+          is_forward ? output_way(schedule, action.stage) : gradient_way(schedule, action.stage, first_back);
+      const bool is_empty = !is_forward && action.stage < first_back;
       int& taken = exchanged[index_of(*flow)][static_cast<std::size_t>(way)];
       of_action.exchange = way * exchanges + taken % exchanges;
       if (const auto there = gradients_there.find(key); !is_forward && there != gradients_there.end()) {
         of_action.exchange = there->second;
         gradients_there.erase(there);
-      } else if (!is_forward || sends(schedule, action)) {
+      } else if (!is_empty && (!is_forward || sends(schedule, action))) {
         ++taken;
       }
-      if (!is_forward && hands_over(schedule, action))
+      if (!is_forward && action.stage > first_back && hands_over(schedule, action))
         gradients_there[{action.stage - 1, action.micro_batch}] = of_action.exchange;
       if (!is_forward) saved.free(slot->second.saved);
       if (!is_forward && takes_head) heads.free(slot->second.head);

@@ -55,7 +55,8 @@ int input_buffers(const Schedule& schedule, int rank, InputSlots inputs);
 // one more of them than micro-batches that hold one, unless no micro-batch would use it. What a
 // stage hands over to the next one on its rank is in such a buffer from its forward on. Exchange
 // buffers take turns: the result of an action is still being sent during the next. A gradient that
-// is handed over stays in the buffer that it was computed in.
-Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs);
+// is handed over stays in the buffer that it was computed in. Backwards of stages before
+// `first_back` are empty (exchange_ways).
+Slots play_slots(const Schedule& schedule, int rank, InputSlots inputs, int first_back = 0);
 
 }  // namespace parplan

@@ -324,7 +324,11 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
 // Adds every buffer of the list that the memory plan sums, in its order.
 void make_buffers(Lowering& lowering) {
   lowering.has_sum.assign(lowering.rank_buckets.size(), false);
-  lowering.slots = play_slots(lowering.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots);
+  int first_back = 0;
+  while (first_back < lowering.schedule.stages() && lowering.blocks_of(first_back).last <= lowering.graph.first_trained)
+    ++first_back;
+  lowering.slots =
+      play_slots(lowering.schedule, lowering.program.pipeline_rank, lowering.job.layout.input_slots, first_back);
   lowering.position_in_slot = positions_in_slot(
       lowering, [&](int block) { return lowering.segments_of(block).saved_bytes; },
       [&](int block) { return lowering.has_own_slots(block); });

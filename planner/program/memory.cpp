@@ -58,9 +58,11 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
     if (buffer.counted) bytes[part] += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
     if (buffer.home == Home::device)
       reserve += reserve_of(buffer.bytes, buffer.category, training) * (buffer.times * buffer.slots);
-    last[index_of(buffer.home)] = {.part = part, .bytes = Bytes(buffer.bytes)};
+    // Behind scratch, which state alone lacks, state is padded.
+    if (buffer.role == BufferRole::scratch || (buffer.bytes > 0 && buffer.times > 0))
+      last[index_of(buffer.home)] = {.part = part, .bytes = Bytes(buffer.bytes)};
   });
-  // The last buffer of an arena is not padded.
+  // The last buffer of an arena that has bytes is not padded.
   for (const Last& of_home : last)
     bytes[of_home.part] -= align_up(of_home.bytes, buffer_alignment) - of_home.bytes;
   const auto on_device = [&](MemoryCategory category) { return bytes[part_of(category, Home::device)]; };
@@ -75,11 +77,13 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
           .nvme = bytes[part_of({}, Home::nvme)]};
 }
 
-// Places the buffers of each home one after another, each aligned.
+// Places the buffers of each home one after another, each aligned; one without bytes begins
+// with the arena and takes nothing.
 void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead) {
   PerHome<const Buffer*> last;
   for (Buffer& buffer : program.buffers) {
     std::int64_t& end = program.arena_bytes[buffer.home];
+    if (buffer.bytes == 0) continue;
     buffer.offset = align_up(Bytes(end), buffer_alignment).count;
     if (const Buffer* before = last[buffer.home]; before != nullptr && before->counted)
       program.memory.part(before->category, before->home) += Bytes(buffer.offset - end);

@@ -292,7 +292,10 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   if (input > 0)
     inputs = held.size() == 1 ? std::min(in_flight + 1, shape.micro_batches)
                               : inputs_of_ranks(schedule, shape, spec.input_slots)[static_cast<std::size_t>(rank)];
-  const ExchangeWays ways = exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks);
+  // The rank's first stage, on the way down, may have no backward.
+  const bool goes_back_down = held.front().blocks.last > graph_.first_trained;
+  const ExchangeWays ways =
+      exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks, goes_back_down ? 0 : shape.stages);
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .for_weights = for_weights_,

@@ -86,6 +86,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   Seconds most_up;  // of the copies of a block's parameters
   int tied_uses = 0;
   std::int64_t with_matrices = 0;
+  // Among the ranks that share out a bucket.
+  const int place = replica_ ? replica_rank(spec.mesh, {.dp = *replica_}) % spec.shard_ranks() : 0;
   Seconds exchanged;
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
@@ -183,10 +185,11 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (shards.parameters && has_backward(graph_, range.first + i)) gathers_again += tied.gather;
     reduces += visit.reduce;
     clears += own.begin_clear + tied.begin_clear;
-    // The first rank has the first of every so many blocks with matrices.
+    // The first rank has the first of every so many blocks with matrices; that of another replica
+    // has those of its place.
     updates += own.update;
     if (own.orthogonalize > Seconds(0.0) &&
-        (!shards.optimizer || orthogonalizes_for_all(with_matrices++, 0, spec.shard_ranks())))
+        (!shards.optimizer || orthogonalizes_for_all(with_matrices++, place, spec.shard_ranks())))
       updates += own.orthogonalize;
     exchanged += own.exchange;
     if (sequential) updates += own.exchange;

@@ -54,6 +54,28 @@ TEST_CASE("graphs with every op: a pipeline equals accumulation on one rank to t
     }
 }
 
+TEST_CASE("graphs with every op: a zero-bubble pipeline equals 1F1B to the bit, with every axis and recompute") {
+  std::mt19937 random(20261127);
+  std::vector<OpGraph> graphs = op_graphs(sequence);
+  graphs.push_back(normed_sums(sequence));
+  for (const OpGraph& graph : graphs)
+    for (int trial = 0; trial < 12; ++trial) {
+      TrainingSpec training = training_of();
+      if (trial % 4 == 3) training.clip_norm = 0.5;
+      LayoutRequest request;
+      request[Choice::pp] = 2;
+      request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
+      if (trial % 3 != 0) request[Choice::micro_batch] = 1;
+      ParallelSpec spec = random_spec(graph, training, 4, request, random);
+      spec.recompute = recompute_rows()[static_cast<std::size_t>(trial) % recompute_rows().size()].kind;
+      if (trial % 3 == 2) spec.input_slots = InputSlots::one_more;
+      INFO(graph.name << ": " << describe(spec));
+      const Outcome outcome = run_plan(graph, training, spec, 3);
+      spec.schedule = ScheduleKind::one_f_one_b;
+      check_equal(outcome, run_plan(graph, training, spec, 3));
+    }
+}
+
 TEST_CASE("the reference's gradients of graphs with every op are the slopes of its loss along random directions") {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;

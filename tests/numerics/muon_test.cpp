@@ -67,27 +67,6 @@ std::vector<Program> programs_of(const OpGraph& graph, const TrainingSpec& train
 
 }  // namespace
 
-TEST_CASE("random legal plans with Muon train as the one-rank reference does") {
-  std::mt19937 random(20261127);
-  int cut = 0, sharded = 0, staged = 0;
-  for (const std::string& model : models) {
-    const OpGraph graph = testing::graph_of(model);
-    for (int trial = 0; trial < 6; ++trial) {
-      TrainingSpec training = muon_training();
-      if (trial % 4 == 3) training.clip_norm = 0.5;
-      const ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, {}, random);
-      INFO(model << ": " << describe(spec) << ", clip " << training.clip_norm);
-      check_near(graph, run_muon(graph, training, spec), run_one_rank(graph, training, spec.micro_batch));
-      cut += spec.tp() > 1;
-      sharded += spec.zero_stage > 0;
-      staged += spec.pp() > 1;
-    }
-  }
-  CHECK(cut > 2);
-  CHECK(sharded > 1);
-  CHECK(staged > 2);
-}
-
 TEST_CASE("Muon's steps are the same to the bit in stages and in shards") {
   std::mt19937 random(3);
   for (const std::string& model : models) {

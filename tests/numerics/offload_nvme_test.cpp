@@ -1,15 +1,11 @@
-// Plans that keep state, gradients, parameters and activations in files on NVMe, against the same
-// with nothing offloaded.
+// What plans that keep state, gradients, parameters and activations in files on NVMe copy and hold.
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "planner/base/error.h"
-#include "planner/parallel/cut_stages.h"
-#include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/program/memory.h"
 #include "tests/numerics/plan_runs.h"
@@ -31,56 +27,6 @@ ParallelSpec spec_of(const OpGraph& graph, int dp, int zero) {
 }
 
 }  // namespace
-
-TEST_CASE("random legal plans with data on NVMe train to the same bits as with none offloaded") {
-  std::mt19937 random(20261128);
-  int pipelines = 0, sharded = 0, one_by_one = 0;
-  PerHome<int> optimizer, gradients, parameters, activations;
-  int schedules[6] = {};
-  std::vector<Offload> on_nvme;
-  for (const Offload& other : all_offloads())
-    if (uses(other, Home::nvme)) on_nvme.push_back(other);
-  std::size_t next = 0;
-  for (const std::string model : {"tiny-gpt2", "tiny-llama", "tiny-t5"}) {
-    const OpGraph graph = graph_of(model);
-    for (std::size_t trial = 0; trial < 12; ++trial) {
-      TrainingSpec training = training_of();
-      if (trial % 2 == 1) training.clip_norm = 0.5;
-      if (trial % 4 == 2) training.optimizer = Optimizer::sgd;  // whose state is the master copy, if anything
-      if (trial == 6) training.momentum = 0.9;
-      LayoutRequest request;
-      if (trial % 3 == 2) {
-        constexpr ScheduleKind kinds[] = {ScheduleKind::gpipe, ScheduleKind::interleaved, ScheduleKind::zero_bubble_h1,
-                                          ScheduleKind::zero_bubble_v};
-        request[Choice::pp] = 2;
-        request[Choice::schedule] = kinds[trial / 3];
-      }
-      if (trial % 3 == 1 || trial == 5) request[Choice::zero_stage] = 3;
-      ParallelSpec spec = random_spec(graph, training, trial % 3 == 2 ? 4 : 1 << trial % 3, request, random);
-      if (spec.zero_stage == 3 && spec.replicas() > 1 && trial % 2 == 1) spec.gather_unit = GatherUnit::parameter;
-      one_by_one += spec.gather_unit == GatherUnit::parameter;
-      const Outcome plain = run_plan(graph, training, spec, 2);
-      next += 7;  // through all of them, of which there are not a multiple of so many
-      spec.offload = on_nvme[next % on_nvme.size()];
-      if (illegal(graph, training, spec)) spec.offload.parameters = Home::device;
-      if (!uses(spec.offload, Home::nvme)) spec.offload.activations = Home::nvme;
-      INFO(model << ": " << describe(spec) << ", offload " << name(spec.offload));
-      REQUIRE(!illegal(graph, training, spec));
-      check_equal(run_plan(graph, training, spec, 2), plain);
-      ++optimizer[spec.offload.optimizer];
-      ++gradients[spec.offload.gradients];
-      ++parameters[spec.offload.parameters];
-      ++activations[spec.offload.activations];
-      ++schedules[static_cast<int>(spec.schedule)];
-      pipelines += spec.pp() > 1;
-      sharded += spec.zero_stage > 0;
-    }
-  }
-  for (const int count : {pipelines, sharded, one_by_one}) CHECK(count > 1);
-  for (const Home home : all_homes)
-    for (const int count : {optimizer[home], gradients[home], parameters[home], activations[home]}) CHECK(count > 0);
-  CHECK(std::ranges::count(schedules, 0) <= 1);
-}
 
 TEST_CASE("parameters on NVMe are read for each forward and backward, and written once a step") {
   const OpGraph graph = graph_of("tiny-gpt2");
@@ -223,47 +169,6 @@ TEST_CASE("while a bucket is updated, the next ones' state is read and the one b
     if (b + state_buffers < buckets) expected.push_back("r");
   }
   CHECK(order == expected);
-}
-
-TEST_CASE("sums of gradients on NVMe train to the same bits under every ZeRO stage and schedule, clipped or not") {
-  struct ShortPlan {
-    const char* model;
-    int pp, dp, tp, zero;
-    ScheduleKind schedule;
-    double clip_norm;
-    std::int64_t micro_batch;
-    Home home;  // of the optimizer's state
-    Optimizer optimizer = Optimizer::adamw;
-  };
-  constexpr ScheduleKind plain = ScheduleKind::one_f_one_b;
-  for (const ShortPlan& of : {ShortPlan{"tiny-gpt2", 1, 1, 1, 0, plain, 0.5, 1, Home::host},
-                              ShortPlan{"tiny-gpt2", 1, 2, 1, 1, plain, 0.5, 2, Home::nvme},
-                              ShortPlan{"tiny-llama", 1, 2, 1, 2, plain, 0.0, 1, Home::nvme, Optimizer::sgd},
-                              ShortPlan{"tiny-llama", 1, 4, 1, 3, plain, 0.5, 1, Home::host, Optimizer::adamw_8bit},
-                              // Four ranks hold copies of two key/value heads.
-                              ShortPlan{"tiny-llama", 1, 1, 4, 0, plain, 0.5, 2, Home::host},
-                              ShortPlan{"tiny-llama", 2, 1, 1, 0, ScheduleKind::zero_bubble_h1, 0.5, 1, Home::nvme},
-                              ShortPlan{"tiny-gpt2", 2, 2, 1, 1, ScheduleKind::interleaved, 0.0, 1, Home::host},
-                              // A sum of one micro-batch: this rank's shard alone is written.
-                              ShortPlan{"tiny-t5", 1, 2, 1, 1, plain, 0.5, 4, Home::host}}) {
-    const OpGraph graph = graph_of(of.model);
-    TrainingSpec training = training_of();
-    training.clip_norm = of.clip_norm;
-    training.optimizer = of.optimizer;
-    ParallelSpec spec = spec_of(graph, of.dp, of.zero);
-    spec.mesh.degree.pp = of.pp;
-    spec.mesh.degree.tp = of.tp;
-    spec.schedule = of.schedule;
-    spec.micro_batch = of.micro_batch;
-    if (of.schedule == ScheduleKind::interleaved) spec.virtual_stages = 2;
-    spec.stage_blocks = even_stages(graph, spec.stages());
-    spec.offload = {};
-    const Outcome plain_run = run_plan(graph, training, spec, 2);
-    spec.offload = {.optimizer = of.home, .gradients = Home::nvme};
-    INFO(of.model << ": " << describe(spec));
-    REQUIRE(!illegal(graph, training, spec));
-    check_equal(run_plan(graph, training, spec, 2), plain_run);
-  }
 }
 
 TEST_CASE("sums of gradients go to their file and back with each micro-batch, and neither memory holds them") {

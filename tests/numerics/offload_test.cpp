@@ -1,13 +1,10 @@
-// Plans with state of parameters or what layers save in host memory, against the same without.
+// What plans with state of parameters or what layers save in host memory copy and hold.
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "planner/parallel/recompute.h"
-#include "planner/parallel/techniques.h"
 #include "planner/program/lower.h"
 #include "planner/program/memory.h"
 #include "tests/numerics/plan_runs.h"
@@ -24,38 +21,6 @@ bool graph_has_block(const OpGraph& graph, const std::string& name) {
 }
 
 }  // namespace
-
-TEST_CASE("random legal plans that offload the optimizer train to the same bits as without") {
-  std::mt19937 random(20261126);
-  int clipped = 0, tied_apart = 0, pipelines = 0, sharded[4] = {};
-  for (const std::string& model : models) {
-    const OpGraph graph = graph_of(model);
-    for (int trial = 0; trial < 14; ++trial) {
-      TrainingSpec training = training_of();
-      if (trial % 2 == 1) training.clip_norm = 0.5;
-      if (trial % 5 == 2) training.optimizer = Optimizer::adam;
-      if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
-      if (trial % 10 == 4) training.momentum = 0.9;
-      LayoutRequest request;
-      if (trial % 7 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-      ParallelSpec spec = random_spec(graph, training, 1 << trial % 4, request, random);
-      if (trial % 3 == 0) spec.tied_gradients = TiedGradients::apart;
-      INFO(model << ": " << describe(spec) << ", clip " << training.clip_norm);
-      const Outcome without = run_plan(graph, training, spec, 3);
-      spec.offload = Offload{.optimizer = Home::host};
-      REQUIRE(!illegal(graph, training, spec));
-      check_equal(run_plan(graph, training, spec, 3), without);
-      clipped += training.clip_norm > 0.0;
-      tied_apart += spec.tied_gradients == TiedGradients::apart;
-      pipelines += spec.pp() > 1;
-      ++sharded[spec.zero_stage];
-    }
-  }
-  CHECK(clipped > 10);
-  CHECK(tied_apart > 5);
-  CHECK(pipelines > 5);
-  for (const int count : sharded) CHECK(count > 1);
-}
 
 TEST_CASE("a step copies each rank's gradients to its host once, and its parameters back") {
   const OpGraph graph = graph_of("tiny-gpt2");
@@ -87,116 +52,6 @@ TEST_CASE("a step copies each rank's gradients to its host once, and its paramet
         CHECK(program.memory.optimizer == Bytes(0));
       }
     }
-}
-
-TEST_CASE("random legal plans that keep what layers save on the host train to the same bits as without") {
-  std::mt19937 random(20261127);
-  int schedules[6] = {}, sharded[4] = {}, both = 0, apart = 0, recomputed = 0, masters = 0, of_some = 0;
-  for (const std::string& model : models) {
-    const OpGraph graph = graph_of(model);
-    for (int trial = 0; trial < 14; ++trial) {
-      const bool goes_back = trial >= 12;
-      if (goes_back && graph.blocks.size() < 4) break;
-      TrainingSpec training = training_of();
-      if (trial % 3 == 1) training.clip_norm = 0.5;
-      LayoutRequest request;
-      if (goes_back) {
-        request[Choice::pp] = 2;
-        request[Choice::schedule] = trial == 12 ? ScheduleKind::zero_bubble_v : ScheduleKind::dualpipe_v;
-      } else if (trial % 6 == 1) {
-        request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-      }
-      if (trial % 6 == 3) request[Choice::schedule] = ScheduleKind::interleaved;
-      ParallelSpec spec = random_spec(graph, training, 1 << (trial + 1) % 4, request, random);
-      if (trial % 6 == 5) {
-        const Recompute recompute = spec.recompute;
-        spec = ParallelSpec();
-        spec.mesh.degree.dp = 2;
-        spec.dp_method = DataMethod::master;
-        spec.recompute = recompute;
-        spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-      }
-      if (spec.pp() > 1 && trial % 2 == 0) spec.input_slots = InputSlots::one_more;
-      INFO(model << ": " << describe(spec));
-      const Outcome without = run_plan(graph, training, spec, 2);
-      spec.offload = Offload{.activations = Home::host};
-      if (trial % 4 == 2 && spec.dp_method != DataMethod::master) spec.offload.optimizer = Home::host;
-      // The first of four layers takes turns in the places of the others, of three it does not.
-      const int most = most_layers_of_a_stage(graph, spec);
-      if (trial % 3 != 0 && most > 1) spec.offload_layers = 1 + trial % (most - 1);
-      INFO("of " << spec.offload_layers << " layers");
-      of_some += spec.offload_layers > 0;
-      REQUIRE(!illegal(graph, training, spec));
-      check_equal(run_plan(graph, training, spec, 2), without);
-      ++schedules[static_cast<int>(spec.schedule)];
-      ++sharded[spec.zero_stage];
-      both += spec.offload.optimizer != Home::device;
-      apart += spec.input_slots == InputSlots::one_more;
-      recomputed += spec.recompute != Recompute::none;
-      masters += spec.dp_method == DataMethod::master;
-    }
-  }
-  for (const int count : schedules) CHECK(count > 0);
-  for (const int count : sharded) CHECK(count > 1);
-  CHECK(both > 5);
-  CHECK(apart > 5);
-  CHECK(recomputed > 5);
-  CHECK(masters > 1);
-  CHECK(of_some > 20);
-}
-
-TEST_CASE("random legal plans with gradients and parameters on the host train to the same bits as without") {
-  std::mt19937 random(20261128);
-  int schedules[6] = {}, sharded[4] = {}, gradients = 0, parameters = 0, activations = 0, clipped = 0, alone = 0,
-      sequence_parallel = 0;
-  for (const std::string& model : models) {
-    const OpGraph graph = graph_of(model);
-    for (int trial = 0; trial < 18; ++trial) {
-      const bool goes_back = trial >= 16;
-      if (goes_back && graph.blocks.size() < 4) break;
-      TrainingSpec training = training_of();
-      if (trial % 2 == 1) training.clip_norm = 0.5;
-      if (trial % 5 == 4) training.optimizer = Optimizer::sgd;
-      LayoutRequest request;
-      if (goes_back) {
-        request[Choice::pp] = 2;
-        request[Choice::schedule] = trial == 16 ? ScheduleKind::zero_bubble_v : ScheduleKind::dualpipe_v;
-      } else if (trial % 6 == 1) {
-        request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-      }
-      if (trial % 6 == 3) request[Choice::schedule] = ScheduleKind::interleaved;
-      const int ranks = 1 << (trial + 1) % 4;
-      if (trial % 3 == 2 && ranks > 1 && !goes_back) request[Choice::zero_stage] = 3;
-      ParallelSpec spec = random_spec(graph, training, ranks, request, random);
-      if (trial % 4 == 0) spec.tied_gradients = TiedGradients::apart;
-      std::vector<Offload> legal;
-      for (const Offload& other : all_offloads()) {
-        ParallelSpec with = spec;
-        with.offload = other;
-        if ((other.gradients != Home::device || other.parameters != Home::device) && !illegal(graph, training, with))
-          legal.push_back(other);
-      }
-      REQUIRE(!legal.empty());
-      INFO(model << ": " << describe(spec));
-      const Outcome without = run_plan(graph, training, spec, 2);
-      spec.offload = legal[random() % legal.size()];
-      if (brings_parameters(spec)) spec.prefetch_depth = trial % 4;
-      INFO(name(spec.offload) << " " << spec.prefetch_depth << " blocks ahead");
-      check_equal(run_plan(graph, training, spec, 2), without);
-      ++schedules[static_cast<int>(spec.schedule)];
-      ++sharded[spec.zero_stage];
-      gradients += spec.offload.gradients != Home::device;
-      parameters += spec.offload.parameters != Home::device;
-      activations += spec.offload.activations != Home::device;
-      clipped += training.clip_norm > 0.0;
-      alone += spec.replicas() == 1 && spec.offload.parameters != Home::device;
-      sequence_parallel += spec.sequence_parallel && spec.offload.gradients != Home::device;
-    }
-  }
-  for (const int count : schedules) CHECK(count > 0);
-  for (const int count : sharded) CHECK(count > 1);
-  for (const int count : {gradients, parameters, activations, clipped}) CHECK(count > 10);
-  for (const int count : {alone, sequence_parallel}) CHECK(count > 1);
 }
 
 TEST_CASE("a step copies sums of gradients out once a micro-batch, and parameters up once a gather") {

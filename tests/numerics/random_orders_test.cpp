@@ -5,7 +5,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -30,43 +29,6 @@ std::string write(const Schedule& schedule) {
 }
 
 }  // namespace
-
-TEST_CASE("random legal orders down the ranks and back train to the bit as one stage does") {
-  std::mt19937 random(20261125);
-  const OpGraph graph = graph_of("tiny-gpt2");
-  const int blocks = static_cast<int>(graph.blocks.size());
-  int ran = 0, refused = 0;
-  for (int trial = 0; ran < 40; ++trial) {
-    const int ranks = 2 + trial % 2, count = 1 + static_cast<int>(random() % 5);
-    if (2 * ranks > blocks) continue;
-    ParallelSpec spec;
-    spec.mesh.degree.pp = ranks;
-    spec.schedule = ScheduleKind::zero_bubble_v;
-    spec.virtual_stages = 2;
-    spec.tied_gradients = TiedGradients::apart;
-    if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
-    if (trial % 4 == 1) spec.recompute = Recompute::full;
-    spec.stage_blocks.assign(static_cast<std::size_t>(2 * ranks), 1);
-    for (int left = blocks - 2 * ranks; left > 0; --left) ++spec.stage_blocks[random() % spec.stage_blocks.size()];
-    TrainingSpec training = training_of();
-    training.global_batch = count;
-    Job job = job_of(graph, training, spec);
-    job.schedule = random_v_orders(ranks, count, random);
-    INFO(describe(spec) << ": " << write(job.schedule));
-    if (find_fault(job.schedule, count)) {
-      ++refused;
-      continue;
-    }
-    ++ran;
-    ParallelSpec alone = spec;
-    alone.mesh.degree.pp = 1;
-    row_of(Choice::schedule).set(alone, ScheduleKind::one_f_one_b);
-    alone.input_slots = InputSlots::in_flight;
-    alone.stage_blocks = {blocks};
-    check_equal(run_plan(job, cpu_threads(), 2), run_plan(job_of(graph, training, alone), cpu_threads(), 2));
-  }
-  MESSAGE(ran << " orders ran, " << refused << " lack a buffer");
-}
 
 TEST_CASE("random legal orders, each stage its own, train as the reference does, to the bit of any other order") {
   std::mt19937 random(20261122);

@@ -1,10 +1,9 @@
-// Products by slices beside the ring of the tensor axis, compared with the one-rank reference, and
-// with products of all rows at once.
+// Products by slices beside the ring of the tensor axis, of graphs made of every op, compared with
+// the one-rank reference.
 #include <doctest/doctest.h>
 
 #include <map>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "tests/numerics/op_graphs.h"
@@ -22,11 +21,10 @@ LayoutRequest sliced(int tp) {
 
 }  // namespace
 
-TEST_CASE("plans with slices of products train as the one-rank reference does, with every other technique") {
+TEST_CASE("graphs with every op train by slices of products as the one-rank reference does") {
   std::mt19937 random(20261128);
   std::vector<OpGraph> graphs = op_graphs(sequence);
   graphs.push_back(normed_sums(sequence));
-  for (const std::string& model : models) graphs.push_back(graph_of(model));
   int tried = 0;
   for (const OpGraph& graph : graphs) {
     std::map<std::int64_t, Outcome> references;
@@ -47,24 +45,7 @@ TEST_CASE("plans with slices of products train as the one-rank reference does, w
       ++tried;
     }
   }
-  CHECK(tried > 50);
-}
-
-// A product of rows has each row's bits, and two ranks' sum has the same in any order.
-TEST_CASE("slices of products of two ranks equal products of all rows to the bit") {
-  std::mt19937 random(31);
-  for (const std::string& model : models) {
-    const OpGraph graph = graph_of(model);
-    if (graph.joins_sequences) continue;  // has no sequence parallelism
-    const TrainingSpec training = training_of();
-    for (int trial = 0; trial < 4; ++trial) {
-      ParallelSpec spec = random_spec(graph, training, trial < 2 ? 2 : 4, sliced(2), random);
-      INFO(model << ": " << describe(spec));
-      const Outcome by_slices = run_plan(graph, training, spec, 3);
-      spec.tp_overlap = TensorOverlap::none;
-      check_equal(by_slices, run_plan(graph, training, spec, 3));
-    }
-  }
+  CHECK(tried > 30);
 }
 
 }  // namespace parplan

@@ -2,18 +2,13 @@
 // training all parameters and against merged weights, which know nothing of either.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "planner/graph/trained_file.h"
-#include "planner/parallel/techniques.h"
 #include "tests/numerics/op_graphs.h"
 #include "tests/numerics/plan_runs.h"
 
@@ -62,43 +57,6 @@ double norm_of(const std::vector<float>& values) {
 }
 
 }  // namespace
-
-TEST_CASE("random legal plans train adapters and parts of a model as the one-rank reference does") {
-  std::mt19937 random(20261125);
-  int offloaded = 0;
-  for (const std::string& model : models) {
-    const std::vector<TrainingSpec> all = choices(model);
-    for (std::size_t choice = 0; choice < all.size(); ++choice) {
-      const OpGraph graph = as_trained(all[choice], graph_of(model));
-      std::map<std::pair<std::int64_t, bool>, Outcome> references;
-      for (int trial = 0; trial < 10; ++trial) {
-        TrainingSpec training = all[choice];
-        const bool clips = trial % 4 == 3;
-        if (clips) training.clip_norm = 0.5;
-        LayoutRequest request;
-        if (trial % 5 == 3) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-        if (trial % 5 == 4 && graph.blocks.size() >= 4) request[Choice::schedule] = ScheduleKind::interleaved;
-        if (trial % 5 == 4) request[Choice::pp] = graph.blocks.size() >= 4 ? 2 : 1;
-        ParallelSpec spec = random_spec(graph, training, trial % 5 == 4 ? 4 : 1 << trial % 4, request, random);
-        if (trial % 3 == 0) spec.input_slots = InputSlots::one_more;
-        ParallelSpec on_host = spec;
-        on_host.offload = all_offloads()[(3 * choice + static_cast<std::size_t>(trial)) % all_offloads().size()];
-        if (trial % 2 == 1 && !illegal(graph, training, on_host)) spec = on_host;
-        if (spec.offload != Offload{}) ++offloaded;
-        INFO(model << " trained: " << describe_trained(training) << ": " << describe(spec)
-                   << (clips ? ", clipped" : ""));
-        auto reference = references.find({spec.micro_batch, clips});
-        if (reference == references.end())
-          reference =
-              references
-                  .emplace(std::pair{spec.micro_batch, clips}, run_reference(graph, training, spec.micro_batch, 3))
-                  .first;
-        check_close(run_plan(graph, training, spec, 3), reference->second);
-      }
-    }
-  }
-  CHECK(offloaded > 50);
-}
 
 TEST_CASE("whatever is frozen, the gradients of the rest are those of training everything") {
   for (const std::string& model : models)
@@ -227,23 +185,6 @@ TEST_CASE("frozen parameters keep their initial values to the bit") {
       const Tensor& tensor = graph.tensors[id];
       INFO(tensor.name);
       CHECK((outcome.parameters.at(tensor.name) == before.at(tensor.name)) == tensor.frozen);
-    }
-  }
-}
-
-TEST_CASE("adapters on a pipeline equal those of one rank to the bit, in every schedule") {
-  std::mt19937 random(7);
-  for (const std::string& model : models) {
-    const TrainingSpec training = choices(model).front();
-    const OpGraph graph = as_trained(training, graph_of(model));
-    for (int trial = 0; trial < 6; ++trial) {
-      LayoutRequest request;
-      request[Choice::dp] = request[Choice::tp] = 1;
-      request[Choice::tied_gradients] = TiedGradients::apart;
-      if (trial % 2 == 1) request[Choice::schedule] = ScheduleKind::zero_bubble_h1;
-      const ParallelSpec spec = random_spec(graph, training, 2, request, random);
-      INFO(model << ": " << describe(spec));
-      check_equal(run_plan(graph, training, spec, 3), run_reference(graph, training, spec.micro_batch, 3));
     }
   }
 }

@@ -440,6 +440,9 @@ TEST_CASE("A plan names the micro-batches of its replicas only where these are u
   CHECK(error_for("[5, 3]", "[8, 0]").starts_with("error: expected a whole number from 1 to 16, found '0'"));
   CHECK(error_for("micro_batches: 5", "micro_batches: 4") ==
         "error: the most of replica_micro_batches is 5, and micro_batches is 4");
+  CHECK(error_for("1B4", "1I4 1W4") ==
+        "error: 1B2 is a whole backward and 1I4 the first part of one, and both are the last of replicas with unlike "
+        "numbers of micro-batches, which reduce gradients together: write both alike");
 }
 
 TEST_CASE("A plan says how tied gradients add up only where each use has an accumulator") {

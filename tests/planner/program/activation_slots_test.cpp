@@ -113,6 +113,32 @@ TEST_CASE("what a stage hands over to the next one on its rank stays where it is
   CHECK(kept > 100);
 }
 
+// Ranks 0 and 1 of three hold stages 0 and 5, and 1 and 4.
+TEST_CASE("where the way down a V is frozen, a rank's gradients take turns in the buffers of the way back alone") {
+  const int ranks = 3, micro_batches = 6;
+  for (const ScheduleKind kind : {ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v}) {
+    const Schedule schedule = row_of(kind).actions({ranks, 2 * ranks, micro_batches});
+    for (int first_back = 0; first_back <= ranks; ++first_back)
+      for (int rank = 0; rank < ranks; ++rank) {
+        INFO(name(kind) << ", rank " << rank << ", frozen before stage " << first_back);
+        const Slots slots = play_slots(schedule, rank, InputSlots::in_flight, first_back);
+        const bool both_ways = rank + 1 < ranks && rank >= first_back;
+        CHECK(slots.gradients == (both_ways ? 4 : 2));
+        std::vector<int> taken(static_cast<std::size_t>(slots.gradients), 0);
+        for (std::size_t i = 0; i < slots.actions.size(); ++i) {
+          const Action& action = schedule.ranks[rank][i];
+          if (flow_of(action.phase) != Flow::backward || action.stage < first_back) continue;
+          const int own = slots.actions[i].exchange;
+          REQUIRE(own < slots.gradients);
+          ++taken[static_cast<std::size_t>(own)];
+        }
+        for (const int count : taken) CHECK(count > 0);
+        if (rank >= first_back) continue;
+        CHECK(taken == std::vector<int>{micro_batches / 2, micro_batches / 2});
+      }
+  }
+}
+
 TEST_CASE("with one more buffer an activation arrives in one that the backward just before does not free") {
   const int stages = 3;
   for (const int micro_batches : {1, 2, 3, 8}) {

@@ -49,12 +49,13 @@ inline Schedule random_orders(int stages, int micro_batches, bool crossing, std:
   return one_stage_a_rank(std::move(ranks));
 }
 
-// An order of the same for two stages on each rank, down the ranks and back, in which every action
-// finds its input: what does not run lacks a buffer.
-inline Schedule random_v_orders(int ranks, int micro_batches, std::mt19937& random) {
-  const int stages = 2 * ranks;
-  Schedule schedule{.rank_of_stage = {}, .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
-  for (int stage = 0; stage < stages; ++stage) schedule.rank_of_stage.push_back(v_rank(stage, ranks));
+// An order of the same for ranks that hold several stages, in which every action finds its input:
+// what does not run lacks a buffer.
+inline Schedule random_orders_of_several(std::vector<int> rank_of_stage, int micro_batches, std::mt19937& random,
+                                         Backwards backwards = Backwards::in_parts) {
+  const int stages = static_cast<int>(rank_of_stage.size()), ranks = 1 + std::ranges::max(rank_of_stage);
+  Schedule schedule{.rank_of_stage = std::move(rank_of_stage),
+                    .ranks = std::vector<std::vector<Action>>(static_cast<std::size_t>(ranks))};
   struct Counts {
     int forward = 0, backward = 0, weights = 0;
   };
@@ -71,7 +72,7 @@ inline Schedule random_v_orders(int ranks, int micro_batches, std::mt19937& rand
     const bool goes_back = random() % 5 < eagerness;
     const auto at = static_cast<std::size_t>(stage);
     if (goes_back && own.backward < own.forward && (stage + 1 == stages || done[at + 1].backward > own.backward)) {
-      const bool in_parts = own.weights < own.backward || random() % 2 == 0;
+      const bool in_parts = backwards == Backwards::in_parts && (own.weights < own.backward || random() % 2 == 0);
       actions.push_back({stage, in_parts ? Phase::backward_inputs : Phase::backward, own.backward++});
       if (!in_parts) ++own.weights;
       --left;
@@ -85,6 +86,13 @@ inline Schedule random_v_orders(int ranks, int micro_batches, std::mt19937& rand
       schedule.ranks[static_cast<std::size_t>(schedule.rank_of_stage[stage])].push_back(
           {stage, Phase::backward_weights, own.weights++});
   return schedule;
+}
+
+// The same for two stages on each rank, down the ranks and back.
+inline Schedule random_v_orders(int ranks, int micro_batches, std::mt19937& random) {
+  std::vector<int> rank_of_stage;
+  for (int stage = 0; stage < 2 * ranks; ++stage) rank_of_stage.push_back(v_rank(stage, ranks));
+  return random_orders_of_several(std::move(rank_of_stage), micro_batches, random);
 }
 
 }  // namespace parplan
