@@ -231,7 +231,9 @@ bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute>
         const std::int64_t growing = state + in_flight * (table.saved[shared] - table.saved[held]) / stages +
                                      heads * (table.saved[end] - table.saved[shared]);
         if (growing + table.least_fixed > capacity) return false;
-        if (stages > 1) return true;
+        // Some layers recompute, perhaps none that runs back: then no scratch is for that.
+        const bool may_recompute_nothing = spec.recompute_layers > 0 && graph_.first_trained > 0;
+        if (stages > 1 || may_recompute_nothing) return true;
         if (spec.input_slots == InputSlots::one_more)
           return estimator.peak(spec, placements, schedule, s, range, choices[choice]).count <= capacity;
         const std::pair kinds(spec.schedule,

@@ -216,10 +216,11 @@ class SpaceSearch {
     return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
   }
 
-  // Fewer at once where each is much work: one may rule out the next.
+  // Whether each simulation is much work.
+  bool are_long() const { return search_.simulated > 0 && calls_ / search_.simulated > long_calls; }
+  // Fewer at once where they are long: one may rule out the next.
   std::int64_t together() const {
-    const bool is_long = search_.simulated > 0 && calls_ / search_.simulated > long_calls;
-    return is_long ? std::max<std::int64_t>(options_.together / 2, 1) : options_.together;
+    return are_long() ? std::max<std::int64_t>(options_.together / 2, 1) : options_.together;
   }
 
   bool is_new(const Open& one) {
@@ -267,6 +268,7 @@ class SpaceSearch {
       ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
                         .place = turns[turn].place,
                         .plan = {spec, result}});
+      simulated_.push_back(ranked.back());
       if (lacks_room[turn] != 0) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
       calls_ += 2 * spec.stages() * played;
       ++counts_.simulated;
@@ -342,7 +344,7 @@ class SpaceSearch {
   void try_with_best(const TriedRow& row) {
     const double best = best_score(search_)->first;
     std::vector<ParallelSpec> specs;
-    for (const Ranked& one : search_.best)
+    for (const Ranked& one : row.with_each ? simulated_ : search_.best)
       for (ParallelSpec& spec : row.layouts({.space = space(),
                                              .networks = makers_.front()->estimator().networks(),
                                              .layout = layout_of(one.plan.spec),
@@ -383,7 +385,8 @@ class SpaceSearch {
       const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
       const auto batch = static_cast<std::size_t>(together());
-      std::size_t room = tried < most_other_simulated || calls_ - calls < free_other_calls ? batch : 0;
+      const std::int64_t most = are_long() ? most_other_simulated / 2 : most_other_simulated;
+      std::size_t room = tried < most || calls_ - calls < free_other_calls ? batch : 0;
       if (options_.most_simulated)
         room = static_cast<std::size_t>(
             std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, together()));
@@ -599,6 +602,7 @@ class SpaceSearch {
   std::deque<Candidate> candidates_;  // those that fit
   BestFirst search_;
   std::vector<CandidateWork> known_;
+  std::vector<Ranked> simulated_;
   SearchCounts counts_;
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;

@@ -30,7 +30,8 @@ OPTIONS = {
 }
 # What tells plans apart, of the columns of a plan.
 LAYOUT = ["dp", "tp", "pp", "cp", "mesh_order", "zero_stage", "micro_batch", "schedule", "virtual_stages",
-          "stage_layers", "sequence_parallel", "cp_method", "recompute", "stage_recompute", "input_slots"]
+          "stage_layers", "sequence_parallel", "tp_overlap", "cp_method", "cp_ulysses", "dp_shard", "recompute",
+          "stage_recompute", "recompute_layers", "input_slots", "micro_batch_group", "dp_method", "tied_gradients"]
 MOST_SECONDS = 120
 
 

@@ -120,7 +120,7 @@ TEST_CASE("no share takes a device beyond its datasheet") {
   CHECK_FALSE(found.calibration.shares[0].percent_per_percent);
   const std::string refused = error_of<ConfigError>([&] { fit(one, fastest * 0.5); });
   CHECK(refused.starts_with("error: a step of "));
-  CHECK(refused.find(" is not explained by what kernels sustain: with 1.2") != std::string::npos);
+  CHECK(refused.find(" is not explained by what kernels sustain: with 1.3") != std::string::npos);
   CHECK(refused.find(" times the rates in the files, the datasheet's peak, it would take ") != std::string::npos);
   const std::string slow = error_of<ConfigError>([&] { fit(one, fastest * 100.0); });
   CHECK(slow.find("with a tenth of the rates in the files, the least that is believed") != std::string::npos);

@@ -7,6 +7,8 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/base/error.h"
+#include "planner/base/file.h"
+#include "planner/base/json.h"
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
 #include "tests/planner/base/error_of.h"
@@ -38,6 +40,17 @@ int ops_of_kind(const OpGraph& graph, OpKind kind) {
 }
 
 }  // namespace
+
+TEST_CASE("the schema of plans has every fact of an engine, and no other") {
+  const Json schema = Json::parse(read_file(source + "/docs/schemas/plan.schema.json"));
+  const Json::json_pointer place("/properties/training/properties/engine/properties");
+  std::vector<std::string> named, facts{"name", "title"};
+  for (const auto& [key, value] : schema.at(place).items()) named.push_back(key);
+  for (const EngineFact& fact : engine_facts()) facts.emplace_back(fact.key);
+  std::ranges::sort(named);
+  std::ranges::sort(facts);
+  CHECK(named == facts);
+}
 
 TEST_CASE("every engine's file is read under its own name, and says where each of its facts is from") {
   const std::vector<std::string> names = engine_names(folder);

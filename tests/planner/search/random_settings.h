@@ -122,8 +122,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::fused_attention, &Engine::fused_norm, &Engine::fused_activation, &Engine::fused_dropout,
         &Engine::fused_loss, &Engine::dropout, &Engine::repeats_layers, &Engine::overlaps_tensor,
         &Engine::overlaps_data, &Engine::overlaps_pipeline, &Engine::half_gradients, &Engine::splits_transfers,
-        &Engine::scatters_gradients, &Engine::copies_reduced, &Engine::reduces_half, &Engine::equal_stages,
-        &Engine::blocks_launches})
+        &Engine::scatters_gradients, &Engine::reduces_half, &Engine::equal_stages, &Engine::blocks_launches})
     engine.*fact = flip();
   engine.copies_gradients = flip();
   engine.dummy_gradients = flip();
@@ -148,6 +147,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.gathers_further_forward = static_cast<int>(apart() % 2);
   engine.gathers_further_backward = static_cast<int>(apart() % 2);
   engine.has_parameter_gathers = apart() % 4 != 0;
+  engine.copies_reduced = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

@@ -1,0 +1,100 @@
+// What a search tries with the layouts of its plans, row by row.
+#include "planner/search/tried_with_best.h"
+
+#include <algorithm>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "planner/parallel/techniques.h"
+#include "planner/search/search.h"
+#include "tests/planner/search/random_settings.h"
+
+namespace parplan {
+
+using testing::graph_of;
+using testing::training_of;
+
+namespace {
+
+LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& value) {
+  request[choice] = value;
+  return request;
+}
+
+// A space in which every row applies.
+struct WideSpace {
+  OpGraph graph = graph_of("tiny-llama", 64);
+  Cluster cluster = testing::cluster_of("dgx-a100", 8);
+  TrainingSpec training = training_of(8, DataType::bf16);
+  SearchedSpace space_of(const LayoutRequest& request, Objective objective = Objective::time) const {
+    return {.graph = graph,
+            .cluster = cluster,
+            .training = training,
+            .request = request,
+            .width = with_context(usual_width(graph, training.engine, request)),
+            .objective = objective};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what is tried with the best layouts is not where it is given, or memory is the objective") {
+  const WideSpace wide;
+  const Space::NamedValues named = {{Choice::zero_stage, {std::int64_t{0}, std::int64_t{3}}},
+                                    {Choice::sequence_parallel, {false, true}}};
+  const LayoutRequest none;
+  for (const TriedRow& row : tried_rows()) {
+    CAPTURE(row.words);
+    CHECK(is_tried(row, wide.space_of(none)));
+    CHECK(!is_tried(row, wide.space_of(none, Objective::memory)));
+    const LayoutRequest given = with(none, row.choice, row_of(row.choice).get(ParallelSpec()));
+    CHECK(!is_tried(row, wide.space_of(given)));
+    const auto says = [&](const LayoutRequest& request, const Space::NamedValues& values) {
+      return tried_in_words(wide.space_of(request), values).find(row.words) != std::string::npos;
+    };
+    CHECK(says(none, named));
+    CHECK(!says(given, named));
+    if (!row.needs) continue;
+    // No layout has what it needs, by what is given or by what is legal.
+    const auto& [choice, least] = *row.needs;
+    CHECK(!says(with(none, choice, row_of(choice).get(ParallelSpec())), named));
+    CHECK(!says(none, {{choice, {row_of(choice).get(ParallelSpec())}}}));
+  }
+}
+
+TEST_CASE("each row makes layouts that have its choice, and differ in what it says alone") {
+  const WideSpace wide;
+  const LayoutRequest none;
+  const SearchedSpace space = wide.space_of(none);
+  NetworkCache networks(wide.cluster);
+  StepTime time;
+  time.compute = Seconds(1.0);
+  time.exposed[Axis::tp] = Seconds(0.5);
+  ParallelSpec layout;
+  layout.zero_stage = 1;
+  layout.micro_batch = 1;
+  for (const TriedRow& row : tried_rows()) {
+    CAPTURE(row.words);
+    int legal = 0;
+    for (const Degrees& degree : {Degrees{.dp = 8}, Degrees{.dp = 4, .tp = 2}, Degrees{.dp = 2, .cp = 4}}) {
+      layout.mesh.degree = degree;
+      for (ParallelSpec& spec :
+           row.layouts({.space = space, .networks = networks, .layout = layout, .time = time, .behind = 1.0})) {
+        if (!is_legal(wide.graph, wide.training, spec)) continue;
+        CHECK(spec.mesh.degree == degree);
+        CHECK(spec.micro_batch == layout.micro_batch);
+        CHECK(spec.zero_stage == layout.zero_stage);
+        legal += row_of(row.choice).get(spec) != row_of(row.choice).get(layout) ? 1 : 0;
+      }
+    }
+    CHECK(legal > 0);
+  }
+  // A plan that is as far behind as all that it waits for is not worth a ring.
+  const TriedRow& rings = *std::ranges::find(tried_rows(), Choice::tp_overlap, &TriedRow::choice);
+  layout.mesh.degree = {.dp = 4, .tp = 2};
+  const BestLayout behind{.space = space, .networks = networks, .layout = layout, .time = time, .behind = 1.51};
+  CHECK(rings.layouts(behind).empty());
+}
+
+}  // namespace parplan
