@@ -64,13 +64,13 @@ inline constexpr std::array<HopLayout, 5> all_hop_layouts = {HopLayout::rank_ord
 // The members of one group inside one node. `closed`: the whole group is here. A ring that leaves
 // the node has as many channels as it has members here, each leaving through another member's NIC,
 // so all channels but one use every hop between neighbours (the first and the last are neighbours
-// too); with Network::one_ring, all channels of a whole node are that of the first. An all-reduce by trees is a
-// reduction and then a broadcast, each at `tree_bandwidth`: 2 * bytes / tree_bandwidth and
-// latencies. A tree that leaves the node is attached to all members in turn; inside, the members
-// form a chain through which a pass takes the whole message once (NCCL's `bus * 0.5`,
-// src/graph/tuning.cc). Between nodes a double binary tree takes, in each pass, the whole message
-// into and out of a node that is inner in one of its trees, but with two nodes only half of it,
-// which is why NCCL's two-node trees exceed the NICs' speed.
+// too); with Network::one_ring, all channels of a whole node are that of the first. An all-reduce
+// by trees is a reduction and then a broadcast, each at `tree_bandwidth`: 2 * bytes /
+// tree_bandwidth and latencies. A tree that leaves the node is attached to all members in turn;
+// inside, the members form a chain through which a pass takes the whole message once (NCCL's `bus *
+// 0.5`, src/graph/tuning.cc). Between nodes a double binary tree takes, in each pass, the whole
+// message into and out of a node that is inner in one of its trees, but with two nodes only half of
+// it, which is why NCCL's two-node trees exceed the NICs' speed.
 struct GroupPart {
   std::vector<int> members;  // local devices, ascending
   bool closed = false;

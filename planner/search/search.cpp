@@ -385,7 +385,7 @@ class SpaceSearch {
       const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
       const auto batch = static_cast<std::size_t>(together());
-      const std::int64_t most = are_long() ? most_other_simulated / 2 : most_other_simulated;
+      const std::int64_t most = are_long() ? together() : most_other_simulated;
       std::size_t room = tried < most || calls_ - calls < free_other_calls ? batch : 0;
       if (options_.most_simulated)
         room = static_cast<std::size_t>(

@@ -25,12 +25,12 @@ struct BestLayout {
   double behind = 1.0;  // its score, as a multiple of the best one
 };
 
-// What a space leaves out, since it would multiply the layouts, but for those of the best plans: all
-// that were simulated, or that are ranked.
+// What a space leaves out, since it would multiply the layouts, but for those of the best plans:
+// all that were simulated, or that are ranked.
 struct TriedRow {
   Choice choice{};  // not tried where the request has it
   std::string_view words;
-  bool with_each = false;  // with all that were simulated: variants of one plan differ in what it gains
+  bool with_each = false;  // with all that were simulated: variants differ in what it gains
   bool (*applies)(const SearchedSpace& space);  // by the engine, the request and the width of the space
   // A value of another choice that layouts must have, or a larger one; none: they need nothing.
   std::optional<std::pair<Choice, ChoiceValue>> needs;
