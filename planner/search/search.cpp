@@ -342,16 +342,24 @@ class SpaceSearch {
 
   // What the space leaves out, but for the layouts of the best plans.
   void try_with_best(const TriedRow& row) {
+    std::vector<ParallelSpec> tried;
+    try_with(row, search_.best, tried);
+    if (row.with_each) try_with(row, simulated_, tried);
+  }
+  // With those of these plans, but for what was tried.
+  void try_with(const TriedRow& row, std::span<const Ranked> plans, std::vector<ParallelSpec>& tried) {
     const double best = best_score(search_)->first;
     std::vector<ParallelSpec> specs;
-    for (const Ranked& one : row.with_each ? simulated_ : search_.best)
+    for (const Ranked& one : plans)
       for (ParallelSpec& spec : row.layouts({.space = space(),
                                              .networks = makers_.front()->estimator().networks(),
                                              .layout = layout_of(one.plan.spec),
                                              .time = one.plan.result.time,
                                              .behind = one.score.first / best}))
-        if (is_legal(graph_, training_, spec) && std::ranges::find(specs, spec) == specs.end())
+        if (is_legal(graph_, training_, spec) && std::ranges::find(tried, spec) == tried.end()) {
+          tried.push_back(spec);
           specs.push_back(std::move(spec));
+        }
     try_layouts(specs);
   }
 
