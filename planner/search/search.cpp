@@ -344,7 +344,7 @@ class SpaceSearch {
   void try_with_best(const TriedRow& row) {
     std::vector<ParallelSpec> tried;
     try_with(row, search_.best, tried);
-    if (row.with_each) try_with(row, simulated_, tried);
+    if (row.with_each && !are_long()) try_with(row, simulated_, tried);
   }
   // With those of these plans, but for what was tried.
   void try_with(const TriedRow& row, std::span<const Ranked> plans, std::vector<ParallelSpec>& tried) {

@@ -30,7 +30,7 @@ struct BestLayout {
 struct TriedRow {
   Choice choice{};  // not tried where the request has it
   std::string_view words;
-  bool with_each = false;  // with all that were simulated: variants differ in what it gains
+  bool with_each = false;  // with all that were simulated, if short: variants differ in what it gains
   bool (*applies)(const SearchedSpace& space);  // by the engine, the request and the width of the space
   // A value of another choice that layouts must have, or a larger one; none: they need nothing.
   std::optional<std::pair<Choice, ChoiceValue>> needs;
