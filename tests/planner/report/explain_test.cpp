@@ -570,8 +570,8 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
 TEST_CASE("an error is told, not judged by, where it was measured on other devices, or nowhere") {
   Reasons reasons = small_reasons();
   const std::string nothing =
-      "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a "
-      "plan\n";
+      "how sure: no measured steps of one model in many layouts are known on such devices, to hold this against; "
+      "`parplan run` measures a plan\n";
   reasons.elsewhere = std::exchange(reasons.error, std::nullopt);
   CHECK(
       explain(small_plan(), reasons)
