@@ -9,7 +9,6 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/cost_model.h"
 #include "planner/explain/remedies.h"

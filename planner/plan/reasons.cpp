@@ -163,16 +163,16 @@ double excess(Objective objective, const OnCluster& of, const OnCluster& over) {
     };
     return value(of) / value(over) - 1.0;
   }
-  struct Price {
+  struct PaidPerHour {
     std::optional<double> per_hour;
     std::optional<std::string> currency;
   };
   const auto price = [](const OnCluster& one) {
     const int devices = one.spec.mesh.size();
     const Cluster used = first_nodes(one.cluster, devices);
-    return Price{.per_hour = hourly_price(used, devices), .currency = currency(used)};
+    return PaidPerHour{.per_hour = hourly_price(used, devices), .currency = currency(used)};
   };
-  const Price a = price(of), b = price(over);
+  const PaidPerHour a = price(of), b = price(over);
   const bool priced = a.per_hour && b.per_hour && *b.per_hour > 0.0 && a.currency == b.currency;
   const double per_second = priced ? *a.per_hour / *b.per_hour
                                    : static_cast<double>(of.spec.mesh.size()) / over.spec.mesh.size();

@@ -233,12 +233,12 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
       best_as_it_stands = own;
       as_stands = found.plans.front();
     }
-    const auto keep_least = [&](std::optional<RankedPlan>& least) {
-      if (found.smallest && (!least || found.smallest->result.memory.peak() < least->result.memory.peak()))
-        least = found.smallest;
+    const auto keep_smallest = [&](std::optional<RankedPlan>& kept) {
+      if (found.smallest && (!kept || found.smallest->result.memory.peak() < kept->result.memory.peak()))
+        kept = found.smallest;
     };
-    if (is_as_it_stands) keep_least(smallest);
-    else if (begins(all[i], cluster)) keep_least(smallest_of_first);
+    if (is_as_it_stands) keep_smallest(smallest);
+    else if (begins(all[i], cluster)) keep_smallest(smallest_of_first);
     if (!wins) continue;
     best = own;
     result = {.cluster = is_as_it_stands ? cluster : all[i],
