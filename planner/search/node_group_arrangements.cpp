@@ -124,17 +124,10 @@ int least_devices(const Cluster& one, std::span<const Cluster> all) {
 // Leaves those on which a given offload can be timed; the cluster itself is the first. What is left
 // out is not the beginning of one that stays.
 void keep_those_with_homes(const LayoutRequest& request, std::vector<Cluster>& all) {
-  const Offload offload = given<Offload>(request, Choice::offload).value_or(Offload{});
-  // Given degrees say which of the groups are used.
-  const int most = all.front().devices();
-  const int wanted =
-      gives_every_degree(request) ? static_cast<int>(std::min<std::int64_t>(product_of_degrees(request), most)) : most;
-  const auto lacks = [&](const Cluster& one) {
-    return lacks_homes(first_nodes(one, std::min(wanted, one.devices())), offload);
-  };
-  const auto serves = [&](const Cluster& one) {
-    return !lacks(one) && (one.devices() >= wanted || !gives_every_degree(request));
-  };
+  const auto lacks = [&](const Cluster& one) { return lacks_homes(one, request); };
+  const std::int64_t most = all.front().devices();
+  const std::int64_t least = gives_every_degree(request) ? std::min(product_of_degrees(request), most) : 1;
+  const auto serves = [&](const Cluster& one) { return one.devices() >= least && !lacks(one); };
   if (std::ranges::none_of(all, serves)) throw ConfigError(*lacks(all.front()));
   std::erase_if(all, lacks);
 }
@@ -148,6 +141,13 @@ std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangemen
 }
 
 }  // namespace
+
+std::optional<std::string> lacks_homes(const Cluster& cluster, const LayoutRequest& request) {
+  const std::int64_t all = cluster.devices();
+  const std::int64_t used = gives_every_degree(request) ? std::min(product_of_degrees(request), all) : all;
+  return lacks_homes(first_nodes(cluster, static_cast<int>(used)),
+                     given<Offload>(request, Choice::offload).value_or(Offload{}));
+}
 
 std::vector<Cluster> arrangements(const Cluster& cluster) {
   std::vector<Cluster> result{cluster};

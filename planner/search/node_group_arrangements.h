@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
@@ -18,6 +19,10 @@ namespace parplan {
 // their own order, and each alone. It has only the cluster itself where blocks of nodes in a row
 // share switches: their order is then given by the network.
 std::vector<Cluster> arrangements(const Cluster& cluster);
+
+// Why what a given offload uses of the hosts, or of their drives, cannot be timed on the first
+// devices, as many as the given degrees say, or else on all; nothing where it can.
+std::optional<std::string> lacks_homes(const Cluster& cluster, const LayoutRequest& request);
 
 // The precision of a training on a cluster, where nobody gave one.
 using PrecisionOf = std::function<DataType(const Cluster& cluster)>;

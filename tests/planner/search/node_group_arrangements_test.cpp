@@ -260,6 +260,18 @@ TEST_CASE("an offload asks for the host's rates of the nodes that a plan uses al
     REQUIRE(free.plan);
     CHECK(free.plan->cluster.groups.front().device.name == with);
     CHECK(free.plan->spec.mesh.size() <= 8);
+    // Changes that would help use devices that have a host, too.
+    SuggestRequest full = own;
+    full.layout[Choice::tp] = full.layout[Choice::pp] = 1;
+    full.layout[Choice::dp] = 8;
+    full.layout[Choice::zero_stage] = 0;
+    for (NodeGroup& group : full.cluster.groups)
+      group.device.memory_capacity = group.device.memory_overhead + Bytes(10'000);
+    const SuggestResult none = suggest(full);
+    CHECK(!none.plan);
+    for (const Remedy& one : none.remedies) CHECK(one.plan.spec.mesh.size() <= 8);
+    CHECK(std::ranges::any_of(none.remedies, [](const Remedy& one) { return one.of == "memory"; }) == (without == 1));
+    CHECK(none.shortage.has_value() == (without == 1));
     // All devices are more than those that have one.
     own.layout[Choice::tp] = own.layout[Choice::pp] = 1;
     own.layout[Choice::dp] = 16;
