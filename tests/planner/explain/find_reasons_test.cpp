@@ -274,11 +274,12 @@ TEST_CASE("what is said of a plan's devices does not depend on nodes that it lea
   SuggestRequest request = request_of(graph, nodes_of(2, 1), 16);
   request.layout[Choice::dp] = 2;
   request.layout[Choice::zero_stage] = 3;
-  NodeGroup& own = request.cluster.groups.front();
-  own.device.memory_capacity = own.device.memory_overhead + Bytes(60'000);
-  NodeGroup other = own;
+  DeviceKind& own = request.cluster.groups.front().device;
+  own.memory_capacity = own.memory_overhead + Bytes(60'000);
+  const Bytes capacity = own.memory_capacity;
+  NodeGroup other = request.cluster.groups.front();
   other.device.name = "other";
-  other.device.memory_capacity = own.device.memory_capacity * 1000;
+  other.device.memory_capacity = capacity * 1000;
   const Reasons alone = find_reasons(graph, simulate_layout(request), options);
   request.cluster.groups.push_back(other);
   const Plan plan = simulate_layout(request);
@@ -289,7 +290,7 @@ TEST_CASE("what is said of a plan's devices does not depend on nodes that it lea
   CHECK(!beside.elsewhere);
   REQUIRE(alone.guide.largest_block);
   REQUIRE(beside.guide.largest_block);
-  CHECK(beside.guide.largest_block->capacity == own.device.memory_capacity);
+  CHECK(beside.guide.largest_block->capacity == capacity);
   const auto doubled = [&](const Plan& of) {
     std::vector<Resource> resources;
     for (const Variation& one : double_without_searches({graph, of, options})) resources.push_back(one.resource);
