@@ -35,7 +35,7 @@ struct ArrangedResult {
   // The best plan, on these, and behind it the best of all arrangements, within the limits of one
   // search (SearchOptions::top, top_each); those on others say on which. The counts are of all
   // arrangements together. `smallest` is on the first groups of the unchanged cluster: in the
-  // precision of all of its devices, if any layout was looked at in that, else in these groups' own.
+  // precision of all of its devices, or, if no layout was looked at in that, in these groups' own.
   SearchResult found;
   // The best plan on the unchanged cluster, in the precision of all of its devices, if it has any
   // and `cluster` is another.

@@ -49,8 +49,8 @@ TEST_CASE("graphs with every op train with context parallelism as the one-rank r
   }
 }
 
-// Many steps around a ring, each with its own sum of key gradients on the way: the random plans over
-// all techniques need no more than two ranks of an axis.
+// Many steps around a ring, each with its own sum of key gradients on the way: the random plans
+// over all techniques need no more than two ranks of an axis.
 TEST_CASE("keys go around rings of four and eight ranks, and heads to groups of four") {
   struct Case {
     const char* model;
@@ -58,8 +58,8 @@ TEST_CASE("keys go around rings of four and eight ranks, and heads to groups of 
   };
   std::mt19937 random(20261125);
   for (const auto& [model, cp, ulysses, tp] :
-       {Case{"tiny-gpt2", 4, 1, 1}, Case{"tiny-llama", 4, 1, 2}, Case{"tiny-gpt2", 8, 1, 1}, Case{"tiny-llama", 8, 1, 1},
-        Case{"tiny-gpt2", 8, 4, 1}, Case{"tiny-bert", 4, 4, 1}}) {
+       {Case{"tiny-gpt2", 4, 1, 1}, Case{"tiny-llama", 4, 1, 2}, Case{"tiny-gpt2", 8, 1, 1},
+        Case{"tiny-llama", 8, 1, 1}, Case{"tiny-gpt2", 8, 4, 1}, Case{"tiny-bert", 4, 4, 1}}) {
     const OpGraph graph = graph_of(model);
     const TrainingSpec training = training_of();
     LayoutRequest request;
