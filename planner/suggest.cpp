@@ -9,7 +9,6 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/error.h"
 #include "planner/base/text.h"
-#include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/cost_model.h"
 #include "planner/explain/remedies.h"
@@ -111,16 +110,8 @@ void note_unused(const LayoutRequest& given, Plan& plan) {
   }
 }
 
-// A layout that uses the host's memory or its drives, on a cluster that does not state what that
-// takes.
-void check_host(const Cluster& cluster, const LayoutRequest& layout) {
-  const Offload offload = given<Offload>(layout, Choice::offload).value_or(Offload{});
-  if (const std::optional<std::string> reason = lacks_homes(cluster, offload)) throw ConfigError(*reason);
-}
-
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
 ParallelSpec fixed_spec(const SuggestRequest& request) {
-  check_host(request.cluster, request.layout);
   const int devices = request.cluster.devices();
   LayoutRequest layout = request.layout;
   // Other choices are of data-parallel ranks alone.
@@ -135,6 +126,9 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
     throw ConfigError(fmt::format("the layout needs {} devices ({}); the cluster has {}", spec.mesh.size(),
                                   fmt::join(degrees, " x "), devices));
   }
+  // What the nodes that it leaves out lack is none of its concern.
+  const Cluster used = first_nodes(request.cluster, spec.mesh.size());
+  if (const std::optional<std::string> reason = lacks_homes(used, spec.offload)) throw ConfigError(*reason);
   if (const std::optional<std::string> reason = illegal(*request.graph, request.training, spec))
     throw ConfigError(*reason);
   return spec;
@@ -145,7 +139,6 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                     const LayoutRequest& layout, const SearchOptions& options,
                                     const PrecisionOf& precision_of) {
-  check_host(cluster, layout);
   ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, options, precision_of);
   const Engine& engine = training.engine;
   const bool keeps = engine.allocator_reserve > 0.0 || engine.copies_gradients;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "planner/search/node_group_arrangements.h"
 #include "planner/search/search.h"
 #include "planner/search/space_rows.h"
 
@@ -13,6 +14,7 @@ constexpr std::int64_t most_simulated = 4;
 
 SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,
                         bool fewer_devices = false) {
+  if (lacks_homes(request.cluster, request.layout)) return {};
   SearchOptions options;
   options.top = 1;
   options.objective = objective;

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "planner/cluster/mesh.h"
 #include "planner/explain/best_among.h"
 #include "planner/explain/layout_families.h"
 #include "planner/parallel/techniques.h"
@@ -39,25 +41,25 @@ std::optional<Guide::LargestBlock> block_beyond_a_device(const ExplainedPlan& ex
     const Bytes state = use.parameters + use.gradients + use.optimizer;
     if (state > largest.state) largest = {.block = block.name, .state = state, .capacity = {}};
   }
-  for (const NodeGroup& group : plan.cluster.groups) {
+  for (const NodeGroup& group : groups_in_use(plan.cluster, plan.spec.mesh.size())) {
     if (largest.state + group.device.memory_overhead <= group.device.memory_capacity) return std::nullopt;
     largest.capacity = std::max(largest.capacity, group.device.memory_capacity);
   }
   return largest;
 }
 
-int fewest_per_node(const Cluster& cluster) {
-  int fewest = cluster.groups.front().devices_per_node();
-  for (const NodeGroup& group : cluster.groups) fewest = std::min(fewest, group.devices_per_node());
+int fewest_per_node(std::span<const NodeGroup> groups) {
+  int fewest = groups.front().devices_per_node();
+  for (const NodeGroup& group : groups) fewest = std::min(fewest, group.devices_per_node());
   return fewest;
 }
 
 std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& explained, CandidateMaker& maker,
                                                       const std::optional<BestAmong>& across_nodes) {
-  const Cluster& cluster = explained.plan.cluster;
   NetworkCache& networks = maker.estimator().networks();
-  const int inside = fewest_per_node(cluster);
   const int devices = explained.plan.spec.mesh.size();
+  const std::span<const NodeGroup> groups = groups_in_use(explained.plan.cluster, devices);
+  const int inside = fewest_per_node(groups);
   if (inside < 2) return std::nullopt;
   const auto ring = [&](int tp) {
     return networks.group(adjacent_tensor_groups(devices, tp), Axis::tp).ring_bandwidth;
@@ -67,7 +69,7 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
   };
   BestAmong found_best;
   // On devices that are alike, what is beyond a node is across nodes in every order of the axes.
-  if (across_nodes && across_nodes->rival && across_nodes->certified && cluster.groups.size() == 1 &&
+  if (across_nodes && across_nodes->rival && across_nodes->certified && groups.size() == 1 &&
       is_beyond(across_nodes->rival->plan.spec.tp())) {
     found_best = *across_nodes;
   } else {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "planner/cluster/host_share.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/cluster/routes.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/parallel_for.h"
@@ -130,11 +131,12 @@ std::optional<Variation> vary_best_of_all(const ExplainedPlan& explained, Resour
   return std::move(then->variation);
 }
 
-bool has(const Plan& plan, Resource resource) {
+// On so many nodes; a search may use others than the plan.
+bool has(const Plan& plan, Resource resource, int nodes) {
   const bool has_files = uses(plan.spec.offload, Home::nvme);
   if (resource == Resource::nvme) return has_files;
   if (resource == Resource::host) return has_files || uses(plan.spec.offload, Home::host);
-  return (resource != Resource::network && resource != Resource::links) || plan.cluster.nodes() > 1;
+  return (resource != Resource::network && resource != Resource::links) || nodes > 1;
 }
 
 }  // namespace
@@ -159,14 +161,15 @@ std::vector<bool> network_links(const NodeKind& node) {
   return of_network;
 }
 
-Cluster varied(Cluster cluster, Resource resource, double factor, int devices) {
+Cluster varied(Cluster cluster, Resource resource, double factor, std::optional<int> devices) {
   const bool varies_links =
       resource == Resource::node_links || resource == Resource::network || resource == Resource::links;
   for (NodeGroup& group : cluster.groups) {
     DeviceKind& device = group.device;
     // A way to the host that the file leaves to the node's links is stated before they change.
     if (group.host && !group.host->link && (varies_links || resource == Resource::host))
-      if (const std::optional<HostShare> share = host_share(group, std::min(devices, group.devices_per_node())))
+      if (const std::optional<HostShare> share =
+              host_share(group, std::min(devices.value_or(cluster.devices()), group.devices_per_node())))
         group.host->link = share->link;
     if (resource == Resource::host && group.host) {
       group.host->memory_bandwidth *= factor;
@@ -207,11 +210,13 @@ Cluster varied(Cluster cluster, Resource resource, double factor, int devices) {
 }
 
 std::vector<Variation> double_without_searches(const ExplainedPlan& explained) {
+  const Plan& plan = explained.plan;
+  const int nodes = first_nodes(plan.cluster, plan.spec.mesh.size()).nodes();
   std::vector<Variation> twice;
   for (const Resource resource :
        {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::host, Resource::nvme,
         Resource::global_batch})
-    if (has(explained.plan, resource)) twice.push_back(std::move(changed(explained, resource, 2.0)->variation));
+    if (has(plan, resource, nodes)) twice.push_back(std::move(changed(explained, resource, 2.0)->variation));
   return twice;
 }
 
@@ -232,7 +237,7 @@ Variations vary_resources(const ExplainedPlan& explained, bool is_best_of_all) {
   std::vector<std::pair<Resource, double>> changes;
   for (int i = 0; i < static_cast<int>(Resource::count_); ++i) {
     const Resource resource = static_cast<Resource>(i);
-    if (!has(explained.plan, resource)) continue;
+    if (!has(explained.plan, resource, explained.plan.cluster.nodes())) continue;
     changes.emplace_back(resource, twice);
     if (resource == Resource::links) continue;  // A fifth more of each kind of link says as much.
     for (const double factor : {0.8, 1.2}) changes.emplace_back(resource, factor);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <limits>
+#include <optional>
 #include <vector>
 
 #include "planner/explain/explained_plan.h"
@@ -18,9 +18,9 @@ std::vector<bool> network_links(const NodeKind& node);
 // kernel takes 1 / factor of its time), or links or memory with `factor` times the bandwidth or
 // capacity. The fabric between nodes carries what the NICs do, divided by its oversubscription, so
 // it is varied with them. The host's rates are that of the link that each device has to it, as
-// `devices` devices of a job share it in a node, and that of its memory; links inside nodes leave
-// them as they are.
-Cluster varied(Cluster cluster, Resource resource, double factor, int devices = std::numeric_limits<int>::max());
+// the first `devices` devices of a job (all of them where not given) share it in a node, and that
+// of its memory; links inside nodes leave them as they are.
+Cluster varied(Cluster cluster, Resource resource, double factor, std::optional<int> devices = {});
 
 // The plan with twice of each resource whose gain needs no search: all but memory.
 std::vector<Variation> double_without_searches(const ExplainedPlan& explained);

@@ -9,8 +9,8 @@
 namespace parplan {
 namespace {
 
-// The price of the first `devices` devices for a second, in the cluster's currency; without a price
-// for all of them, their number.
+// The price of the first `devices` devices for a second, in the cluster's currency. All plans of a
+// cluster count in one unit: where any of its devices has no price, in their number.
 double price_of_second(const Cluster& cluster, int devices) {
   double sum = 0.0;
   int left = devices;

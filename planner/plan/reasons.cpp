@@ -5,6 +5,7 @@
 
 #include "planner/base/enum_index.h"
 #include "planner/cluster/mesh.h"
+#include "planner/cluster/price_and_power.h"
 #include "planner/plan/memory_verdict.h"
 
 namespace parplan {
@@ -45,18 +46,16 @@ Constraint largest(double compute, double communication, double bubble, double m
   return static_cast<Constraint>(std::ranges::max_element(gains) - gains.begin());
 }
 
-Seconds computing(const Plan& plan) {
-  const StepTime& time = plan.prediction.time;
-  return time.compute + time.recompute + time.optimizer;
-}
-
 // Includes waiting for what other stages communicate, however many micro-batches there are.
 Seconds communicating(const Plan& plan) { return plan.prediction.time.exposed_in_all() + waiting(plan).others; }
 
-// Whether twice the memory would hold what the plan keeps off its devices.
-bool twice_holds_all(const Plan& plan) {
+// Whether twice the memory would hold what the plan keeps off its devices, and today's would not:
+// what there is room for is elsewhere for another reason.
+bool twice_is_needed(const Plan& plan) {
   const MemoryUse& memory = plan.prediction.memory;
-  return memory.peak() + memory.host + memory.nvme <= memory_capacity(plan.cluster, plan.spec, plan.prediction) * 2;
+  const Bytes all = memory.peak() + memory.host + memory.nvme;
+  const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
+  return all > usable_memory(capacity, plan.cluster.memory_headroom) && all <= capacity * 2;
 }
 
 // The time that a lack of memory costs, as far as twice of it would spare that.
@@ -64,13 +63,27 @@ Seconds for_want_of_memory(const Plan& plan) {
   const StepTime& time = plan.prediction.time;
   Seconds memory;
   // A plan of the least memory is not meant to be fast.
-  if (plan.search.objective != Objective::memory) memory += time.recompute;
-  if (plan.search.objective != Objective::memory && twice_holds_all(plan)) memory += time.offload;
+  if (plan.search.objective != Objective::memory) {
+    memory += time.recompute;
+    if (twice_is_needed(plan)) memory += time.offload + updates_on_host(plan);
+  }
   if (plan.spec.zero_stage >= 2 && plan.spec.dp() > 1 && memory_share(plan) >= full_share) memory += time.exposed.dp;
   return memory;
 }
 
 }  // namespace
+
+Seconds updates_on_host(const Plan& plan) {
+  // Cores are their own host.
+  const bool on_host =
+      is_accelerator(plan.cluster.backend()) && state_homes(plan.spec.offload).optimizer != Home::device;
+  return on_host ? plan.prediction.time.optimizer : Seconds();
+}
+
+Seconds computing(const Plan& plan) {
+  const StepTime& time = plan.prediction.time;
+  return time.compute + time.recompute + time.optimizer - updates_on_host(plan);
+}
 
 double closed_form_bubble(const Plan& plan) {
   const double others = plan.spec.pp() - 1;
@@ -102,7 +115,8 @@ Constraint binding_constraint(const Plan& plan) {
   const bool has_files = uses(plan.spec.offload, Home::nvme);
   return largest(computing(plan).value / 2, communicating(plan).value / 2,
                  waiting(plan).filling.value / 2, for_want_of_memory(plan).value,
-                 has_files ? 0.0 : copying.value / 2, has_files ? copying.value / 2 : 0.0);
+                 (has_files ? 0.0 : copying.value / 2) + updates_on_host(plan).value / 2,
+                 has_files ? copying.value / 2 : 0.0);
 }
 
 Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice, const RankedPlan& now) {
@@ -139,10 +153,30 @@ double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& resu
 }
 
 double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result) {
-  const auto of = [&](const Cluster& c, const ParallelSpec& s, const StepResult& r) {
-    return score(plan.search.objective, c, s, r.time.total(), r.memory).first;
+  return excess(plan.search.objective, {cluster, spec, result}, {plan.cluster, plan.spec, plan.prediction});
+}
+
+double excess(Objective objective, const OnCluster& of, const OnCluster& over) {
+  if (objective != Objective::cost) {
+    const auto value = [&](const OnCluster& one) {
+      return score(objective, one.cluster, one.spec, one.result.time.total(), one.result.memory).first;
+    };
+    return value(of) / value(over) - 1.0;
+  }
+  struct PaidPerHour {
+    std::optional<double> per_hour;
+    std::optional<std::string> currency;
   };
-  return of(cluster, spec, result) / of(plan.cluster, plan.spec, plan.prediction) - 1.0;
+  const auto price = [](const OnCluster& one) {
+    const int devices = one.spec.mesh.size();
+    const Cluster used = first_nodes(one.cluster, devices);
+    return PaidPerHour{.per_hour = hourly_price(used, devices), .currency = currency(used)};
+  };
+  const PaidPerHour a = price(of), b = price(over);
+  const bool priced = a.per_hour && b.per_hour && *b.per_hour > 0.0 && a.currency == b.currency;
+  const double per_second = priced ? *a.per_hour / *b.per_hour
+                                   : static_cast<double>(of.spec.mesh.size()) / over.spec.mesh.size();
+  return per_second * (of.result.time.total() / over.result.time.total()) - 1.0;
 }
 
 std::span<const RankedPlan> ranked_behind(const Plan& plan, const Reasons& reasons) {

@@ -38,14 +38,20 @@ struct Waiting {
   Seconds others;
 };
 Waiting waiting(const Plan& plan);
+// What of a step the hosts of accelerators compute: the updates of parameters whose optimizer state
+// is not on the device.
+Seconds updates_on_host(const Plan& plan);
+// What the devices compute.
+Seconds computing(const Plan& plan);
 
 // Decided by the parts of the plan's step alone: memory where the plan does not fit, else the
 // constraint whose removal could gain the most. Doubled devices, links or micro-batches would gain
 // half of the time that computes, half of the exposed communication, that of other stages with it,
 // half of the bubble due to few micro-batches, and half of the wait for copies to and from the host
-// or, where it uses these, its NVMe drives. Memory could gain all recomputation, since nothing
-// recomputes for any other reason, the wait for copies where twice of it would hold what is off the
-// device, and, on a device that is full, the exposed communication of a sharding (ZeRO-2, 3).
+// or, where it uses these, its NVMe drives; a faster host half of the updates that it does, too.
+// Memory could gain all recomputation, since nothing recomputes for any other reason, the wait for
+// copies and the host's updates where twice of it would hold what is off the device, and today's
+// would not, and, on a device that is full, the exposed communication of a sharding (ZeRO-2, 3).
 Constraint binding_constraint(const Plan& plan);
 
 // A layout to compare with the plan. One that does not fit carries its estimate.
@@ -95,7 +101,7 @@ struct Variation {
 
 // The same, measured by variations to twice of each resource. Communication counts by all links:
 // routes cross several kinds of links in a row, and where these are alike, twice of one kind alone
-// gains nothing. The plan's own gain from faster devices counts up to half of what it computes or
+// gains nothing. The plan's own gain from faster devices counts up to half of what they compute or
 // waits for longer stages (the rest of the bubble waits for computation too, but more micro-batches
 // shorten it), and its gain from a larger batch up to half of that rest. The gain from memory
 // (where it is not varied: as decided by the parts), or from a batch with which the plan does not
@@ -107,6 +113,14 @@ Constraint binding_constraint(const Plan& plan, std::span<const Variation> twice
 double excess(const Plan& plan, const ParallelSpec& spec, const StepResult& result);
 // For a result on another cluster.
 double excess(const Plan& plan, const Cluster& cluster, const ParallelSpec& spec, const StepResult& result);
+// How much more one result has than another. Costs are compared in money where the devices of both
+// have prices in one currency, else in device-seconds.
+struct OnCluster {
+  const Cluster& cluster;
+  const ParallelSpec& spec;
+  const StepResult& result;
+};
+double excess(Objective objective, const OnCluster& of, const OnCluster& over);
 
 // The plan with one of its choices made differently.
 struct Neighbour {

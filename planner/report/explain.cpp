@@ -84,6 +84,8 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
             fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));
       if (time.offload.value > 0.0)
         signs.push_back(fmt::format("{} waits for copies of what there is no room to keep", share(time.offload)));
+      if (const Seconds updates = updates_on_host(plan); updates.value > 0.0)
+        signs.push_back(fmt::format("{} updates parameters on the host", share(updates)));
       if (plan.spec.zero_stage >= 2 && time.exposed.dp.value > 0.0)
         signs.push_back(
             fmt::format("{} waits for the communication of ZeRO-{}", share(time.exposed.dp), plan.spec.zero_stage));
@@ -92,7 +94,7 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
       return join(signs);
     }
     case Constraint::compute:
-      return fmt::format("{} of the step computes{}", share(time.compute + time.recompute + time.optimizer),
+      return fmt::format("{} of the step computes{}", share(computing(plan)),
                          time.recompute.value > 0.0 ? fmt::format(", {} recomputes", share(time.recompute)) : "");
     case Constraint::communication: {
       const Axis most = *std::ranges::max_element(inner_axes_first, {}, [&](Axis axis) { return time.exposed[axis]; });
@@ -106,10 +108,11 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
                          share(waits.others));
     case Constraint::host:
     case Constraint::nvme: {
-      const bool updates = state_homes(plan.spec.offload).optimizer != Home::device && time.optimizer.value > 0.0;
-      return fmt::format("{} of the step waits for copies to and from host memory{}{}", share(time.offload),
-                         constraint == Constraint::nvme ? " and NVMe" : "",
-                         updates ? fmt::format(", {} updates parameters on the host", share(time.optimizer)) : "");
+      const Seconds updates = updates_on_host(plan);
+      return fmt::format(
+          "{} of the step waits for copies to and from host memory{}{}", share(time.offload),
+          constraint == Constraint::nvme ? " and NVMe" : "",
+          updates.value > 0.0 ? fmt::format(", {} updates parameters on the host", share(updates)) : "");
     }
   }
   return "";
@@ -219,8 +222,8 @@ std::string how_far_off(const Reasons& reasons) {
                        -100.0 * reasons.error->most, -100.0 * reasons.error->least, reasons.error->runs,
                        reasons.error->source);
   const std::string none =
-      "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a "
-      "plan\n";
+      "how sure: no measured steps of one model in many layouts are known on such devices, to hold this against; "
+      "`parplan run` measures a plan\n";
   if (!reasons.elsewhere) return none;
   const ModelError& seen = *reasons.elsewhere;
   return none +
@@ -241,8 +244,14 @@ std::string how_sure(const Plan& plan, const Reasons& reasons) {
   const auto is_close = [&](const RankedPlan& other) { return !are_apart(plan, other, *pairs); };
   const RankedPlan& second = others.front();
   const double gap = excess(plan, cluster_of(plan, second), second.spec, second.result);
-  const std::string is = "  the runner-up is " + compared(gap, plan.search.objective, is_close(second) ? 2 : 1);
-  if (!is_close(second)) return text + is + ": more than that\n";
+  if (!is_close(second)) {
+    // Two are apart by what the worse of them has over the other.
+    const bool is_worse = gap >= 0.0;
+    return text + fmt::format("  the {} is {} than the {}: more than that\n", is_worse ? "runner-up" : "plan",
+                              compared(is_worse ? gap : 1.0 / (1.0 + gap) - 1.0, plan.search.objective, 1),
+                              is_worse ? "plan" : "runner-up");
+  }
+  const std::string is = "  the runner-up is " + compared(gap, plan.search.objective, 2);
   const std::string close =
       others.size() < 2 ? ""
                         : fmt::format(" ({} of {} ranked alternatives are that close)",

@@ -35,10 +35,9 @@ std::string measured_against(const Plan& plan, const RankedPlan& other, const Ra
   const Seconds time = other.result.time.total();
   std::string text = fmt::format("{} ({})", format_duration(time),
                                  compared(ratio(time.value, now.result.time.total().value), Objective::time, digits));
-  const auto counted = [&](const RankedPlan& of) {
-    return score(plan.search.objective, cluster_of(plan, of), of.spec, of.result.time.total(), of.result.memory).first;
-  };
-  const std::string change = compared(ratio(counted(other), counted(now)), plan.search.objective, digits);
+  const double more = excess(plan.search.objective, {cluster_of(plan, other), other.spec, other.result},
+                             {cluster_of(plan, now), now.spec, now.result});
+  const std::string change = compared(more, plan.search.objective, digits);
   switch (plan.search.objective) {
     case Objective::time: break;
     case Objective::cost:

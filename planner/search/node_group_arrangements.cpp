@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "planner/base/error.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/objective.h"
 #include "planner/simulator/block_shapes.h"
@@ -52,7 +53,8 @@ struct Listed {
   RankedPlan plan;  // `on` its arrangement
 };
 
-// Whether both are the same layout of the same devices: arrangements that begin alike share plans.
+// Whether both are the same layout of the same devices. Each is looked at in one arrangement
+// (least_devices), but the best plan is listed with those behind it, too.
 bool are_one_plan(const RankedPlan& a, const RankedPlan& b) {
   const int devices = a.spec.mesh.size();
   return a.spec == b.spec && a.on->training.precision == b.on->training.precision &&
@@ -119,6 +121,17 @@ int least_devices(const Cluster& one, std::span<const Cluster> all) {
   return least;
 }
 
+// Leaves those on which a given offload can be timed; the cluster itself is the first. What is left
+// out is not the beginning of one that stays.
+void keep_those_with_homes(const LayoutRequest& request, std::vector<Cluster>& all) {
+  const auto lacks = [&](const Cluster& one) { return lacks_homes(one, request); };
+  const std::int64_t most = all.front().devices();
+  const std::int64_t least = gives_every_degree(request) ? std::min(product_of_degrees(request), most) : 1;
+  const auto serves = [&](const Cluster& one) { return one.devices() >= least && !lacks(one); };
+  if (std::ranges::none_of(all, serves)) throw ConfigError(*lacks(all.front()));
+  std::erase_if(all, lacks);
+}
+
 // What the words for the space of one arrangement leave out.
 std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangements) {
   if (cluster.groups.size() == 1) return "";
@@ -128,6 +141,13 @@ std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangemen
 }
 
 }  // namespace
+
+std::optional<std::string> lacks_homes(const Cluster& cluster, const LayoutRequest& request) {
+  const std::int64_t all = cluster.devices();
+  const std::int64_t used = gives_every_degree(request) ? std::min(product_of_degrees(request), all) : all;
+  return lacks_homes(first_nodes(cluster, static_cast<int>(used)),
+                     given<Offload>(request, Choice::offload).value_or(Offload{}));
+}
 
 std::vector<Cluster> arrangements(const Cluster& cluster) {
   std::vector<Cluster> result{cluster};
@@ -159,6 +179,10 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
                                    const PrecisionOf& precision_of) {
   std::vector<Cluster> all = arrangements(cluster);
   if (!options.fewer_devices) all.erase(all.begin() + 1, all.end());
+  const std::size_t arranged = all.size();
+  keep_those_with_homes(request, all);
+  const std::string in_words = arrangements_in_words(cluster, arranged) +
+                               (all.size() < arranged ? ", of those that state the rates of the offload's homes" : "");
   const bool fixed = gives_every_degree(request);
   // Costs are compared in one unit: in device-seconds where not every device has a price.
   const bool priced = hourly_price(cluster, cluster.devices()).has_value();
@@ -170,7 +194,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   ArrangedResult result;
   std::optional<Score> best;
   std::optional<Score> best_as_it_stands;
-  std::optional<RankedPlan> as_stands, smallest;
+  std::optional<RankedPlan> as_stands, smallest, smallest_of_first;
   BestOfAll ranked(options);
   for (std::size_t i = 0; i < all.size(); ++i) {
     // Each plan is looked at once, on the groups that it uses.
@@ -209,9 +233,12 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
       best_as_it_stands = own;
       as_stands = found.plans.front();
     }
-    if (is_as_it_stands && found.smallest &&
-        (!smallest || found.smallest->result.memory.peak() < smallest->result.memory.peak()))
-      smallest = found.smallest;
+    const auto keep_smallest = [&](std::optional<RankedPlan>& kept) {
+      if (found.smallest && (!kept || found.smallest->result.memory.peak() < kept->result.memory.peak()))
+        kept = found.smallest;
+    };
+    if (is_as_it_stands) keep_smallest(smallest);
+    else if (begins(all[i], cluster)) keep_smallest(smallest_of_first);
     if (!wins) continue;
     best = own;
     result = {.cluster = is_as_it_stands ? cluster : all[i],
@@ -220,7 +247,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
               .as_stands = std::nullopt};
   }
   if (!result.found.plans.empty() && result.cluster != cluster) result.as_stands = std::move(as_stands);
-  result.found.smallest = std::move(smallest);
+  result.found.smallest = std::move(smallest ? smallest : smallest_of_first);
   if (all.size() > 1 && !result.found.plans.empty()) {
     RankedPlan first = result.found.plans.front();
     TrainingSpec its_training = training;
@@ -235,7 +262,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     }
   }
   SearchCounts& counts = result.found.counts;
-  const std::string space = searches.front().first.space + arrangements_in_words(cluster, all.size());
+  const std::string space = searches.front().first.space + in_words;
   counts.space = space;
   if (searches.size() == 1) return result;
   counts = {};

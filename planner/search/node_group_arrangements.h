@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
@@ -19,6 +20,10 @@ namespace parplan {
 // share switches: their order is then given by the network.
 std::vector<Cluster> arrangements(const Cluster& cluster);
 
+// Why what a given offload uses of the hosts, or of their drives, cannot be timed on the first
+// devices, as many as the given degrees say, or else on all; nothing where it can.
+std::optional<std::string> lacks_homes(const Cluster& cluster, const LayoutRequest& request);
+
 // The precision of a training on a cluster, where nobody gave one.
 using PrecisionOf = std::function<DataType(const Cluster& cluster)>;
 
@@ -29,7 +34,8 @@ struct ArrangedResult {
   DataType precision;  // in which they train
   // The best plan, on these, and behind it the best of all arrangements, within the limits of one
   // search (SearchOptions::top, top_each); those on others say on which. The counts are of all
-  // arrangements together.
+  // arrangements together. `smallest` is on the first groups of the unchanged cluster: in the
+  // precision of all of its devices, or, if no layout was looked at in that, in these groups' own.
   SearchResult found;
   // The best plan on the unchanged cluster, in the precision of all of its devices, if it has any
   // and `cluster` is another.
@@ -38,7 +44,8 @@ struct ArrangedResult {
 
 // `search` on every arrangement, unless `options.fewer_devices` is off: each plan is looked at on
 // the groups that it uses, which train in the precision that `precision_of` gives their devices,
-// or, without that, in the training's.
+// or, without that, in the training's. An arrangement that lacks the homes of a given offload is
+// left out; throws ConfigError where all do.
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const LayoutRequest& request, const SearchOptions& options,
                                    const PrecisionOf& precision_of = nullptr);

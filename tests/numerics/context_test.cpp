@@ -49,4 +49,31 @@ TEST_CASE("graphs with every op train with context parallelism as the one-rank r
   }
 }
 
+// Many steps around a ring, each with its own sum of key gradients on the way: the random plans
+// over all techniques need no more than two ranks of an axis.
+TEST_CASE("keys go around rings of four and eight ranks, and heads to groups of four") {
+  struct Case {
+    const char* model;
+    int cp, ulysses, tp;
+  };
+  std::mt19937 random(20261125);
+  for (const auto& [model, cp, ulysses, tp] :
+       {Case{"tiny-gpt2", 4, 1, 1}, Case{"tiny-llama", 4, 1, 2}, Case{"tiny-gpt2", 8, 1, 1},
+        Case{"tiny-llama", 8, 1, 1}, Case{"tiny-gpt2", 8, 4, 1}, Case{"tiny-bert", 4, 4, 1}}) {
+    const OpGraph graph = graph_of(model);
+    const TrainingSpec training = training_of();
+    LayoutRequest request;
+    request[Choice::cp] = cp;
+    request[Choice::cp_method] = cp > ulysses ? ContextMethod::ring : ContextMethod::ulysses;
+    if (cp > ulysses) request[Choice::cp_ulysses] = ulysses;
+    request[Choice::tp] = tp;
+    const ParallelSpec spec = random_spec(graph, training, cp * tp, request, random);
+    INFO(model << ": " << describe_context(spec));
+    REQUIRE(spec.cp() == cp);
+    REQUIRE(spec.tp() == tp);
+    if (cp > ulysses) REQUIRE(spec.mesh.cp_ulysses == ulysses);
+    check_close(run_plan(graph, training, spec), run_reference(graph, training, spec.micro_batch));
+  }
+}
+
 }  // namespace parplan

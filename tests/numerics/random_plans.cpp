@@ -385,7 +385,7 @@ ParallelSpec plainest_of_same_bits(const RandomPlan& plan) {
   row_of(Choice::schedule)
       .set(spec, spec.pp() > 1 && spec.virtual_stages > 1 ? spec.schedule : ScheduleKind::one_f_one_b);
   if (spec.pp() == 1) spec.virtual_stages = 1;
-  if (!brings_parameters(spec) || spec.prefetch_depth != 1) spec.prefetch_depth = 1;
+  spec.prefetch_depth = 1;
   return spec;
 }
 

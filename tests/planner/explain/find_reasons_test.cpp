@@ -12,6 +12,7 @@
 
 #include "planner/base/text.h"
 #include "planner/explain/layout_families.h"
+#include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/explain.h"
@@ -264,6 +265,47 @@ TEST_CASE("without searches there are the plan's own numbers and those of its ne
   CHECK(reasons.twice.empty());
   CHECK(relaxed(reasons) == nullptr);
   CHECK(!reasons.guide.one_device);
+}
+
+TEST_CASE("what is said of a plan's devices does not depend on nodes that it leaves out") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  ReasonsOptions options;
+  options.searches = false;
+  SuggestRequest request = request_of(graph, nodes_of(2, 1), 16);
+  request.layout[Choice::dp] = 2;
+  request.layout[Choice::zero_stage] = 3;
+  DeviceKind& own = request.cluster.groups.front().device;
+  own.memory_capacity = own.memory_overhead + Bytes(60'000);
+  const Bytes capacity = own.memory_capacity;
+  NodeGroup other = request.cluster.groups.front();
+  other.device.name = "other";
+  other.device.memory_capacity = capacity * 1000;
+  const Reasons alone = find_reasons(graph, simulate_layout(request), options);
+  request.cluster.groups.push_back(other);
+  const Plan plan = simulate_layout(request);
+  REQUIRE(plan.spec.mesh.size() == 2);
+  const Reasons beside = find_reasons(graph, plan, options);
+  REQUIRE(alone.error);
+  CHECK(beside.error);
+  CHECK(!beside.elsewhere);
+  REQUIRE(alone.guide.largest_block);
+  REQUIRE(beside.guide.largest_block);
+  CHECK(beside.guide.largest_block->capacity == capacity);
+  const auto doubled = [&](const Plan& of) {
+    std::vector<Resource> resources;
+    for (const Variation& one : double_without_searches({graph, of, options})) resources.push_back(one.resource);
+    return resources;
+  };
+  const std::vector<Resource> of_one = doubled(plan);
+  CHECK(std::ranges::find(of_one, Resource::network) == of_one.end());
+  request.layout[Choice::dp] = 4;
+  const Plan across = simulate_layout(request);
+  const Reasons of_both = find_reasons(graph, across, options);
+  CHECK(!of_both.error);
+  CHECK(of_both.elsewhere);
+  CHECK(!of_both.guide.largest_block);
+  const std::vector<Resource> resources = doubled(across);
+  CHECK(std::ranges::find(resources, Resource::network) != resources.end());
 }
 
 TEST_CASE("where unlike devices share stages, the slower kind decides, and the faster one waits for it") {

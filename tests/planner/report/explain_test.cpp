@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "planner/base/file.h"
 #include "planner/report/error_band.h"
 #include "planner/report/explain_json.h"
@@ -570,8 +572,8 @@ TEST_CASE("the JSON Schema has exactly the keys that are written") {
 TEST_CASE("an error is told, not judged by, where it was measured on other devices, or nowhere") {
   Reasons reasons = small_reasons();
   const std::string nothing =
-      "how sure: no measured steps of such devices are known to hold the model against; `parplan run` measures a "
-      "plan\n";
+      "how sure: no measured steps of one model in many layouts are known on such devices, to hold this against; "
+      "`parplan run` measures a plan\n";
   reasons.elsewhere = std::exchange(reasons.error, std::nullopt);
   CHECK(
       explain(small_plan(), reasons)
@@ -603,7 +605,7 @@ TEST_CASE("the model cannot tell apart what is near, on either side") {
     plan.alternatives.front().result.time.bubble = Seconds(bubble);
     const std::string text = explain(plan, small_reasons());
     CHECK(undecided_below(plan, small_reasons()) == spread);
-    const std::size_t begin = text.find("  the runner-up is ");
+    const std::size_t begin = std::min(text.find("  the runner-up is "), text.find("  the plan is "));
     return text.substr(begin, text.find_first_of(":;", begin) - begin) +
            (text.find("cannot tell") != std::string::npos ? ": close" : ": apart");
   };
@@ -612,7 +614,16 @@ TEST_CASE("the model cannot tell apart what is near, on either side") {
   CHECK(of(3.0) == "  the runner-up is 5.00 % slower: close");
   CHECK(of(2.5) == "  the runner-up is as fast: close");
   CHECK(of(2.0) == "  the runner-up is 5.00 % faster: close");
-  CHECK(of(0.0) == "  the runner-up is 25.0 % faster: apart");  // by the objective of a plan that was given, say
+  // By the objective of a plan that was given, say. It is 10 s to 7.5.
+  CHECK(of(0.0) == "  the plan is 33.3 % slower than the runner-up: apart");
+  // What is less than the spread off the plan's 10 s may be more than the spread over the other's.
+  const auto faster_by = [&](double share) { return of(2.5 - 10.0 * share); };
+  const double between = 0.5 * (spread + spread / (1.0 + spread));
+  CHECK(faster_by(between) == fmt::format("  the plan is {:.1f} % slower than the runner-up: apart",
+                                          100.0 * (1.0 / (1.0 - between) - 1.0)));
+  CHECK(faster_by(0.99 * spread / (1.0 + spread)).ends_with(": close"));
+  plan.search.objective = Objective::cost;
+  CHECK(of(2.5 + 15.0 * spread).ends_with(" % dearer than the plan: apart"));
 }
 
 TEST_CASE("which plans can be told apart on unlike devices follows from the devices that any of them uses") {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "planner/plan/reasons.h"
+#include "planner/report/explain_words.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/plan_table.h"
 #include "planner/report/table.h"
@@ -116,6 +117,7 @@ TEST_CASE("the binding constraint is what could be gained most from") {
 
 TEST_CASE("the host's rates bind a plan that waits for its copies, those of its drives where it uses them") {
   Plan plan = small_plan();
+  plan.cluster.groups.front().device.backend = BackendKind::cuda;
   plan.spec.offload = {.optimizer = Home::host};
   plan.prediction.time.offload = Seconds(8.0);
   // Twice the memory would save all of these, if it holds what is not on the device.
@@ -126,7 +128,7 @@ TEST_CASE("the host's rates bind a plan that waits for its copies, those of its 
   // A plan of the least memory is not meant to be fast.
   plan.prediction.memory.host = Bytes(100);
   plan.search.objective = Objective::memory;
-  CHECK(binding_constraint(plan) == Constraint::host);  // 4 s, against 3.25 of what computes
+  CHECK(binding_constraint(plan) == Constraint::host);  // 4.25 s, against 3 of what computes
   CHECK(explain(plan).find("binding constraint: host: 44.4 % of the step waits for copies to and from host memory, "
                            "2.8 % updates parameters on the host; faster links to\n  the host, or faster memory there "
                            "would help first\n") != std::string::npos);  // 8 and 0.5 s of 18
@@ -135,8 +137,81 @@ TEST_CASE("the host's rates bind a plan that waits for its copies, those of its 
   CHECK(explain(plan).find("binding constraint: nvme: 44.4 % of the step waits for copies to and from host memory and "
                            "NVMe, 2.8 % updates parameters on the host; faster\n  drives would help first\n") !=
         std::string::npos);
-  plan.prediction.time.offload = Seconds(6.0);  // 3 s
+  plan.prediction.time.offload = Seconds(5.8);  // 2.9 s
   CHECK(binding_constraint(plan) == Constraint::compute);
+}
+
+TEST_CASE("what the host updates is the host's work and not the devices'") {
+  Plan plan = small_plan();
+  plan.cluster.groups.front().device.backend = BackendKind::cuda;
+  plan.prediction.time.optimizer = Seconds(14.0);  // beside 9.5 s, 6 of which compute
+  CHECK(binding_constraint(plan) == Constraint::compute);
+  plan.spec.offload = {.optimizer = Home::host};
+  // A device has room for all: nothing is elsewhere for want of memory.
+  plan.prediction.memory.host = Bytes(360);  // beside 640 of 1000
+  CHECK(binding_constraint(plan) == Constraint::host);
+  CHECK(explain(plan).find("binding constraint: host: 0.0 % of the step waits for copies to and from host memory, "
+                           "59.6 % updates parameters on the host;") != std::string::npos);  // 14 of 23.5
+  plan.cluster.memory_headroom = 0.1;
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  plan.cluster.memory_headroom = 0.0;
+  plan.prediction.memory.host = Bytes(361);
+  CHECK(binding_constraint(plan) == Constraint::memory);
+  CHECK(explain(plan).find("binding constraint: memory: 59.6 % updates parameters on the host, ") !=
+        std::string::npos);
+  plan.search.objective = Objective::memory;  // not meant to be fast
+  CHECK(binding_constraint(plan) == Constraint::host);
+  plan.spec.offload.optimizer = Home::nvme;  // the host updates what the drives hold
+  CHECK(binding_constraint(plan) == Constraint::host);
+  plan.prediction.time.optimizer = Seconds(4.0);  // of 13.5
+  CHECK(explain(plan).find("binding constraint: compute: 44.4 % of the step computes;") != std::string::npos);
+  // Faster devices gain no more than half of their own 6 s, and a faster host 3.5 s.
+  plan.prediction.time.optimizer = Seconds(7.0);
+  const RankedPlan now{.spec = plan.spec, .result = plan.prediction};
+  std::vector<Variation> twice;
+  for (const auto& [resource, gain] : {std::pair(Resource::compute, 6.0), std::pair(Resource::host, 3.5)}) {
+    twice.push_back({.resource = resource,
+                     .factor = 2.0,
+                     .global_batch = 4,
+                     .plan = {.plan = now, .capacity = Bytes(1000)},
+                     .best = {}});
+    twice.back().plan.plan.result.time.compute -= Seconds(gain);
+  }
+  CHECK(binding_constraint(plan, twice, now) == Constraint::host);
+  // Cores are their own host.
+  plan.cluster.groups.front().device.backend = BackendKind::cpu;
+  CHECK(binding_constraint(plan, twice, now) == Constraint::compute);
+}
+
+TEST_CASE("costs are compared in one unit, of the devices that each plan uses") {
+  Plan plan = small_plan();
+  plan.search.objective = Objective::cost;
+  NodeGroup& own = plan.cluster.groups.front();
+  NodeGroup other = own;
+  other.price = Price{.per_device_hour = 36.0, .currency = "USD"};
+  RankedPlan second{.spec = plan.spec, .result = plan.prediction};
+  second.result.time.compute += Seconds(5.0);  // 15 s to 10
+  second.on = OtherDevices{.cluster = plan.cluster, .training = plan.training};
+  second.on->cluster.groups = {other};
+  const auto more = [&] { return excess(plan, cluster_of(plan, second), second.spec, second.result); };
+  const auto words = [&] {
+    return measured_against(plan, second, {.spec = plan.spec, .result = plan.prediction}, 1);
+  };
+  CHECK(more() == doctest::Approx(0.5));  // device-seconds: the plan's devices have no price
+  CHECK(words().ends_with("0.600 USD (50.0 % dearer)"));
+  own.price = Price{.per_device_hour = 18.0, .currency = "USD"};
+  CHECK(more() == doctest::Approx(2.0));
+  CHECK(words().ends_with("0.600 USD (200.0 % dearer)"));
+  // A group without a price changes nothing where neither plan uses it.
+  NodeGroup unpriced = own;
+  unpriced.price.reset();
+  plan.cluster.groups.push_back(unpriced);
+  CHECK(more() == doctest::Approx(2.0));
+  plan.cluster.groups.front().price->currency = "EUR";
+  CHECK(more() == doctest::Approx(0.5));
+  // Half of the devices.
+  second.spec.mesh.degree = {.dp = 2};
+  CHECK(more() == doctest::Approx(-0.25));
 }
 
 TEST_CASE("memory binds a plan that does not fit") {

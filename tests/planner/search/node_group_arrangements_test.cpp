@@ -10,6 +10,7 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/base/error.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/parallel/techniques.h"
@@ -190,6 +191,96 @@ TEST_CASE("a plan that leaves slow nodes out trains in the precision of those th
     return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
   };
   CHECK(suggest(request).plan->training.precision == DataType::fp16);
+}
+
+TEST_CASE("where nothing fits, what needs the least is known also of first nodes that train in their own precision") {
+  const OpGraph graph = tiny();
+  SuggestRequest request = slow_and_fast(graph);
+  std::ranges::reverse(request.cluster.groups);  // all devices together have no bf16, the first eight do
+  for (NodeGroup& group : request.cluster.groups)
+    group.device.memory_capacity = group.device.memory_overhead + Bytes(10'000);
+  request.training.precision = DataType::fp16;
+  request.precision_of = [](const Cluster& cluster) {
+    return has_units(cluster, DataType::bf16) ? DataType::bf16 : DataType::fp16;
+  };
+  request.layout[Choice::tp] = request.layout[Choice::pp] = 1;
+  for (const int dp : {8, 16}) {
+    request.layout[Choice::dp] = dp;
+    const SuggestResult found = suggest(request);
+    CHECK(!found.plan);
+    REQUIRE(found.shortage);
+    CHECK(found.shortage->home == Home::device);
+    CHECK(std::ranges::any_of(found.remedies, [](const Remedy& one) { return one.of == "memory"; }));
+  }
+  // Without degrees, the cluster as it stands says it.
+  request.layout = {};
+  const ArrangedResult any = search_arrangements(graph, request.cluster, request.training, {}, request.options,
+                                                 request.precision_of);
+  REQUIRE(any.found.smallest);
+  request.options.fewer_devices = false;
+  const ArrangedResult whole = search_arrangements(graph, request.cluster, request.training, {}, request.options,
+                                                   request.precision_of);
+  REQUIRE(whole.found.smallest);
+  CHECK(any.found.smallest->result.memory.peak() <= whole.found.smallest->result.memory.peak());
+}
+
+TEST_CASE("an offload asks for the host's rates of the nodes that a plan uses alone") {
+  const OpGraph graph = tiny();
+  SuggestRequest request = slow_and_fast(graph);
+  request.training.global_batch = 64;
+  request.layout[Choice::offload] = Offload{.optimizer = Home::host};
+  request.layout[Choice::tp] = 1;
+  for (const std::size_t without : {0u, 1u}) {
+    INFO(without);
+    SuggestRequest own = request;
+    own.cluster.groups[1 - without].host = named("dgx-a100", 1).groups.front().host;
+    own.cluster.groups[without].host.reset();
+    // Without a host, no way over the node's PCIe counts either.
+    const std::string with = own.cluster.groups[1 - without].device.name;
+    for (const int degree : {1, 2}) {
+      own.layout[Choice::pp] = degree;
+      own.layout[Choice::dp] = 8 / degree;
+      const SuggestResult found = suggest(own);
+      REQUIRE(found.plan);
+      CHECK(found.plan->cluster.groups.front().device.name == with);
+      CHECK(found.plan->search.space.find("of those that state the rates of the offload's homes") !=
+            std::string::npos);
+      // A requested simulation uses the first devices.
+      own.layout[Choice::micro_batch] = 1;
+      own.layout[Choice::zero_stage] = 0;
+      if (without == 1)
+        CHECK(simulate_layout(own).prediction.time.optimizer.value > 0.0);
+      else
+        CHECK_THROWS_AS(simulate_layout(own), ConfigError);
+    }
+    own.layout = {};
+    own.layout[Choice::offload] = Offload{.optimizer = Home::host};
+    own.layout[Choice::recompute] = Recompute::none;
+    const SuggestResult free = suggest(own);
+    REQUIRE(free.plan);
+    CHECK(free.plan->cluster.groups.front().device.name == with);
+    CHECK(free.plan->spec.mesh.size() <= 8);
+    // Changes that would help use devices that have a host, too.
+    SuggestRequest full = own;
+    full.layout[Choice::tp] = full.layout[Choice::pp] = 1;
+    full.layout[Choice::dp] = 8;
+    full.layout[Choice::zero_stage] = 0;
+    for (NodeGroup& group : full.cluster.groups)
+      group.device.memory_capacity = group.device.memory_overhead + Bytes(10'000);
+    const SuggestResult none = suggest(full);
+    CHECK(!none.plan);
+    for (const Remedy& one : none.remedies) CHECK(one.plan.spec.mesh.size() <= 8);
+    CHECK(std::ranges::any_of(none.remedies, [](const Remedy& one) { return one.of == "memory"; }) == (without == 1));
+    CHECK(none.shortage.has_value() == (without == 1));
+    // All devices are more than those that have one.
+    own.layout[Choice::tp] = own.layout[Choice::pp] = 1;
+    own.layout[Choice::dp] = 16;
+    CHECK_THROWS_AS(suggest(own), ConfigError);
+    CHECK_THROWS_AS(simulate_layout(own), ConfigError);
+    own.layout[Choice::dp] = 8;
+    for (NodeGroup& group : own.cluster.groups) group.host.reset();
+    CHECK_THROWS_AS(suggest(own), ConfigError);
+  }
 }
 
 TEST_CASE("plans behind the best say on which nodes they are, and in which precision, as their results do") {
