@@ -38,6 +38,45 @@ std::vector<SpacePart> groups_of(Space& space, const SpacePart& part) {
   return all;
 }
 
+TEST_CASE("a layout whose layers that recompute are frozen can be held in the memory that it takes") {
+  int with_all_more = 0;
+  for (const char* const model : {"tiny-llama", "tiny-gpt2"})
+    for (const std::int64_t sequence : {4, 16, 32})
+      for (const std::int64_t micro_batch : {1, 12}) {
+        TrainingSpec training = training_of(12, DataType::fp16);
+        training.sequence_length = sequence;
+        OpGraph graph = graph_of(model, sequence);
+        training.trainable.all = false;
+        training.trainable.patterns = {graph.blocks[graph.blocks.size() - 2].name};  // the last layer
+        graph = as_trained(training, std::move(graph));
+        const Cluster cluster = testing::cluster_of("dgx-a100", 4);
+        NetworkCache networks(cluster, training.engine);
+        const LayoutRequest request{{Choice::recompute, Recompute::full}, {Choice::recompute_layers, std::int64_t{1}}};
+        ParallelSpec layout = with_given(request);
+        layout.mesh.degree.tp = 2;
+        layout.sequence_parallel = true;
+        layout.micro_batch = micro_batch;
+        REQUIRE(is_legal(graph, training, layout));
+        const auto memory_of = [&](ParallelSpec spec) {
+          spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+          return simulate_spec(graph, networks, training, spec, place(graph, spec), schedule_of(spec, training), nullptr)
+              .memory.peak();
+        };
+        Cluster tight = cluster;
+        tight.groups.front().device.memory_capacity = memory_of(layout);
+        CandidateMaker maker(graph, tight, training);
+        LayoutFloors floors(graph, tight, training, request, usual_width(graph, training.engine, request), maker);
+        const std::vector<Recompute> choices{Recompute::full};
+        CHECK(floors.can_hold(layout, choices));
+        // Where all layers recompute, the last one does, for which there is more scratch.
+        ParallelSpec every = layout;
+        every.recompute_layers = 0;
+        with_all_more += memory_of(every) > memory_of(layout) ? 1 : 0;
+      }
+  MESSAGE(with_all_more << " layouts take more where all layers recompute");
+  CHECK(with_all_more > 0);
+}
+
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random(11);
   double share = 0.0;
