@@ -59,8 +59,8 @@ TEST_CASE("a layout whose layers that recompute are frozen can be held in the me
         REQUIRE(is_legal(graph, training, layout));
         const auto memory_of = [&](ParallelSpec spec) {
           spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
-          return simulate_spec(graph, networks, training, spec, place(graph, spec), schedule_of(spec, training), nullptr)
-              .memory.peak();
+          const Schedule schedule = schedule_of(spec, training);
+          return simulate_spec(graph, networks, training, spec, place(graph, spec), schedule, nullptr).memory.peak();
         };
         Cluster tight = cluster;
         tight.groups.front().device.memory_capacity = memory_of(layout);
