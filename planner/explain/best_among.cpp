@@ -124,7 +124,7 @@ class AmongSpecs {
       RankedPlan plan = simulated(
           with_input_slot(maker_, *turn.candidate, models, explained_.plan.training, explained_.objective()).spec);
       const Score score = counted(plan.spec, plan.result.time.total(), plan.result.memory);
-      ranked.push_back({.score = score, .place = turn.place, .plan = std::move(plan)});
+      ranked.push_back({.score = score, .bound = turn.bound, .place = turn.place, .plan = std::move(plan)});
     }
     return ranked;
   }

@@ -43,7 +43,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.counts_layouts = false;
   search_options.steps = steps.get();
   search_options.shapes = shapes;
-  search_options.searches_context = plan.spec.cp() > 1;
+  search_options.searches_context = plan.spec.cp() > most_context_ranks(graph, {});
   search_options.recomputes_fewest_layers = recomputes_some_layers(plan.spec);
   return search(graph, cluster, training, {}, search_options);
 }

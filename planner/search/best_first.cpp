@@ -54,14 +54,14 @@ bool is_beaten_elsewhere(const BestFirst& search, const Score& score, const Degr
   return false;
 }
 
-// Whether it cannot be ranked beside the plans of its degrees.
+// Whether it cannot be ranked beside the plans of its degrees, or is not taken to be.
 bool is_beaten(const BestFirst& search, const Open& open) {
   if (is_beaten_elsewhere(search, open.bound, open.mesh->degree)) return true;
   if (search.best.empty() || open.bound.first < tied_limit(search)) return false;
   int of_degrees = 0;
   for (const Ranked& one : search.best)
     if (one.plan.spec.mesh.degree == open.mesh->degree && ++of_degrees == search.top_each)
-      return open.bound >= one.score;
+      return open.bound >= one.score || open.bound.first >= one.bound.first * (1.0 + alike_above_bounds);
   return false;
 }
 

@@ -29,6 +29,7 @@ struct Open {
 // A plan that was simulated.
 struct Ranked {
   Score score;
+  Score bound;              // of its candidate
   std::uint64_t place = 0;  // in the space; among equal scores the first is best
   RankedPlan plan;
 };
@@ -69,9 +70,15 @@ struct BestFirstSteps {
 
 void add(BestFirst& search, std::span<const Open> open);
 
+// Plans of the same degrees take longer than their bounds by as much, but for so much: once none
+// can be the best plan, or tie with it, those whose bound is that far above the one of a ranked
+// plan of their degrees are not taken to be faster than that plan.
+inline constexpr double alike_above_bounds = 0.005;
+
 // Takes open parts by their bounds, the least bound first: looks into parts, simulates candidates.
 // Ends once no remaining bound beats the worst of the best `top` (or, before any plan does, what is
-// to be beaten), or there is no room.
+// to be beaten), or there is no room. The ranks behind a certain best plan may lack a variant of
+// their degrees (`alike_above_bounds`).
 void run(BestFirst& search, const BestFirstSteps& steps);
 
 // The best score of all spaces so far.

@@ -99,25 +99,6 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
   return restriction;
 }
 
-std::optional<Restriction> hybrid_sharding(const SearchedSpace& space) {
-  const bool may_shard = given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
-  // Two groups of two ranks are the least.
-  if (!space.training.engine.has_hybrid_sharding || space.width.shards_freely || space.request[Choice::dp_shard] ||
-      !may_shard || space.cluster.devices() < 4 || !may_have(space, Choice::dp))
-    return std::nullopt;
-  SpaceWidth wider = space.width;
-  wider.shards_freely = true;
-  const auto has_several_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 3; };
-  const auto has_groups = [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; };
-  // The search tries it with the layouts of its best plans.
-  return Restriction{
-      .what = space.objective == Objective::memory ? "hybrid sharding" : "hybrid sharding of other layouts",
-      .wider = {{.request = space.request,
-                 .width = wider,
-                 .beyond = {.of_degrees = has_several_replicas, .layout = has_groups},
-                 .has_same_floors = true}}};
-}
-
 // Floors of time hold however far ahead parameters are gathered, and in however many collectives.
 // The layouts are those that fit where that is not ahead at all, since each block ahead takes a
 // buffer, and block by block, since parameters one by one are padded more.
@@ -187,11 +168,11 @@ bool may_share_context(const SearchedSpace& space) {
   return space.training.engine.has_context && !gives_every_degree(space.request) && may_have(space, Choice::cp);
 }
 
-// By more than so many ranks, in any way.
-Restriction context_by_samples(const SearchedSpace& space, std::string what, int ranks) {
+// By more than so many ranks, in any way, or by up to `most`.
+Restriction context_by_samples(const SearchedSpace& space, std::string what, int ranks, int most = any_context_ranks) {
   SpaceWidth wider = space.width;
-  wider.shares_context = true;
-  wider.most_ring_ranks = space.cluster.devices();
+  wider.most_context_ranks = most;
+  wider.most_ring_ranks = most;
   return {
       .what = std::move(what),
       .wider = {
@@ -201,27 +182,23 @@ Restriction context_by_samples(const SearchedSpace& space, std::string what, int
            .samples = SampleFloors::shared_over_context}}};
 }
 
-std::optional<Restriction> shared_context(const SearchedSpace& space) {
-  if (!may_share_context(space)) return std::nullopt;
-  if (space.width.shares_context) {
-    const int most = space.width.most_ring_ranks;
-    if (space.request[Choice::cp] || space.request[Choice::cp_method]) return std::nullopt;
-    return context_by_samples(space,
-                              most == 1 ? "context parallelism around a ring"
-                                        : fmt::format("context parallelism around rings of more than {} ranks", most),
-                              most);
-  }
-  Restriction any = context_by_samples(space, "context parallelism", 1);
-  any.is_context =
-      space.graph.sequence >= shortest_shared_sequence && space.training.global_batch < space.cluster.devices();
-  if (any.is_context)
-    any.closer = {{.what = "context parallelism by gathered keys and values or exchange for heads",
-                   .wider = {{.request = space.request,
-                              .width = with_context(space.width),
-                              .beyond = {.of_degrees = has_more_context_ranks_than(1), .layout = {}}}},
-                   .is_context = true},
-                  context_by_samples(space, "context parallelism around a ring", 1)};
-  return any;
+std::optional<Restriction> more_context(const SearchedSpace& space) {
+  const int most = space.width.most_context_ranks;
+  if (!may_share_context(space) || most == any_context_ranks) return std::nullopt;
+  const std::string what =
+      most == 1 ? "context parallelism" : fmt::format("context parallelism over more than {} ranks", most);
+  return context_by_samples(space, what, most);
+}
+
+std::optional<Restriction> context_rings(const SearchedSpace& space) {
+  const int most = space.width.most_ring_ranks;
+  if (!may_share_context(space) || space.width.most_context_ranks <= most || space.request[Choice::cp] ||
+      space.request[Choice::cp_method])
+    return std::nullopt;
+  return context_by_samples(space,
+                            most == 1 ? "context parallelism around a ring"
+                                      : fmt::format("context parallelism around rings of more than {} ranks", most),
+                            most, space.width.most_context_ranks);
 }
 
 // Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the
@@ -231,15 +208,16 @@ std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
   const bool may_group =
       given<std::int64_t>(space.request, Choice::cp).value_or(fewest) >= fewest &&
       given<ContextMethod>(space.request, Choice::cp_method).value_or(ContextMethod::ring) != ContextMethod::ulysses;
-  if (!may_share_context(space) || !space.width.shares_context || !space.training.engine.has_hierarchical_context ||
-      space.request[Choice::cp_ulysses] || !may_group || space.cluster.devices() < fewest)
+  if (!may_share_context(space) || space.width.most_context_ranks < fewest ||
+      !space.training.engine.has_hierarchical_context || space.request[Choice::cp_ulysses] || !may_group ||
+      space.cluster.devices() < fewest)
     return std::nullopt;
   // The search tries it with the layouts of its best plans.
   Restriction restriction =
       context_by_samples(space,
                          space.objective == Objective::memory ? "hierarchical context parallelism"
                                                               : "hierarchical context parallelism of other layouts",
-                         fewest - 1);
+                         fewest - 1, space.width.most_context_ranks);
   restriction.wider.front().beyond.of_degrees = [heads = key_value_groups(space.graph)](const ParallelSpec& degrees) {
     const std::int64_t own = heads % degrees.tp() == 0 ? heads / degrees.tp() : 1;
     for (std::int64_t ranks = 2; ranks < degrees.cp() && ranks <= own; ++ranks)
@@ -295,8 +273,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,    hybrid_sharding,      other_gathers, data_parallel,  unlike_replicas_of_layouts,
-    sliced_products,   shared_context, hierarchical_context, host_offload,  other_recompute};
+    other_interleaved, zero_bubble,   other_gathers,        data_parallel, unlike_replicas_of_layouts, sliced_products,
+    more_context,      context_rings, hierarchical_context, host_offload,  other_recompute};
 
 }  // namespace
 
@@ -360,17 +338,17 @@ std::optional<double> least_beyond(const Restriction& restriction, const Searche
   if (restriction.by_devices) return least_of_devices(space, best, floors);
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider) {
-    const bool shares =
-        restriction.is_context || (space.width.shares_context && wider.samples == SampleFloors::shared_over_context);
-    const int most = shares ? most_parts_where_lifted : most_parts_beyond;
+    const int most =
+        wider.samples == SampleFloors::shared_over_context ? most_parts_where_lifted : most_parts_beyond;
     if (const std::optional<double> one = least_of(wider, most, space, best, &than, floors, maker))
       least = std::min(least.value_or(*one), *one);
   }
   return least;
 }
 
-bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker) {
-  if (space.width.shares_context || !may_share_context(space)) return false;
+bool is_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker) {
+  const int most = space.width.most_context_ranks;
+  if (most == any_context_ranks || !may_share_context(space)) return false;
   const auto least = [&](const Restriction::Wider& wider) {
     constexpr Score any{std::numeric_limits<double>::infinity(), 0.0};
     return least_of(wider, most_parts_where_lifted, space, any, nullptr, floors, maker);
@@ -380,7 +358,7 @@ bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, C
              .width = space.width,
              .beyond = {.of_degrees = has_anything, .layout = {}, .until = Beyond::Until::samples},
              .has_same_floors = true});
-  const std::optional<double> with = least(context_by_samples(space, "", 1).wider.front());
+  const std::optional<double> with = least(context_by_samples(space, "", most).wider.front());
   return without && with && *without > (1.0 + worth_context) * *with;
 }
 

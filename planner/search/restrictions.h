@@ -46,19 +46,15 @@ struct Restriction {
   // Whether nothing but the devices bounds them, however many of these are used: layouts whose
   // degrees are not among the space's. `wider` is empty.
   bool by_devices = false;
-  bool is_context = false;  // context parallelism that may be lifted (SearchOptions::searches_context)
-  // The same layouts with closer bounds, which take longer: where more than `worth_context` may be
-  // left.
-  std::vector<Restriction> closer = {};
 };
 
 // Those of a space, but for stage cuts (SearchCounts::cut_gap) and buffers for arriving activations
 // (input_slots.h).
 std::vector<Restriction> restrictions(const SearchedSpace& space);
 
-// Whether floors alone tell that context parallelism, which the space leaves out, is worth
-// searching (`worth_context`), whatever the best plan without it. `floors`: of the space as it is.
-bool is_surely_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker);
+// Whether floors tell that context parallelism over more ranks than in the space is worth searching
+// (`worth_context`). `floors`: of the space as it is.
+bool is_worth_context(const SearchedSpace& space, LayoutFloors& floors, CandidateMaker& maker);
 
 // What the layouts beyond a restriction score at least by their floors; nothing where none beats
 // `best`. The best of them may score more: the search for the least floor ends after some number of

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +16,7 @@
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
+#include "planner/search/needless_recompute.h"
 #include "planner/search/open_parts.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/restrictions.h"
@@ -32,6 +32,7 @@ namespace {
 struct CandidateWork {
   ParallelSpec spec;
   std::vector<CostModel> models;  // by rank of the pipeline
+  WithInputSlot simulated;        // what is simulated for it
 };
 // A GPipe layout as one of 1F1B where it is that, too: a single micro-batch has one order.
 ParallelSpec as_1f1b(ParallelSpec spec, const TrainingSpec& training) {
@@ -88,9 +89,7 @@ class SpaceSearch {
     parts_.emplace(graph, cluster, training, request, width_, options.objective, least_devices(), *floors_);
   }
 
-  // Nothing where context parallelism, which the space leaves out, promises so much that it should
-  // be searched (`worth_context`).
-  std::optional<SearchResult> run() {
+  SearchResult run() {
     add(search_, options_.counts_layouts ? parts_->open_all() : parts_->open_uncounted());
     counts_.candidates = parts_->count_all();
     counts_.space = space_in_words(cluster_, training_.engine, request_, width_, options_.fewer_devices,
@@ -103,7 +102,6 @@ class SpaceSearch {
                              .room = [this] { return room(); },
                              .is_new = [this](const Open& candidate) { return is_new(candidate); },
                              .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
-      if (promises_context(surely_worth_context)) return std::nullopt;
       ranked = is_ahead(search_);
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
@@ -112,40 +110,23 @@ class SpaceSearch {
       for (const TriedRow& row : tried_rows())
         if (options_.tries_more_with_best && is_tried(row, space())) try_with_best(row);
     }
-    if (!is_ahead(search_))
-      drop_beaten_elsewhere(search_);
-    else if (promises_context(worth_context))
-      return std::nullopt;
+    if (!is_ahead(search_)) drop_beaten_elsewhere(search_);
     if (is_ahead(search_) || !search_.elsewhere.empty()) drop_idle_input_slots();
     return take_result();
   }
 
-  // Whether context parallelism should be searched by floors alone, before any search.
-  bool surely_promises_context() {
-    return may_lift_context() && is_surely_worth_context(space(), *floors_, *makers_.front());
+  // Whether more context parallelism than in this space should be searched (`worth_context`). Not
+  // under a schedule that was asked for: with backwards in parts, that would take several times as
+  // long.
+  bool promises_context() {
+    return options_.bounds_left_out && !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence &&
+           training_.global_batch < cluster_.devices() && is_worth_context(space(), *floors_, *makers_.front());
   }
 
  private:
   int least_devices() const { return options_.fewer_devices ? options_.least_devices : cluster_.devices(); }
   SearchedSpace space() const {
     return {graph_, cluster_, training_, request_, width_, options_.objective, least_devices()};
-  }
-  // Not under a schedule that was asked for: with backwards in parts, the search with context
-  // parallelism would take several times as long.
-  bool may_lift_context() const {
-    return options_.bounds_left_out && !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence &&
-           training_.global_batch < cluster_.devices();
-  }
-  // Whether it promises more than so much of the best plan so far.
-  bool promises_context(double worth) {
-    if (!may_lift_context() || !best_score(search_)) return false;
-    const auto promises = [&](const auto& self, const Restriction& restriction) -> bool {
-      return restriction.is_context && gap_beyond(restriction, *best_score(search_)) > worth &&
-             (restriction.closer.empty() ||
-              std::ranges::any_of(restriction.closer, [&](const Restriction& part) { return self(self, part); }));
-    };
-    return std::ranges::any_of(restrictions(space()),
-                               [&](const Restriction& restriction) { return promises(promises, restriction); });
   }
   // Whether stages may differ in what they recompute.
   bool mixes() const {
@@ -162,6 +143,10 @@ class SpaceSearch {
     std::optional<std::vector<Open>> opened =
         parts_->look_into(number, limit ? limit->first : std::numeric_limits<double>::infinity());
     return opened ? *std::move(opened) : make_candidates_of(parts_->layouts(number));
+  }
+
+  static bool recomputes_alike(const ParallelSpec& spec) {
+    return spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage;
   }
 
   // `part`: a single layout.
@@ -197,7 +182,10 @@ class SpaceSearch {
       take_smallest(one, true);
       candidates_.push_back(std::move(one));
       const Candidate& candidate = candidates_.back();
-      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
+      // Of equal bounds but for rounding, what recomputes least is first.
+      const bool recomputes_all = recomputes_alike(candidate.spec);
+      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound * (recomputes_all ? 1.0 : 1.0 - 1e-9),
+                                          candidate.bound.memory),
                         .place = part.place + opened.size(),
                         .candidate = &candidate,
                         .mesh = &candidate.spec.mesh});
@@ -224,10 +212,26 @@ class SpaceSearch {
   }
 
   bool is_new(const Open& one) {
-    const ParallelSpec& spec = one.candidate->spec;
-    CandidateWork work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec)};
+    CandidateMaker& maker = *makers_.front();
+    Candidate candidate = *one.candidate;
+    CandidateWork work{.spec = candidate.spec,
+                       .models = cost_models(maker.estimator().networks(), candidate.spec),
+                       .simulated = {}};
     if (std::ranges::any_of(known_, [&](const CandidateWork& other) { return equal_work(work, other, training_); })) {
       ++counts_.simulated;
+      return false;
+    }
+    if (!request_[Choice::schedule]) candidate.spec = as_1f1b(std::move(candidate.spec), training_);
+    // The plans that are ranked in the end are simulated without the buffer, too
+    // (drop_idle_input_slots).
+    work.simulated = request_[Choice::input_slots]
+                         ? WithInputSlot{.spec = std::move(candidate.spec)}
+                         : with_input_slot(maker, candidate, work.models, training_, options_.objective);
+    if (options_.objective != Objective::memory && !request_[Choice::recompute] &&
+        std::ranges::any_of(known_, [&](const CandidateWork& other) {
+          return recomputes_more(work.simulated.spec, other.simulated.spec);
+        })) {
+      least_needless_ = std::min(least_needless_, one.bound.first);
       return false;
     }
     known_.push_back(std::move(work));
@@ -244,32 +248,20 @@ class SpaceSearch {
   // The candidates are those that were last found new, in this order.
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     const std::span<const CandidateWork> works = std::span(known_).last(turns.size());
-    std::vector<ParallelSpec> specs(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
-    std::vector<char> lacks_room(turns.size(), 0);  // for another input slot
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
-      CandidateMaker& maker = *makers_[thread];
-      Candidate candidate = *turns[turn].candidate;
-      if (!request_[Choice::schedule]) candidate.spec = as_1f1b(std::move(candidate.spec), training_);
-      // The plans that are ranked in the end are simulated without the buffer, too
-      // (drop_idle_input_slots).
-      specs[turn] = candidate.spec;
-      if (!request_[Choice::input_slots]) {
-        WithInputSlot with = with_input_slot(maker, candidate, works[turn].models, training_, options_.objective);
-        specs[turn] = std::move(with.spec);
-        lacks_room[turn] = with.lacks_room;
-      }
-      simulated[turn] = simulate_one(maker, specs[turn], works[turn].models);
+      simulated[turn] = simulate_one(*makers_[thread], works[turn].simulated.spec, works[turn].models);
     });
     std::vector<Ranked> ranked;
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
-      const ParallelSpec& spec = specs[turn];
+      const ParallelSpec& spec = works[turn].simulated.spec;
       const auto& [result, played] = simulated[turn];
       ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
+                        .bound = turns[turn].bound,
                         .place = turns[turn].place,
                         .plan = {spec, result}});
       simulated_.push_back(ranked.back());
-      if (lacks_room[turn] != 0) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
+      if (works[turn].simulated.lacks_room) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
       calls_ += 2 * spec.stages() * played;
       ++counts_.simulated;
     }
@@ -306,13 +298,41 @@ class SpaceSearch {
     return open;
   }
 
+  // One of those that differ in their groups of shards and the order of their axes alone, which
+  // bear little on how well a cut suits a layout: the fastest that was simulated, else that of the
+  // least bound. The others are left.
+  std::vector<OtherCuts> one_of_each(std::vector<OtherCuts> open) {
+    const auto score_of_layout = [&](const OtherCuts& one) {
+      double least = std::numeric_limits<double>::infinity();
+      for (const Ranked& other : simulated_)
+        if (layout_of(other.plan.spec) == one.layout->spec) least = std::min(least, other.score.first);
+      return least;
+    };
+    std::ranges::stable_sort(open, {}, score_of_layout);
+    std::vector<OtherCuts> kept;
+    std::vector<ParallelSpec> known;
+    for (OtherCuts& one : open) {
+      ParallelSpec key = one.layout->spec;
+      key.mesh.order = ParallelSpec().mesh.order;
+      key.mesh.dp_shard = 0;
+      if (std::ranges::find(known, key) != known.end()) {
+        leave(one.bound.first);
+        continue;
+      }
+      known.push_back(std::move(key));
+      kept.push_back(one);
+    }
+    std::ranges::stable_sort(kept, {}, [](const OtherCuts& one) { return std::pair(one.bound, one.place); });
+    return kept;
+  }
+
   // No cut of those that were not looked at scores less.
   void leave(double score) { least_left_ = std::min(least_left_, score); }
 
   // Looks at other cuts of the layouts that may beat the best plan with them.
   void try_other_cuts() {
     if (!best_score(search_) || options_.objective == Objective::memory) return;
-    std::vector<OtherCuts> open = layouts_with_other_cuts();
+    std::vector<OtherCuts> open = one_of_each(layouts_with_other_cuts());
     const std::int64_t room =
         options_.most_simulated ? *options_.most_simulated - search_.simulated : most_other_simulated;
     std::size_t looked_at = 0;
@@ -337,7 +357,8 @@ class SpaceSearch {
                          .candidate = &candidate,
                          .layout = i});
     }
-    for (const OtherCandidate& one : simulate_others(std::move(turns), open.size())) leave(one.bound.first);
+    for (const OtherCandidate& one : simulate_others(std::move(turns), std::vector<std::optional<double>>(open.size())))
+      leave(one.bound.first);
   }
 
   // What the space leaves out, but for the layouts of the best plans.
@@ -346,10 +367,12 @@ class SpaceSearch {
     try_with(row, search_.best, tried);
     if (row.with_each && !are_long()) try_with(row, simulated_, tried);
   }
-  // With those of these plans, but for what was tried.
+  // With those of these plans, but for what was tried. A layout is taken to be as far above its
+  // bound as the plan.
   void try_with(const TriedRow& row, std::span<const Ranked> plans, std::vector<ParallelSpec>& tried) {
     const double best = best_score(search_)->first;
     std::vector<ParallelSpec> specs;
+    std::vector<std::optional<double>> above;
     for (const Ranked& one : plans)
       for (ParallelSpec& spec : row.layouts({.space = space(),
                                              .networks = makers_.front()->estimator().networks(),
@@ -359,11 +382,13 @@ class SpaceSearch {
         if (is_legal(graph_, training_, spec) && std::ranges::find(tried, spec) == tried.end()) {
           tried.push_back(spec);
           specs.push_back(std::move(spec));
+          above.push_back(one.score.first / one.bound.first);
         }
-    try_layouts(specs);
+    try_layouts(specs, std::move(above));
   }
 
-  void try_layouts(const std::vector<ParallelSpec>& specs) {
+  // `above`: by layout, what its plan is taken to score over its bound.
+  void try_layouts(const std::vector<ParallelSpec>& specs, std::vector<std::optional<double>> above) {
     std::vector<OtherCandidate> turns;
     for (std::size_t i = 0; i < specs.size(); ++i) {
       const std::span one(&specs[i], 1);
@@ -377,18 +402,18 @@ class SpaceSearch {
                          .layout = i});
       }
     }
-    simulate_others(std::move(turns), specs.size());
+    simulate_others(std::move(turns), std::move(above));
   }
 
-  // The most promising first: by its bound, and by how far those of its layout were above theirs.
+  // The most promising first: by its bound, and by how far those of its layout were above theirs,
+  // by layout `above` where that is known. What does not promise to be ranked is left.
   // Returns those that may beat the best plan and are left, since the others were work enough.
-  std::vector<OtherCandidate> simulate_others(std::vector<OtherCandidate> turns, std::size_t layouts) {
+  std::vector<OtherCandidate> simulate_others(std::vector<OtherCandidate> turns,
+                                              std::vector<std::optional<double>> above) {
     const std::int64_t calls = calls_;
     std::int64_t tried = 0;
-    std::vector<std::optional<double>> above(layouts);
-    const auto promises = [&](const OtherCandidate& one) {
-      return std::pair(one.bound.first * above[one.layout].value_or(1.0), one.place);
-    };
+    const auto promised = [&](const OtherCandidate& one) { return one.bound.first * above[one.layout].value_or(1.0); };
+    const auto promises = [&](const OtherCandidate& one) { return std::pair(promised(one), one.place); };
     while (true) {
       const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
@@ -398,7 +423,9 @@ class SpaceSearch {
       if (options_.most_simulated)
         room = static_cast<std::size_t>(
             std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, together()));
-      room = std::min(room, turns.size());
+      const double limit = score_limit(search_).value_or(Score{std::numeric_limits<double>::infinity(), 0.0}).first;
+      room = std::min(room, static_cast<std::size_t>(std::ranges::count_if(
+                                turns, [&](const OtherCandidate& one) { return promised(one) < limit; })));
       if (room == 0) break;
       std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
       std::vector<Open> together;
@@ -515,33 +542,20 @@ class SpaceSearch {
   // How much better than the best plan anything may be that scores no less than `least`.
   static double gap_to(double least, const Score& winner) { return std::max(winner.first / least - 1.0, 0.0); }
 
-  // How much better than the best plan layouts beyond a restriction may be. What bounds them stays
-  // as it is while better plans are found.
-  double gap_beyond(const Restriction& restriction, const Score& best) {
-    auto known = restriction.is_context ? least_beyond_.find(restriction.what) : least_beyond_.end();
-    if (known == least_beyond_.end())
-      known = least_beyond_
-                  .insert_or_assign(restriction.what,
-                                    least_beyond(restriction, space(), best, *parts_, *floors_, *makers_.front()))
-                  .first;
-    return known->second ? gap_to(*known->second, best) : 0.0;
-  }
-
   std::vector<LeftOut> left_out(const Score& winner, const SearchCounts& counts) {
     std::vector<LeftOut> all;
-    const auto add = [&](const auto& self, const Restriction& restriction) -> void {
+    for (const Restriction& restriction : restrictions(space())) {
+      const std::optional<double> least =
+          least_beyond(restriction, space(), winner, *parts_, *floors_, *makers_.front());
       // What the search did not look into is bounded with it.
-      const double gap = std::max(gap_beyond(restriction, winner), counts.gap.value_or(0.0));
-      if (gap > worth_context && !restriction.closer.empty()) {
-        for (const Restriction& part : restriction.closer) self(self, part);
-        return;
-      }
+      const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
       all.push_back({.what = restriction.what, .gap = gap});
-    };
-    for (const Restriction& restriction : restrictions(space())) add(add, restriction);
+    }
     if (least_with_slot_ < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
                      .gap = gap_to(least_with_slot_, winner)});
+    if (least_needless_ < winner.first)
+      all.push_back({.what = "more recompute than memory demands", .gap = gap_to(least_needless_, winner)});
     return all;
   }
 
@@ -577,12 +591,8 @@ class SpaceSearch {
     return std::max(gap, counts.gap.value_or(0.0));
   }
 
-  // Layouts with which hybrid sharding, groups of heads and slices are tried, however few are
-  // ranked.
+  // Layouts with which groups of heads and slices are tried, however few are ranked.
   static constexpr int least_tried = 5;
-
-  // Beyond what other cuts, and what is tried with the best layouts, gain: 6 % at most so far.
-  static constexpr double surely_worth_context = (1.0 + worth_context) * 1.1 - 1.0;
 
   // Limits on looking at other cuts.
   static constexpr std::int64_t most_other_places = 262'144;  // of a block on a stage, over layouts
@@ -618,7 +628,7 @@ class SpaceSearch {
   std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
   double least_left_ = std::numeric_limits<double>::infinity();       // of the scores of other cuts
   double least_with_slot_ = std::numeric_limits<double>::infinity();  // of those that need more recompute for a slot
-  std::map<std::string, std::optional<double>> least_beyond_;         // scores, by what a restriction leaves out
+  double least_needless_ = std::numeric_limits<double>::infinity();   // of those that recompute more than others
   std::int64_t calls_ = 0;                                            // simulated so far
 };
 
@@ -627,20 +637,16 @@ class SpaceSearch {
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
-  SearchOptions narrow = options;
-  if (!narrow.shapes) narrow.shapes = std::make_shared<KnownBlockShapes>();  // for both searches
-  std::optional<SearchResult> result;
-  {
-    SpaceSearch usual(graph, cluster, training, request, narrow);
-    if (!usual.surely_promises_context()) result = usual.run();
+  SearchOptions usual = options;
+  if (!usual.shapes) usual.shapes = std::make_shared<KnownBlockShapes>();  // for both spaces
+  std::optional<SpaceSearch> space(std::in_place, graph, cluster, training, request, usual);
+  if (space->promises_context()) {
+    usual.searches_context = true;
+    space.emplace(graph, cluster, training, request, usual);
   }
-  if (!result) {
-    SearchOptions wider = narrow;
-    wider.searches_context = true;
-    result = SpaceSearch(graph, cluster, training, request, wider).run();
-  }
-  result->counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return *std::move(result);
+  SearchResult result = space->run();
+  result.counts.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
 }
 
 }  // namespace parplan

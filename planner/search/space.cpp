@@ -17,24 +17,27 @@
 
 namespace parplan {
 
-bool shares_context(const OpGraph& graph, const LayoutRequest& request) {
-  if (const std::optional<std::int64_t> degree = given<std::int64_t>(request, Choice::cp)) return *degree > 1;
-  return !gives_every_degree(request) && (graph.sequence >= long_sequence || request[Choice::cp_method] ||
-                                          given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1);
+int most_context_ranks(const OpGraph& graph, const LayoutRequest& request) {
+  if (const std::optional<std::int64_t> degree = given<std::int64_t>(request, Choice::cp))
+    return *degree > 1 ? any_context_ranks : 1;
+  if (gives_every_degree(request)) return 1;
+  const bool asks = request[Choice::cp_method] || given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1;
+  if (graph.sequence >= long_sequence || asks) return any_context_ranks;
+  return static_cast<int>(std::max<std::int64_t>(graph.sequence / least_shared_tokens, 1));
 }
 
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {
+  int ranks = most_context_ranks(graph, request);
+  if (ranks < any_context_ranks && !engine.has_context) ranks = 1;
   return {.interleaves_freely = request[Choice::schedule].has_value(),
-          .shares_context = shares_context(graph, request),
-          .shards_freely = engine.has_hybrid_sharding && !engine.has_tensor && !engine.has_pipeline,
+          .most_context_ranks = ranks,
+          .most_ring_ranks = ranks == any_context_ranks ? SpaceWidth().most_ring_ranks : 1,
           .unlike_replicas = static_cast<int>(
               given<std::vector<int>>(request, Choice::replica_micro_batches).value_or(std::vector<int>()).size())};
 }
 
 SpaceWidth with_context(SpaceWidth width) {
-  if (width.shares_context) return width;
-  width.shares_context = true;
-  width.most_ring_ranks = 1;
+  width.most_context_ranks = any_context_ranks;
   return width;
 }
 

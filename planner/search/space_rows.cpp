@@ -39,9 +39,9 @@ void pipeline_degrees(const SpaceContext& context, const ParallelSpec& spec, Val
 
 // Those that divide the sequence; `illegal` looks at its parts.
 void context_degrees(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
-  const int left = context.width.shares_context ? context.devices / spec.tp() / spec.pp() : 1;
+  const int left = context.devices / spec.tp() / spec.pp();
   for (const std::int64_t degree : divisors(context.graph.sequence)) {
-    if (degree > left) break;
+    if (degree > std::min(left, context.width.most_context_ranks)) break;
     if (!context.uses_all || left % degree == 0) values.emplace_back(degree);
   }
 }
@@ -83,11 +83,10 @@ void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
   for (int stage = 0; stage <= (spec.replicas() > 1 ? 3 : 0); ++stage) values.emplace_back(stage);
 }
 
-// Over all ranks unless asked for: each number of ranks is a layout more for every other choice. 0
-// stands for all.
+// 0 stands for all.
 void ranks_that_shard(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   values.emplace_back(std::int64_t{0});
-  if (!context.width.shards_freely || spec.zero_stage == 0) return;
+  if (!context.training.engine.has_hybrid_sharding || spec.zero_stage == 0) return;
   for (const std::int64_t ranks : divisors(spec.replicas()))
     if (ranks > 1 && ranks < spec.replicas()) values.emplace_back(ranks);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "planner/graph/engine.h"
 #include "planner/graph/op_graph.h"
@@ -8,14 +9,15 @@
 
 namespace parplan {
 
-// Context parallelism is searched from this sequence on, or where the request asks for it: it pays
-// where a sequence is long, and every other search would look at several times as many layouts.
-// From the shorter one on, it is searched where a batch has fewer sequences than there are devices,
-// and floors promise more than `worth_context` of the best plan without it: without rings, whose
-// hops take longer than what they hide.
-inline constexpr std::int64_t long_sequence = 32'768, shortest_shared_sequence = 8192;
+// Context parallelism pays where a sequence is long. It is searched over any number of ranks from
+// the long sequence on, or where the request asks for it; else over so many that each has the least
+// number of tokens of a sequence, without rings, whose hops take longer than what they hide. More
+// ranks are searched from the shortest sequence on where a batch has fewer sequences than there are
+// devices, and floors promise more than `worth_context` of the best plan without them.
+inline constexpr std::int64_t long_sequence = 32'768, shortest_shared_sequence = 8192, least_shared_tokens = 1024;
 inline constexpr double worth_context = 0.2;
-bool shares_context(const OpGraph& graph, const LayoutRequest& request);
+inline constexpr int any_context_ranks = std::numeric_limits<int>::max();
+int most_context_ranks(const OpGraph& graph, const LayoutRequest& request);
 
 // How far a space goes where a request leaves the choice. What is narrow here is a restriction of
 // the space, which the search names with its gap (restrictions.h).
@@ -23,13 +25,10 @@ struct SpaceWidth {
   // Interleaved pipelines of any number of stages on a rank and any ZeRO stage; or only of numbers
   // into which the layers divide evenly, with ZeRO-0 and 1.
   bool interleaves_freely = false;
-  bool shares_context = false;  // the context axis may have several ranks
+  int most_context_ranks = 1;
   // Around a ring, a Segment has steps for each of its ranks, whose cost the search would spend its
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
-  // ZeRO may shard over groups of any number of ranks, or only over all: it always may where an
-  // engine has data parallelism alone, since few layouts are that.
-  bool shards_freely = false;
   // Where stages choose what they recompute, each does so in as few of its layers as its memory
   // demands; or in all.
   bool recomputes_fewest_layers = false;
@@ -39,7 +38,7 @@ struct SpaceWidth {
   bool balances_replicas = false;
 };
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request);
-// The same with context parallelism, whatever the sequence.
+// The same with context parallelism over any number of ranks, whatever the sequence.
 SpaceWidth with_context(SpaceWidth width);
 
 // Whether a context method is in a space for so many ranks.

@@ -10,7 +10,7 @@ namespace parplan {
 namespace {
 
 bool may_group_heads(const SearchedSpace& space) {
-  return space.training.engine.has_hierarchical_context && space.width.shares_context;
+  return space.training.engine.has_hierarchical_context && space.width.most_context_ranks > 1;
 }
 
 // Groups of context-parallel ranks that exchange tokens for heads pay inside a node.
@@ -47,27 +47,6 @@ std::vector<ParallelSpec> tensor_rings(const BestLayout& best) {
   return {spec};
 }
 
-bool may_shard_groups(const SearchedSpace& space) {
-  return space.training.engine.has_hybrid_sharding && !space.width.shards_freely;
-}
-
-// ZeRO over groups of ranks.
-std::vector<ParallelSpec> shard_groups(const BestLayout& best) {
-  const SearchedSpace& space = best.space;
-  SpaceWidth wider = space.width;
-  wider.shards_freely = true;
-  std::vector<ChoiceValue> groups;
-  space_row_of(Choice::dp_shard)
-      .values({space.graph, space.training, best.layout.mesh.size(), true, wider}, best.layout, groups);
-  std::vector<ParallelSpec> specs;
-  for (const ChoiceValue& ranks : groups) {
-    ParallelSpec spec = best.layout;
-    row_of(Choice::dp_shard).set(spec, ranks);
-    if (spec.mesh.dp_shard > 0) specs.push_back(spec);
-  }
-  return specs;
-}
-
 }  // namespace
 
 std::span<const TriedRow> tried_rows() {
@@ -84,12 +63,6 @@ std::span<const TriedRow> tried_rows() {
        .applies = may_overlap_tensor_ranks,
        .needs = {{Choice::sequence_parallel, true}},
        .layouts = tensor_rings},
-      {.choice = Choice::dp_shard,
-       .words = "dp_shard",
-       .with_each = false,
-       .applies = may_shard_groups,
-       .needs = {{Choice::zero_stage, std::int64_t{1}}},
-       .layouts = shard_groups},
   };
   return rows;
 }

@@ -7,7 +7,7 @@ using namespace parplan;
 namespace {
 
 Ranked plan_of(int dp, double seconds) {
-  Ranked one{.score = {seconds, 0.0}, .place = static_cast<std::uint64_t>(dp), .plan = {}};
+  Ranked one{.score = {seconds, 0.0}, .bound = {seconds, 0.0}, .place = static_cast<std::uint64_t>(dp), .plan = {}};
   one.plan.spec.mesh.degree.dp = dp;
   return one;
 }
