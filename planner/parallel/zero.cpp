@@ -48,14 +48,16 @@ std::optional<std::string> illegal_zero(const OpGraph& /*graph*/, const Training
         "gather_unit {} says which parameters one collective gathers, and none does; it goes with zero_stage 3",
         name(spec.gather_unit));
   if (spec.mesh.dp_shard == 0) return std::nullopt;
-  std::vector<std::int64_t> legal = divisors(spec.replicas());
-  std::erase_if(legal, [&](std::int64_t ranks) { return ranks == 1 || ranks == spec.replicas(); });
   if (spec.zero_stage == 0)
     return fmt::format("dp_shard {} says over how many ranks ZeRO shards, and zero_stage is 0: nothing is sharded",
                        spec.mesh.dp_shard);
-  if (std::ranges::find(legal, spec.mesh.dp_shard) == legal.end())
+  const int ranks = spec.mesh.dp_shard;
+  if (ranks <= 1 || ranks >= spec.replicas() || spec.replicas() % ranks != 0) {
+    std::vector<std::int64_t> legal = divisors(spec.replicas());
+    std::erase_if(legal, [&](std::int64_t size) { return size == 1 || size == spec.replicas(); });
     return fmt::format("groups of {} ranks that shard (dp_shard) cannot divide {} data-parallel ranks; legal sizes: {}",
                        spec.mesh.dp_shard, spec.replicas(), list_degrees(legal));
+  }
   return std::nullopt;
 }
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_map>
 #include <utility>
 
+#include "planner/plan/spec_hash.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -229,18 +231,19 @@ Open OpenParts::open_on_links(std::size_t number) {
 
 std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
   looked_into_.push_back(number);
-  std::vector<std::pair<ParallelSpec, Recomputing>> groups;  // by the layout without recompute
+  std::vector<Recomputing> groups;
+  std::unordered_map<ParallelSpec, std::size_t, SpecHash> places;  // by the layout without recompute
   for (PlacedSpec& placed : list_layouts(number, !are_equal())) {
     if (!is_open(placed.spec)) continue;
     ParallelSpec key = placed.spec;
     key.recompute = Recompute::none;
     key.recompute_layers = 0;
-    auto group = std::ranges::find(groups, key, &std::pair<ParallelSpec, Recomputing>::first);
-    if (group == groups.end()) group = groups.emplace(group, std::move(key), Recomputing());
-    group->second.push_back(std::move(placed));
+    const auto [place, is_new] = places.try_emplace(std::move(key), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[place->second].push_back(std::move(placed));
   }
   std::vector<Open> opened;
-  for (auto& [key, layouts] : groups) {
+  for (Recomputing& layouts : groups) {
     const Recomputing& group = recomputing_.emplace_back(std::move(layouts));
     Part part{.step = Step::any_recompute,
               .space = {.spec = group.front().spec, .layouts = 0},

@@ -95,7 +95,7 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
   for (const ScheduleKind kind : {ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v})
     restriction.wider.push_back({.request = with(space.request, Choice::schedule, kind),
                                  .width = wider,
-                                 .beyond = {.of_degrees = has_stages, .layout = {}}});
+                                 .beyond = {.of_degrees = has_stages, .layout = {}, .until = Beyond::Until::samples}});
   return restriction;
 }
 

@@ -200,7 +200,7 @@ class SpaceSearch {
     const std::int64_t missing = only_first ? 1 : search_.top - static_cast<std::int64_t>(search_.best.size());
     const std::int64_t room = std::max(missing, together());
     if (options_.most_simulated) return std::min(room, *options_.most_simulated - search_.simulated);
-    if (is_settled(search_)) return calls_ < free_calls_behind ? room : 0;
+    if (is_settled(search_)) return calls_ + lowered_ < free_calls_behind ? room : 0;
     return search_.simulated < usual_simulated || calls_ < free_calls ? room : 0;
   }
 
@@ -263,6 +263,7 @@ class SpaceSearch {
       simulated_.push_back(ranked.back());
       if (works[turn].simulated.lacks_room) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
       calls_ += 2 * spec.stages() * played;
+      lowered_ += calls_per_block * static_cast<std::int64_t>(graph_.blocks.size());
       ++counts_.simulated;
     }
     if (options_.progress)
@@ -602,9 +603,11 @@ class SpaceSearch {
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
   // Limits that hold where the user gives none: the first two together end the search for the best
-  // plan, and the third one that for the ranks behind it.
+  // plan, and the third one that for the ranks behind it. To lower a block is about as much work as
+  // to play so many calls.
   static constexpr std::int64_t usual_simulated = 64;
-  static constexpr std::int64_t free_calls = 400'000, free_calls_behind = 200'000, long_calls = 20'000;
+  static constexpr std::int64_t free_calls = 400'000, free_calls_behind = 150'000, long_calls = 20'000;
+  static constexpr std::int64_t calls_per_block = 32;
 
   const OpGraph& graph_;
   const Cluster& cluster_;
@@ -629,7 +632,7 @@ class SpaceSearch {
   double least_left_ = std::numeric_limits<double>::infinity();       // of the scores of other cuts
   double least_with_slot_ = std::numeric_limits<double>::infinity();  // of those that need more recompute for a slot
   double least_needless_ = std::numeric_limits<double>::infinity();   // of those that recompute more than others
-  std::int64_t calls_ = 0;                                            // simulated so far
+  std::int64_t calls_ = 0, lowered_ = 0;                              // simulated so far; the latter as calls
 };
 
 }  // namespace

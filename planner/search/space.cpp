@@ -23,7 +23,7 @@ int most_context_ranks(const OpGraph& graph, const LayoutRequest& request) {
   if (gives_every_degree(request)) return 1;
   const bool asks = request[Choice::cp_method] || given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1;
   if (graph.sequence >= long_sequence || asks) return any_context_ranks;
-  return static_cast<int>(std::max<std::int64_t>(graph.sequence / least_shared_tokens, 1));
+  return graph.sequence < shortest_shared_sequence ? 1 : static_cast<int>(graph.sequence / least_shared_tokens);
 }
 
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {

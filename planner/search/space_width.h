@@ -10,10 +10,10 @@
 namespace parplan {
 
 // Context parallelism pays where a sequence is long. It is searched over any number of ranks from
-// the long sequence on, or where the request asks for it; else over so many that each has the least
-// number of tokens of a sequence, without rings, whose hops take longer than what they hide. More
-// ranks are searched from the shortest sequence on where a batch has fewer sequences than there are
-// devices, and floors promise more than `worth_context` of the best plan without them.
+// the long sequence on, or where the request asks for it; from the shortest sequence on over so
+// many that each has the least number of tokens of it, without rings, whose hops take longer than
+// what they hide. More ranks are searched from there on, too, where a batch has fewer sequences
+// than there are devices, and floors promise more than `worth_context` of the best plan without.
 inline constexpr std::int64_t long_sequence = 32'768, shortest_shared_sequence = 8192, least_shared_tokens = 1024;
 inline constexpr double worth_context = 0.2;
 inline constexpr int any_context_ranks = std::numeric_limits<int>::max();
