@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <span>
 #include <utility>
@@ -97,6 +98,31 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
                                  .width = wider,
                                  .beyond = {.of_degrees = has_stages, .layout = {}, .until = Beyond::Until::samples}});
   return restriction;
+}
+
+std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
+  const bool may_shard = given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
+  // Six ranks have groups of two and of three.
+  constexpr int fewest = 6;
+  if (!space.training.engine.has_hybrid_sharding || space.width.shards_freely || space.request[Choice::dp_shard] ||
+      !may_shard || space.cluster.devices() < fewest || !may_have(space, Choice::dp))
+    return std::nullopt;
+  SpaceWidth wider = space.width;
+  wider.shards_freely = true;
+  const auto has_others = [](const ParallelSpec& degrees) {
+    return degrees.replicas() >= fewest && !std::has_single_bit(static_cast<unsigned>(degrees.replicas()));
+  };
+  const SpaceContext narrow{space.graph, space.training, space.cluster.devices(), true, space.width};
+  const auto is_other = [narrow](const ParallelSpec& spec) {
+    std::vector<ChoiceValue> usual;
+    space_row_of(Choice::dp_shard).values(narrow, spec, usual);
+    return std::ranges::find(usual, ChoiceValue(std::int64_t{spec.mesh.dp_shard})) == usual.end();
+  };
+  return Restriction{.what = "hybrid sharding in groups of other sizes",
+                     .wider = {{.request = space.request,
+                                .width = wider,
+                                .beyond = {.of_degrees = has_others, .layout = is_other},
+                                .has_same_floors = true}}};
 }
 
 // Floors of time hold however far ahead parameters are gathered, and in however many collectives.
@@ -273,8 +299,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,   other_gathers,        data_parallel, unlike_replicas_of_layouts, sliced_products,
-    more_context,      context_rings, hierarchical_context, host_offload,  other_recompute};
+    other_interleaved, zero_bubble,  other_shard_groups, other_gathers,        data_parallel, unlike_replicas_of_layouts,
+    sliced_products,   more_context, context_rings,      hierarchical_context, host_offload,  other_recompute};
 
 }  // namespace
 

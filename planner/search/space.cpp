@@ -32,6 +32,7 @@ SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutR
   return {.interleaves_freely = request[Choice::schedule].has_value(),
           .most_context_ranks = ranks,
           .most_ring_ranks = ranks == any_context_ranks ? SpaceWidth().most_ring_ranks : 1,
+          .shards_freely = !engine.has_tensor && !engine.has_pipeline,
           .unlike_replicas = static_cast<int>(
               given<std::vector<int>>(request, Choice::replica_micro_batches).value_or(std::vector<int>()).size())};
 }

@@ -87,8 +87,13 @@ void zero_stages(const SpaceContext& /*context*/, const ParallelSpec& spec, Valu
 void ranks_that_shard(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   values.emplace_back(std::int64_t{0});
   if (!context.training.engine.has_hybrid_sharding || spec.zero_stage == 0) return;
-  for (const std::int64_t ranks : divisors(spec.replicas()))
-    if (ranks > 1 && ranks < spec.replicas()) values.emplace_back(ranks);
+  std::int64_t before = 1;
+  for (const std::int64_t ranks : divisors(spec.replicas())) {
+    if (ranks == spec.replicas()) break;
+    if (ranks == 1 || (!context.width.shards_freely && ranks < 2 * before)) continue;
+    values.emplace_back(ranks);
+    before = ranks;
+  }
 }
 
 void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Values& values) {

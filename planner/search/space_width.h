@@ -32,6 +32,10 @@ struct SpaceWidth {
   // Where stages choose what they recompute, each does so in as few of its layers as its memory
   // demands; or in all.
   bool recomputes_fewest_layers = false;
+  // ZeRO may shard over groups of any number of ranks that divides them all; or of numbers each of
+  // which is at least twice the one before. It always may where an engine has data parallelism
+  // alone, since few layouts are that.
+  bool shards_freely = false;
   // The replicas for whose unlike numbers of micro-batches the request asks; 0: it does not. Or
   // each layout has the numbers that suit its devices (replica_shares.h).
   int unlike_replicas = 0;

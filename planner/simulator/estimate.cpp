@@ -488,7 +488,7 @@ std::uint64_t Estimator::kinds_in(BlockRange range) const {
 // micro-batch's backward on the k-th, after which the rank runs that backward, and the last group
 // of micro-batches backward through the stages before the k-th. Schedules in the shape of a V have
 // no such order.
-Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool goes_back) {
+Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool goes_back, bool on_host) {
   ranks_.assign(static_cast<std::size_t>(shape.ranks), {});
   const int remainder = shape.micro_batches % shape.group;
   const int last_group = shape.stages == shape.ranks ? 1 : remainder > 0 ? remainder : shape.group;
@@ -529,6 +529,14 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
         std::max(step.synchronised, *rank.before + rank.busy + std::max(rank.behind, rank.behind_all) + rank.norms);
     const Seconds finish = std::max({rank.finish, rank.updates, rank.regathers, rank.returns});
     step.finish = std::max(step.finish, finish);
+    // The host may update while others compute.
+    const Seconds follows = on_host ? rank.regathers : finish;
+    step.ended = std::max(step.ended, *rank.before + rank.busy +
+                                          std::max(std::max(rank.behind, rank.behind_all) + rank.regathers, follows));
+    if (&rank == &ranks_[rank_of_stage_.front()]) {
+      step.regathers = rank.regathers;
+      step.first_finish = follows;
+    }
     step.updated = std::max(step.updated, *rank.before + rank.busy + rank.copied + finish);
     step.data = std::max(step.data, rank.data);
     // Each way one after another.
@@ -565,10 +573,11 @@ Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineSha
   for (int rank = 0; rank < shape.ranks; ++rank) {
     // The last action is of one of the rank's stages.
     Seconds behind(std::numeric_limits<double>::infinity()), norms;
+    const Seconds regathers = norm ? Seconds(0.0) : ranks_[static_cast<std::size_t>(rank)].regathers;
     for (int s = 0; s < shape.stages; ++s) {
       if (rank_of_stage_[s] != rank) continue;
       const StageBound& bound = bounds_[s];
-      behind = std::min(behind, norm ? bound.behind : std::max(bound.behind, bound.finish_behind));
+      behind = std::min(behind, norm ? bound.behind : std::max(bound.behind + regathers, bound.finish_behind));
       norms += bound.norms;
     }
     latest = std::max(latest, ends[rank] + behind + (norm ? norms : Seconds(0.0)));
@@ -728,7 +737,8 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     transfer_.push_back(known_transfer);
     before += known_transfer;
   }
-  const StepBound step = bound_of_ranks(shape, is_v_shaped(spec.schedule));
+  const bool on_host = updates_on_host(placements.state.homes);
+  const StepBound step = bound_of_ranks(shape, is_v_shaped(spec.schedule), on_host);
   const bool in_parts = runs_backward_in_parts(spec.schedule) && stages > 1;
   const StageBound& first = bounds_.front();
 
@@ -742,14 +752,15 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const Seconds whole =
       first.begin + (in_parts ? end_of_parts(schedule, shape, norm)
                               : pipeline(forward_, backward_) +
-                                    (norm ? first.behind + first.norms : std::max(first.behind, first.finish_behind)));
+                                    (norm ? first.behind + first.norms
+                                          : std::max({first.behind + step.regathers, first.finish_behind,
+                                                      step.first_finish})));
   // Updates by the host also wait for a copy of the norm, and for this rank's gradients.
-  const bool on_host = updates_on_host(placements.state.homes);
   const Seconds normed = std::max({whole, step.synchronised, step.data, step.copies}) + agreed +
                          (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
   const StateHomes& homes = placements.state.homes;
   const bool moves_state = homes.gradients != Home::device || homes.parameters != Home::device;
-  estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.data, step.copies});
+  estimate.lower_bound = norm ? normed + step.finish : std::max({whole, step.ended, step.data, step.copies});
   if (on_host && norm) estimate.lower_bound = std::max(estimate.lower_bound, step.updated);
   estimate.lower_bound = std::max(estimate.lower_bound, step.drives);
 

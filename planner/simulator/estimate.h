@@ -341,6 +341,10 @@ class Estimator {
     // When all gradients are reduced, if only one rank mattered.
     Seconds synchronised;
     Seconds updated;  // when a rank has updated on its host, after copying its gradients there
+    Seconds ended;    // when a rank has updated and gathered, where it awaits no norm
+    // On the first stage's rank: gathers of updated parameters, which follow its reductions, and all
+    // that follows its last backward in any case.
+    Seconds regathers, first_finish;
     Seconds finish;
     Seconds data;
     Seconds copies;  // when all copies to and from the host are done
@@ -392,8 +396,8 @@ class Estimator {
                             const WayOfStage& way, const BlockShapes& shapes, const DataCosts& data);
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies(const WayOfStage& way) const;
-  // `goes_back`: in the shape of a V.
-  StepBound bound_of_ranks(const PipelineShape& shape, bool goes_back);
+  // `goes_back`: in the shape of a V; `on_host`: the host updates.
+  StepBound bound_of_ranks(const PipelineShape& shape, bool goes_back, bool on_host);
   Seconds norm_copy(int environment) const;
   Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);

@@ -129,7 +129,7 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
                              before + frame.shape.micro_batches * std::max(bound.out, bound.back)});
     result.end = frame.agreed + bound.finish;
   } else {
-    result.opening = bound.begin + std::max(bound.behind, bound.finish_behind);
+    result.opening = bound.begin + std::max(bound.behind + bound.regathers, bound.finish_behind);
   }
   return result;
 }
