@@ -156,13 +156,6 @@ std::span<const Recompute> searched_recomputes(const Engine& engine) {
   return std::span(searched.kinds).first(searched.count);
 }
 
-bool recomputes_all_of(Recompute more, Recompute less) {
-  if (less == more || less == none || more == full) return true;
-  if (recomputes_module(more | less, full | every_other_product | per_stage)) return false;
-  const Recompute all = recomputes_module(more, mlp) ? more | activation : more;
-  return (all | less) == all;
-}
-
 const RecomputeRow& row_of(Recompute recompute) {
   const auto* const found = std::ranges::find(rows, recompute, &RecomputeRow::kind);
   PARPLAN_ASSERT(found != std::end(rows), fmt::format("recompute {}", static_cast<int>(recompute)));

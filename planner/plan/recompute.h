@@ -62,8 +62,6 @@ std::span<const Recompute> searched_recomputes(const Engine& engine);
 constexpr bool recomputes_module(Recompute own, Recompute module) {
   return own != Recompute::per_stage && (static_cast<std::uint8_t>(own) & static_cast<std::uint8_t>(module)) != 0;
 }
-// Whether a stage that recomputes `more` keeps nothing that one which recomputes `less` does not.
-bool recomputes_all_of(Recompute more, Recompute less);
 // InternalError for per_stage.
 const RecomputeRow& row_of(Recompute recompute);
 

@@ -16,7 +16,6 @@
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
-#include "planner/search/needless_recompute.h"
 #include "planner/search/open_parts.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/restrictions.h"
@@ -32,7 +31,6 @@ namespace {
 struct CandidateWork {
   ParallelSpec spec;
   std::vector<CostModel> models;  // by rank of the pipeline
-  WithInputSlot simulated;        // what is simulated for it
 };
 // A GPipe layout as one of 1F1B where it is that, too: a single micro-batch has one order.
 ParallelSpec as_1f1b(ParallelSpec spec, const TrainingSpec& training) {
@@ -145,10 +143,6 @@ class SpaceSearch {
     return opened ? *std::move(opened) : make_candidates_of(parts_->layouts(number));
   }
 
-  static bool recomputes_alike(const ParallelSpec& spec) {
-    return spec.recompute != Recompute::none && spec.recompute != Recompute::per_stage;
-  }
-
   // `part`: a single layout.
   std::vector<Open> make_candidates_of(const OpenParts::Layouts& part) {
     MadeCandidates made = make_candidates(std::span(makers_).first(1), {&part.spec, 1}, mixes(), options_.objective);
@@ -182,10 +176,7 @@ class SpaceSearch {
       take_smallest(one, true);
       candidates_.push_back(std::move(one));
       const Candidate& candidate = candidates_.back();
-      // Of equal bounds but for rounding, what recomputes least is first.
-      const bool recomputes_all = recomputes_alike(candidate.spec);
-      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound * (recomputes_all ? 1.0 : 1.0 - 1e-9),
-                                          candidate.bound.memory),
+      opened.push_back({.bound = score_of(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
                         .place = part.place + opened.size(),
                         .candidate = &candidate,
                         .mesh = &candidate.spec.mesh});
@@ -212,26 +203,10 @@ class SpaceSearch {
   }
 
   bool is_new(const Open& one) {
-    CandidateMaker& maker = *makers_.front();
-    Candidate candidate = *one.candidate;
-    CandidateWork work{.spec = candidate.spec,
-                       .models = cost_models(maker.estimator().networks(), candidate.spec),
-                       .simulated = {}};
+    const ParallelSpec& spec = one.candidate->spec;
+    CandidateWork work{.spec = spec, .models = cost_models(makers_.front()->estimator().networks(), spec)};
     if (std::ranges::any_of(known_, [&](const CandidateWork& other) { return equal_work(work, other, training_); })) {
       ++counts_.simulated;
-      return false;
-    }
-    if (!request_[Choice::schedule]) candidate.spec = as_1f1b(std::move(candidate.spec), training_);
-    // The plans that are ranked in the end are simulated without the buffer, too
-    // (drop_idle_input_slots).
-    work.simulated = request_[Choice::input_slots]
-                         ? WithInputSlot{.spec = std::move(candidate.spec)}
-                         : with_input_slot(maker, candidate, work.models, training_, options_.objective);
-    if (options_.objective != Objective::memory && !request_[Choice::recompute] &&
-        std::ranges::any_of(known_, [&](const CandidateWork& other) {
-          return recomputes_more(work.simulated.spec, other.simulated.spec);
-        })) {
-      least_needless_ = std::min(least_needless_, one.bound.first);
       return false;
     }
     known_.push_back(std::move(work));
@@ -248,20 +223,33 @@ class SpaceSearch {
   // The candidates are those that were last found new, in this order.
   std::vector<Ranked> simulate(std::span<const Open> turns) {
     const std::span<const CandidateWork> works = std::span(known_).last(turns.size());
+    std::vector<ParallelSpec> specs(turns.size());
     std::vector<SimulatedSpec> simulated(turns.size());
+    std::vector<char> lacks_room(turns.size(), 0);  // for another input slot
     parallel_for(static_cast<int>(makers_.size()), turns.size(), [&](int thread, std::size_t turn) {
-      simulated[turn] = simulate_one(*makers_[thread], works[turn].simulated.spec, works[turn].models);
+      CandidateMaker& maker = *makers_[thread];
+      Candidate candidate = *turns[turn].candidate;
+      if (!request_[Choice::schedule]) candidate.spec = as_1f1b(std::move(candidate.spec), training_);
+      // The plans that are ranked in the end are simulated without the buffer, too
+      // (drop_idle_input_slots).
+      specs[turn] = candidate.spec;
+      if (!request_[Choice::input_slots]) {
+        WithInputSlot with = with_input_slot(maker, candidate, works[turn].models, training_, options_.objective);
+        specs[turn] = std::move(with.spec);
+        lacks_room[turn] = with.lacks_room;
+      }
+      simulated[turn] = simulate_one(maker, specs[turn], works[turn].models);
     });
     std::vector<Ranked> ranked;
     for (std::size_t turn = 0; turn < turns.size(); ++turn) {
-      const ParallelSpec& spec = works[turn].simulated.spec;
+      const ParallelSpec& spec = specs[turn];
       const auto& [result, played] = simulated[turn];
       ranked.push_back({.score = score_of(spec, result.time.total(), result.memory),
                         .bound = turns[turn].bound,
                         .place = turns[turn].place,
                         .plan = {spec, result}});
       simulated_.push_back(ranked.back());
-      if (works[turn].simulated.lacks_room) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
+      if (lacks_room[turn] != 0) least_with_slot_ = std::min(least_with_slot_, turns[turn].bound.first);
       calls_ += 2 * spec.stages() * played;
       lowered_ += calls_per_block * static_cast<std::int64_t>(graph_.blocks.size());
       ++counts_.simulated;
@@ -333,13 +321,18 @@ class SpaceSearch {
   // Looks at other cuts of the layouts that may beat the best plan with them.
   void try_other_cuts() {
     if (!best_score(search_) || options_.objective == Objective::memory) return;
-    std::vector<OtherCuts> open = one_of_each(layouts_with_other_cuts());
+    std::vector<OtherCuts> open = layouts_with_other_cuts();
+    const auto places_of = [&](const OtherCuts& one) {
+      return one.layout->spec.stages() * static_cast<std::int64_t>(graph_.blocks.size());
+    };
+    std::int64_t all_places = 0;
+    for (const OtherCuts& one : open) all_places += places_of(one);
+    if (all_places > few_other_places) open = one_of_each(std::move(open));
     const std::int64_t room =
         options_.most_simulated ? *options_.most_simulated - search_.simulated : most_other_simulated;
     std::size_t looked_at = 0;
-    const auto blocks = static_cast<std::int64_t>(graph_.blocks.size());
     for (std::int64_t places = 0; room > 0 && looked_at < open.size(); ++looked_at)
-      if ((places += open[looked_at].layout->spec.stages() * blocks) > most_other_places) break;
+      if ((places += places_of(open[looked_at])) > most_other_places) break;
     for (std::size_t i = looked_at; i < open.size(); ++i) leave(open[i].bound.first);
     open.resize(looked_at);
     if (open.empty()) return;
@@ -424,7 +417,7 @@ class SpaceSearch {
       if (options_.most_simulated)
         room = static_cast<std::size_t>(
             std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, together()));
-      const double limit = score_limit(search_).value_or(Score{std::numeric_limits<double>::infinity(), 0.0}).first;
+      const double limit = score_limit(search_).value_or(search_.best.empty() ? best : search_.best.back().score).first;
       room = std::min(room, static_cast<std::size_t>(std::ranges::count_if(
                                 turns, [&](const OtherCandidate& one) { return promised(one) < limit; })));
       if (room == 0) break;
@@ -555,8 +548,6 @@ class SpaceSearch {
     if (least_with_slot_ < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
                      .gap = gap_to(least_with_slot_, winner)});
-    if (least_needless_ < winner.first)
-      all.push_back({.what = "more recompute than memory demands", .gap = gap_to(least_needless_, winner)});
     return all;
   }
 
@@ -596,7 +587,8 @@ class SpaceSearch {
   static constexpr int least_tried = 5;
 
   // Limits on looking at other cuts.
-  static constexpr std::int64_t most_other_places = 262'144;  // of a block on a stage, over layouts
+  // Of a block on a stage, over layouts: up to the first number, all layouts are looked at.
+  static constexpr std::int64_t few_other_places = 16'384, most_other_places = 262'144;
   static constexpr std::size_t most_other_cuts = 4096;
   static constexpr std::int64_t most_other_simulated = 8;
   static constexpr std::int64_t free_other_calls = 100'000;
@@ -631,7 +623,6 @@ class SpaceSearch {
   std::vector<std::pair<std::uint64_t, OpenLayout>> others_;
   double least_left_ = std::numeric_limits<double>::infinity();       // of the scores of other cuts
   double least_with_slot_ = std::numeric_limits<double>::infinity();  // of those that need more recompute for a slot
-  double least_needless_ = std::numeric_limits<double>::infinity();   // of those that recompute more than others
   std::int64_t calls_ = 0, lowered_ = 0;                              // simulated so far; the latter as calls
 };
 

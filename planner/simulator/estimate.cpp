@@ -533,7 +533,7 @@ Estimator::StepBound Estimator::bound_of_ranks(const PipelineShape& shape, bool 
     const Seconds follows = on_host ? rank.regathers : finish;
     step.ended = std::max(step.ended, *rank.before + rank.busy +
                                           std::max(std::max(rank.behind, rank.behind_all) + rank.regathers, follows));
-    if (&rank == &ranks_[rank_of_stage_.front()]) {
+    if (first_back_ == 0 && &rank == &ranks_[rank_of_stage_.front()]) {
       step.regathers = rank.regathers;
       step.first_finish = follows;
     }
