@@ -351,7 +351,8 @@ class SpaceSearch {
                          .candidate = &candidate,
                          .layout = i});
     }
-    for (const OtherCandidate& one : simulate_others(std::move(turns), std::vector<std::optional<double>>(open.size())))
+    for (const OtherCandidate& one :
+         simulate_others(std::move(turns), std::vector<std::optional<double>>(open.size()), false))
       leave(one.bound.first);
   }
 
@@ -396,14 +397,14 @@ class SpaceSearch {
                          .layout = i});
       }
     }
-    simulate_others(std::move(turns), std::move(above));
+    simulate_others(std::move(turns), std::move(above), true);
   }
 
   // The most promising first: by its bound, and by how far those of its layout were above theirs,
-  // by layout `above` where that is known. What does not promise to be ranked is left.
-  // Returns those that may beat the best plan and are left, since the others were work enough.
+  // by layout `above` where that is known. `leaves`: what does not promise to be ranked.
+  // Returns those that may beat the best plan and are left, also since the others were work enough.
   std::vector<OtherCandidate> simulate_others(std::vector<OtherCandidate> turns,
-                                              std::vector<std::optional<double>> above) {
+                                              std::vector<std::optional<double>> above, bool leaves) {
     const std::int64_t calls = calls_;
     std::int64_t tried = 0;
     const auto promised = [&](const OtherCandidate& one) { return one.bound.first * above[one.layout].value_or(1.0); };
@@ -418,8 +419,9 @@ class SpaceSearch {
         room = static_cast<std::size_t>(
             std::clamp<std::int64_t>(*options_.most_simulated - search_.simulated, 0, together()));
       const double limit = score_limit(search_).value_or(search_.best.empty() ? best : search_.best.back().score).first;
-      room = std::min(room, static_cast<std::size_t>(std::ranges::count_if(
-                                turns, [&](const OtherCandidate& one) { return promised(one) < limit; })));
+      room = std::min(room, static_cast<std::size_t>(std::ranges::count_if(turns, [&](const OtherCandidate& one) {
+                        return !leaves || promised(one) < limit;
+                      })));
       if (room == 0) break;
       std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
       std::vector<Open> together;

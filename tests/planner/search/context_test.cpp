@@ -150,7 +150,7 @@ TEST_CASE("the search over context degrees and methods finds what simulating eve
   CHECK(context_won);
 }
 
-TEST_CASE("context parallelism is searched for long sequences, and where it is asked for") {
+TEST_CASE("context parallelism is searched from sequences of 8,192 on, and where it is asked for") {
   const TrainingSpec training = training_of(4, DataType::fp32);
   const OpGraph graph = graph_of("tiny-llama", 16);
   CHECK(!has_context(graph, training, {}));
@@ -161,7 +161,15 @@ TEST_CASE("context parallelism is searched for long sequences, and where it is a
   const OpGraph of_long = graph_of("tiny-llama", long_sequence);
   CHECK(has_context(of_long, training, {}));
   CHECK(!has_context(of_long, training, degrees));
-  CHECK(!has_context(graph_of("tiny-llama", long_sequence - 2), training, {}));
+  // From the shortest sequence on, over as many ranks as have enough tokens each.
+  CHECK(!has_context(graph_of("tiny-llama", shortest_shared_sequence - 2), training, {}));
+  const OpGraph shared = graph_of("tiny-llama", shortest_shared_sequence);
+  CHECK(has_context(shared, training, {}));
+  CHECK(usual_width(shared, training.engine, {}).most_context_ranks == shortest_shared_sequence / least_shared_tokens);
+  CHECK(usual_width(shared, training.engine, {{Choice::cp, 64}}).most_context_ranks == any_context_ranks);
+  Engine without;
+  without.has_context = false;
+  CHECK(usual_width(shared, without, {}).most_context_ranks == 1);
 }
 
 }  // namespace parplan

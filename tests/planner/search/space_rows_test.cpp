@@ -67,8 +67,7 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 
 // Choices that no search makes by itself, among values without names.
 bool is_on_request(const ChoiceRow& row) {
-  return row.choice == Choice::micro_batch_group || row.choice == Choice::dp_shard ||
-         row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers ||
+  return row.choice == Choice::micro_batch_group || row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers ||
          row.choice == Choice::offload_layers || row.choice == Choice::replica_micro_batches ||
          row.choice == Choice::prefetch_depth;
 }
@@ -220,11 +219,18 @@ TEST_CASE("two choices fixed are the part that has both values") {
     }
     const auto has_both = [&](const ParallelSpec& spec) {
       return std::ranges::all_of(choice_rows(), [&](const ChoiceRow& row) {
-        return !request[row.choice] || (row.applies && !row.applies(spec)) || row.get(spec) == *request[row.choice];
+        if (!request[row.choice] || (row.applies && !row.applies(spec))) return true;
+        ParallelSpec with = spec;  // a group of all ranks is none
+        row.set(with, *request[row.choice]);
+        return row.get(with) == row.get(spec);
       });
     };
     std::vector<ParallelSpec> wanted;
     std::ranges::copy_if(space.specs, std::back_inserter(wanted), has_both);
+    std::string words;
+    for (const ChoiceRow& row : choice_rows())
+      if (request[row.choice]) words += fmt::format("{} {} ", row.key, write_value(*request[row.choice]));
+    CAPTURE(words);
     CHECK(enumerate_specs(space.graph, space.training, devices, request) == wanted);
     CHECK(count_specs(space.graph, space.training, devices, request) == static_cast<std::int64_t>(wanted.size()));
   }
