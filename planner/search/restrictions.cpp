@@ -299,8 +299,9 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, zero_bubble,  other_shard_groups, other_gathers,        data_parallel, unlike_replicas_of_layouts,
-    sliced_products,   more_context, context_rings,      hierarchical_context, host_offload,  other_recompute};
+    other_interleaved,          zero_bubble,     other_shard_groups, other_gathers, data_parallel,
+    unlike_replicas_of_layouts, sliced_products, more_context,       context_rings, hierarchical_context,
+    host_offload,               other_recompute};
 
 }  // namespace
 

@@ -589,7 +589,7 @@ class SpaceSearch {
   static constexpr int least_tried = 5;
 
   // Limits on looking at other cuts.
-  // Of a block on a stage, over layouts: up to the first number, all layouts are looked at.
+  // Places of a block on a stage, over layouts: up to the first number, all layouts are looked at.
   static constexpr std::int64_t few_other_places = 16'384, most_other_places = 262'144;
   static constexpr std::size_t most_other_cuts = 4096;
   static constexpr std::int64_t most_other_simulated = 8;

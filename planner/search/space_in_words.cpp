@@ -54,10 +54,10 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request, 
 
 std::string space_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
                            const SpaceWidth& width, bool fewer, const Space::NamedValues& named) {
-  const std::string degrees =
-      width.most_context_ranks == 1                   ? "dp x tp x pp"
-      : width.most_context_ranks == any_context_ranks ? "dp x tp x pp x cp"
-                                                      : fmt::format("dp x tp x pp x cp up to {}", width.most_context_ranks);
+  const int context = width.most_context_ranks;
+  const std::string degrees = context == 1                   ? "dp x tp x pp"
+                              : context == any_context_ranks ? "dp x tp x pp x cp"
+                                                             : fmt::format("dp x tp x pp x cp up to {}", context);
   const std::string more = cuts_in_words(cluster, request) +
                            (width.balances_replicas ? ", with micro-batches shared out among replicas by what their "
                                                       "devices sustain"

@@ -342,8 +342,8 @@ class Estimator {
     Seconds synchronised;
     Seconds updated;  // when a rank has updated on its host, after copying its gradients there
     Seconds ended;    // when a rank has updated and gathered, where it awaits no norm
-    // On the first stage's rank, where its backward is the last: gathers of updated parameters, which
-    // follow its reductions, and all that follows the backward in any case.
+    // On the first stage's rank, where its backward is the last: gathers of updated parameters,
+    // which follow its reductions, and all that follows the backward in any case.
     Seconds regathers, first_finish;
     Seconds finish;
     Seconds data;

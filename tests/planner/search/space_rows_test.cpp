@@ -67,9 +67,9 @@ bool is_interleaved(const ChoiceRow& row, const ChoiceValue& value) {
 
 // Choices that no search makes by itself, among values without names.
 bool is_on_request(const ChoiceRow& row) {
-  return row.choice == Choice::micro_batch_group || row.choice == Choice::cp_ulysses || row.choice == Choice::recompute_layers ||
-         row.choice == Choice::offload_layers || row.choice == Choice::replica_micro_batches ||
-         row.choice == Choice::prefetch_depth;
+  return row.choice == Choice::micro_batch_group || row.choice == Choice::cp_ulysses ||
+         row.choice == Choice::recompute_layers || row.choice == Choice::offload_layers ||
+         row.choice == Choice::replica_micro_batches || row.choice == Choice::prefetch_depth;
 }
 
 // Orders that differ only on axes of one rank are one order.
