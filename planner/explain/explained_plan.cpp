@@ -31,6 +31,13 @@ RankedPlan ExplainedPlan::simulated(NetworkCache& networks, const TrainingSpec& 
           .result = steps->simulate(graph, networks.cluster(), training, spec, placements, models).result};
 }
 
+LayoutRequest ExplainedPlan::request() const {
+  LayoutRequest request;
+  if (plan.spec.mesh.dp_shard == 0) request[Choice::dp_shard] = std::int64_t{0};
+  if (plan.spec.cp() == 1 && graph.sequence < long_sequence) request[Choice::cp] = std::int64_t{1};
+  return request;
+}
+
 SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec& training, int top,
                                      std::optional<Score> to_beat) const {
   SearchOptions search_options;
@@ -43,9 +50,9 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.counts_layouts = false;
   search_options.steps = steps.get();
   search_options.shapes = shapes;
-  search_options.searches_context = plan.spec.cp() > most_context_ranks(graph, {});
+  if (graph.sequence < long_sequence) search_options.most_context_ranks = plan.spec.cp();
   search_options.recomputes_fewest_layers = recomputes_some_layers(plan.spec);
-  return search(graph, cluster, training, {}, search_options);
+  return search(graph, cluster, training, request(), search_options);
 }
 
 Score ExplainedPlan::score_of(const RankedPlan& of) const {

@@ -76,7 +76,7 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
     std::vector<ParallelSpec> specs;
     for (int tp = inside + 1; tp <= devices; ++tp) {
       if (!is_beyond(tp)) continue;
-      LayoutRequest layout;
+      LayoutRequest layout = explained.request();
       layout[Choice::tp] = tp;
       std::ranges::move(enumerate_specs(explained.graph, explained.plan.training, devices, layout),
                         std::back_inserter(specs));
@@ -102,7 +102,7 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
 // none, the kind that lacks the smallest part of its memory.
 std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
   explained.say("one device");
-  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, explained.plan.training, 1, {});
+  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, explained.plan.training, 1, explained.request());
   const auto rank = [&](const Guide::OneDevice& one) {
     const RankedPlan& plan = one.least.plan;
     if (one.least.fits())

@@ -35,10 +35,11 @@ struct SearchOptions {
   // Whether to try hybrid sharding, groups of heads and overlap by slices with the layouts of the
   // best plans.
   bool tries_more_with_best = false;
-  // Whether to say what is left out (SearchCounts::left_out), and to search context parallelism
-  // where that promises much (space_width.h); or to search that in any case.
+  // Whether to say what is left out (SearchCounts::left_out), and to search more context parallelism
+  // where that promises much (space_width.h).
   bool bounds_left_out = false;
-  bool searches_context = false;
+  // The most ranks that share out a sequence, where they are not as many as usual.
+  std::optional<int> most_context_ranks = {};
   // Whether to count the layouts of parts that are not looked into; else `candidates` and
   // `pruned_by_bound` are without them.
   bool counts_layouts = true;
