@@ -50,9 +50,13 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.counts_layouts = false;
   search_options.steps = steps.get();
   search_options.shapes = shapes;
-  if (graph.sequence < long_sequence) search_options.most_context_ranks = plan.spec.cp();
   search_options.recomputes_fewest_layers = recomputes_some_layers(plan.spec);
-  return search(graph, cluster, training, request(), search_options);
+  LayoutRequest own = request();
+  if (plan.spec.cp() > 1 && graph.sequence < long_sequence) {
+    own[Choice::cp] = std::int64_t{plan.spec.cp()};
+    own[Choice::cp_method] = plan.spec.cp_method;
+  }
+  return search(graph, cluster, training, own, search_options);
 }
 
 Score ExplainedPlan::score_of(const RankedPlan& of) const {

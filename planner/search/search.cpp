@@ -53,7 +53,7 @@ bool equal_work(const CandidateWork& a, const CandidateWork& b, const TrainingSp
 SpaceWidth width_of(const OpGraph& graph, const TrainingSpec& training, const LayoutRequest& request,
                     const SearchOptions& options) {
   SpaceWidth width = usual_width(graph, training.engine, request);
-  if (options.most_context_ranks) width.most_context_ranks = *options.most_context_ranks;
+  if (options.any_context_ranks) width = with_context(width);
   width.recomputes_fewest_layers = options.recomputes_fewest_layers;
   width.balances_replicas = options.balances_replicas;
   return width;
@@ -637,7 +637,7 @@ SearchResult search(const OpGraph& graph, const Cluster& cluster, const Training
   if (!usual.shapes) usual.shapes = std::make_shared<KnownBlockShapes>();  // for both spaces
   std::optional<SpaceSearch> space(std::in_place, graph, cluster, training, request, usual);
   if (space->promises_context()) {
-    usual.most_context_ranks = any_context_ranks;
+    usual.any_context_ranks = true;
     space.emplace(graph, cluster, training, request, usual);
   }
   SearchResult result = space->run();

@@ -38,8 +38,8 @@ struct SearchOptions {
   // Whether to say what is left out (SearchCounts::left_out), and to search more context parallelism
   // where that promises much (space_width.h).
   bool bounds_left_out = false;
-  // The most ranks that share out a sequence, where they are not as many as usual.
-  std::optional<int> most_context_ranks = {};
+  // Whether to search context parallelism over any number of ranks.
+  bool any_context_ranks = false;
   // Whether to count the layouts of parts that are not looked into; else `candidates` and
   // `pruned_by_bound` are without them.
   bool counts_layouts = true;
