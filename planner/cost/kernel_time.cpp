@@ -311,7 +311,7 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
     const Arithmetic computing = arithmetic(op, shape, type, work, device, rates);
     const RateOf<BytesPerSecond> memory = memory_rate(op, rates);
     const Seconds moving = work.bytes / memory.value;
-    parts = {.launch = device.kernel_launch,
+    parts = {.launch = device.kernel_launch * launches(op, shape),
              .work = std::max(computing.time, moving),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
