@@ -25,8 +25,8 @@ struct Engine {
   bool fused_norm = true;        // a sum with the norm behind it
   bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
   bool fused_scores = true;      // scale and mask of unfused attention in the softmax's kernel
-  // What that kernel asks for in half precision, of heads of a rank times samples of a micro-batch
-  // and of the sequence: else each step of the softmax is a kernel, in fp32 (SoftmaxKernel).
+  // What that kernel asks of half precision's scores, of heads of a rank times samples, and of the
+  // sequence: else each step of the softmax is a kernel, in fp32 (SoftmaxKernel).
   int softmax_multiple = 1;
   int softmax_up_to = 0;         // the longest sequence; 0: any
   bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel

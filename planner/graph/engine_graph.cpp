@@ -143,7 +143,7 @@ class Rewriting {
                        .outputs = {before},
                        .attributes = heads});
     TensorId probabilities = like(before, op.name + ".probabilities", TensorRole::activation);
-    if (engine_.softmax_multiple > 1 || engine_.softmax_up_to > 0)
+    if (engine_.fused_scores && (engine_.softmax_multiple > 1 || engine_.softmax_up_to > 0))
       to_.tensors[static_cast<std::size_t>(probabilities)].softmax =
           SoftmaxKernel{.multiple = engine_.softmax_multiple,
                         .longest = engine_.softmax_up_to,

@@ -70,8 +70,8 @@ enum class TensorRole {
 struct SoftmaxKernel {
   std::int64_t multiple = 1;  // of heads times samples
   std::int64_t longest = 0;   // sequence, whose positions 4 divides; 0: any sequence
-  // Where it does not: probabilities are in fp32, and so many bytes an element are kept beside them,
-  // for what multiplies them in half precision.
+  // Where it does not, probabilities are in fp32, and so many bytes an element are kept beside
+  // them, for the product that reads them in half precision.
   std::int64_t narrowed = 0;
   constexpr bool serves(std::int64_t heads_and_samples, std::int64_t sequence) const {
     constexpr std::int64_t shortest = 17;

@@ -105,7 +105,7 @@ OpWork rotary_work(const OpShape& s, DataType type) {
       s.stepwise ? turned * (is_half(type) ? 2 * e(type) + 4 * wide : 2 * wide) : 2 * fused_elements(s) * e(type);
   return {flops(3 * turned), Bytes(bytes)};
 }
-// Of queries, and of keys.
+// Those of queries and those of keys.
 int rotary_launches(const OpShape& s) { return s.stepwise ? 2 * 3 : 1; }
 // Causal: query i meets i + 1 keys, which makes sequence (sequence + 1) / 2 pairs per head; a
 // window leaves out earlier keys. Scores and the weighted sum take 2 head_dim each per pair.

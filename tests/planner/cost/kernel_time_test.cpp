@@ -143,7 +143,8 @@ TEST_CASE("a softmax apart moves the scores of each of its kernels, and every st
     CHECK(seconds(forward, shape, half) == 5000 + 6 * (3 * (4 + 4) + 2 * (2 + 4)));
     CHECK(seconds(backward, shape, half) == 6000 + 6 * ((4 + 4 + 4) + 3 * (4 + 4) + 2 * (2 + 4)));
   }
-  // Of every kind, kernels that read and write something each: no fewer bytes than launches more.
+  // Kinds that may be several kernels move more then, but rotary positions, whose one kernel moves
+  // what it leaves as it is, too.
   int in_steps = 0;
   for (const OpRow& row : op_rows()) {
     CAPTURE(row.name);
@@ -151,8 +152,8 @@ TEST_CASE("a softmax apart moves the scores of each of its kernels, and every st
     CHECK(launches(row.kind, one) == 1);
     one.stepwise = one.weight_decay = one.norm = true;
     const int kernels = launches(row.kind, one);
-    CHECK(kernels >= 1);
     if (kernels == 1) continue;
+    CHECK(kernels > 1);
     ++in_steps;
     OpShape fused = one;
     fused.stepwise = false;

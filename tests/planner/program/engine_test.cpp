@@ -33,6 +33,7 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   model.head_dim = sizes.hidden / sizes.heads;
   model.feature = 4 * sizes.hidden;
   model.layers = 3;
+  model.context = std::max(model.context, sizes.sequence);
   const OpGraph graph = as_run_by(engine, build_graph(model, sizes.sequence), fp8);
   TrainingSpec training;
   training.global_batch = sizes.batch;
@@ -171,7 +172,7 @@ TEST_CASE("a softmax that no one kernel serves keeps probabilities in fp32, and 
           if (one.kind == InstructionKind::kernel && one.op == kind) sum += launches(one.op, one.shape);
         return sum;
       };
-      // Widened, times a factor, masked, softmax, narrowed; the mask's gradient is a copy and a mask.
+      // Widened, times a factor, masked, softmax, narrowed; the mask's gradient is a copy, masked.
       CHECK(ops(block.forward, OpKind::attention_softmax) == (is_apart ? 5 : 1));
       CHECK(ops(block.backward, OpKind::attention_softmax_gradient) == (is_apart ? 6 : 1));
       // With the core computed again it is the same, but that nothing of it is kept.
