@@ -124,14 +124,14 @@ OpWork attention_softmax_work(const OpShape& s, DataType type) {  // scale, mask
 OpWork attention_softmax_gradient_work(const OpShape& s, DataType type) {
   return {flops(4 * s.rows * s.columns), Bytes(softmax_gradient_bytes(s, type) * s.rows * s.columns)};
 }
-// Apart, there are two tensors in fp32 besides operands at most. In half precision, the narrowed
-// probabilities are behind the one that the softmax read; and the gradient of probabilities, which
-// is an operand in fp32, is one of the two that the mask's copies.
+// What is alive at most, apart: forward, beside scores and probabilities in fp32, what the softmax
+// read, and the narrowed probabilities; backward, two tensors in fp32, of which the gradient of
+// probabilities is one, and that of scores has a part of the other's place.
 Bytes softmax_workspace(const OpShape& s) {
   return Bytes(s.apart ? (s.in_half ? wide + 2 : wide) * s.rows * s.columns : 0);
 }
 Bytes softmax_gradient_workspace(const OpShape& s) {
-  return Bytes(s.apart ? wide * s.rows * s.columns : 0);
+  return Bytes(s.apart ? (s.in_half ? wide - 2 : wide) * s.rows * s.columns : 0);
 }
 // In the kernel of a sum, only the mask is another operand.
 OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, compare, scale
