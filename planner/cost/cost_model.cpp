@@ -332,9 +332,13 @@ Seconds time_of(const Instruction& instruction, const CostModel& model) {
 
 }  // namespace
 
+int launches(const Instruction& instruction) {
+  return instruction.kind == InstructionKind::kernel ? launches(instruction.op, instruction.shape) : 1;
+}
+
 Seconds duration(const Instruction& instruction, const CostModel& model) {
   const Seconds time = time_of(instruction, model) + filling_time(instruction, model);
-  return model.blocks_launches ? time + model.host_per_op : time;
+  return model.blocks_launches ? time + model.host_per_op * launches(instruction) : time;
 }
 
 TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostModel& model) {

@@ -121,6 +121,9 @@ std::vector<CostModel> cost_models(NetworkCache& networks, const ParallelSpec& s
 // Bytes of the whole buffer of a communication (collective_time.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
+// How many ops the host submits for it.
+int launches(const Instruction& instruction);
+
 // The time of a kernel is kernel_time, with a kernel more for each result that is filled before it
 // is written; that of a communication is collective_time, counted from when all its ranks have
 // arrived. Copies between the homes and kernels of the host's processor:

@@ -311,7 +311,7 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
     const Arithmetic computing = arithmetic(op, shape, type, work, device, rates);
     const RateOf<BytesPerSecond> memory = memory_rate(op, rates);
     const Seconds moving = work.bytes / memory.value;
-    parts = {.launch = device.kernel_launch,
+    parts = {.launch = device.kernel_launch * launches(op, shape),
              .work = std::max(computing.time, moving),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
@@ -320,6 +320,8 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
       parts.work += before.moved / memory.value;
     }
   } else {
+    parts.launch = device.kernel_launch * (launches(op, shape) - 1);  // one is in the fit
+    parts.launch_origin = of_launch;
     parts.work = is_attention(op) ? attention_time(fits, op, shape, type, device, rates)
                                   : fitted_time(*fits.lower, op, shape, type, work, device, rates);
     parts.work_origin = Origin::interpolated;

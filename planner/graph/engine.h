@@ -25,6 +25,10 @@ struct Engine {
   bool fused_norm = true;        // a sum with the norm behind it
   bool fused_activation = true;  // a product with the GELU behind it, in the product's kernel
   bool fused_scores = true;      // scale and mask of unfused attention in the softmax's kernel
+  // What that kernel asks of half precision's scores, of heads of a rank times samples, and of the
+  // sequence: else each step of the softmax is a kernel, in fp32 (SoftmaxKernel).
+  int softmax_multiple = 1;
+  int softmax_up_to = 0;         // the longest sequence; 0: any
   bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel
   bool fused_gate = true;        // an activation times the other half; else two kernels
   bool fused_rotary = true;      // rotary positions; else as complex numbers in fp32, with casts before and behind

@@ -58,6 +58,7 @@ class Rewriting {
     Tensor tensor = to_.tensors[static_cast<std::size_t>(other)];
     tensor.name = std::move(name);
     tensor.role = role;
+    tensor.softmax.reset();
     return add(std::move(tensor));
   }
 
@@ -142,6 +143,11 @@ class Rewriting {
                        .outputs = {before},
                        .attributes = heads});
     TensorId probabilities = like(before, op.name + ".probabilities", TensorRole::activation);
+    if (engine_.fused_scores && (engine_.softmax_multiple > 1 || engine_.softmax_up_to > 0))
+      to_.tensors[static_cast<std::size_t>(probabilities)].softmax =
+          SoftmaxKernel{.multiple = engine_.softmax_multiple,
+                        .longest = engine_.softmax_up_to,
+                        .narrowed = engine_.dropout ? 0 : 2};
     to_.ops.push_back({.kind = OpKind::attention_softmax,
                        .name = op.name + ".softmax",
                        .inputs = {before},

@@ -67,6 +67,11 @@ int operand_count(const OpRow& row, const OpShape& shape, bool workspace) {
   return count;
 }
 
+int launches(OpKind kind, const OpShape& shape) {
+  const OpRow& row = row_of(kind);
+  return row.launches ? row.launches(shape) : 1;
+}
+
 std::span<const OpRow> op_rows() {
   return op_table();
 }

@@ -195,11 +195,13 @@ struct OpShape {
   // cross_entropy_*, attention_softmax, activation, gate, rotary, adamw: each step is a kernel that
   // reads and writes all elements.
   bool stepwise = false;
+  // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
+  bool apart = false;
   bool drops = false;         // attention: drops probabilities, in its kernel
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
   // Weight gradients of products: written in half precision, for a kernel behind it to add, or with
   // `accumulate` added to the sum in it; else added to the sum in fp32. accumulate: what is added
-  // to a sum in fp32 is in half precision.
+  // to a sum in fp32 is in half precision. attention_softmax: scores are, where its steps are not.
   bool in_half = false;
   Fp8Casts fp8 = Fp8Casts::none;  // products, where their sizes allow it (multiplies_in_fp8)
   // Gradients of norms: the gradient of the first, the second parameter is no operand.
@@ -427,6 +429,8 @@ struct OpRow {
   std::optional<InPlace> in_place = {};
 
   OpWork (*work)(const OpShape&, DataType) = nullptr;
+  // How many kernels it is, each of which the host submits; null: one.
+  int (*launches)(const OpShape&) = nullptr;
   CostClass cost = CostClass::moving;
   // CostClass::product: the matrix product that the kernel computes.
   Product (*product)(const OpShape&, DataType) = nullptr;
@@ -456,6 +460,9 @@ struct OpRow {
 
 // How many operands a kernel of this shape receives.
 int operand_count(const OpRow& row, const OpShape& shape, bool workspace);
+
+// How many kernels an op of this shape is.
+int launches(OpKind kind, const OpShape& shape);
 
 std::span<const OpRow> op_rows();
 const OpRow& row_of(OpKind kind);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,23 @@ enum class TensorRole {
   loss,        // one fp32 number, summed over tokens and micro-batches
 };
 
+// When one kernel makes attention's probabilities of its scores: in half precision, from so many
+// heads and samples together, of such a sequence (Megatron-LM's FusedScaleMaskSoftmax,
+// is_kernel_available).
+struct SoftmaxKernel {
+  std::int64_t multiple = 1;  // of heads times samples
+  std::int64_t longest = 0;   // sequence, whose positions 4 divides; 0: any sequence
+  // Where it does not, probabilities are in fp32, and so many bytes an element are kept beside
+  // them, for the product that reads them in half precision.
+  std::int64_t narrowed = 0;
+  constexpr bool serves(std::int64_t heads_and_samples, std::int64_t sequence) const {
+    constexpr std::int64_t shortest = 17;
+    return heads_and_samples % multiple == 0 &&
+           (longest == 0 || (sequence >= shortest && sequence <= longest && sequence % 4 == 0));
+  }
+  bool operator==(const SoftmaxKernel&) const = default;
+};
+
 enum class Initializer { zeros, ones, normal };
 
 // Activations, statistics and tokens are declared for ONE sample: their batch dim has size 1 and is
@@ -73,6 +91,8 @@ struct Tensor {
   std::string name;  // parameters: "layers.3.attention.qkv.weight"
   TensorRole role = TensorRole::activation;
   std::vector<TensorDim> dims;
+  // Probabilities of attention whose softmax has a kernel for some sizes alone.
+  std::optional<SoftmaxKernel> softmax = {};
   // Parameters only.
   Initializer initializer = Initializer::normal;
   double standard_deviation = 0.02;

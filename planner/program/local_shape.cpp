@@ -57,6 +57,10 @@ OpShape local_shape(const OpGraph& graph, const Op& op, const TensorLayout& inpu
   set_positions(graph, input, context, local);
   for (const TensorId id : op.parameters) local.parameters.push_back(local_parameter(graph, id, context));
   OpShape shape = shape_of(local);
+  if (!op.outputs.empty() && softmax_is_apart(graph.tensors[op.outputs[0]], input, context)) {
+    shape.apart = true;
+    shape.in_half = is_half(in_memory(context.precision));
+  }
   if (context.fp8 != Fp8Casts::none && may_be_fp8(graph, op)) shape.fp8 = context.fp8;
   return shape;
 }

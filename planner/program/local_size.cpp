@@ -79,8 +79,20 @@ std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, co
   return elements;
 }
 
+bool softmax_is_apart(const Tensor& probabilities, const TensorLayout& layout, const BlockContext& context) {
+  if (!probabilities.softmax || context.scratch_apart) return false;
+  // A row of a query and a sample holds the scores of each head with all keys.
+  const std::int64_t sequence = probabilities.dims.front().size;
+  const std::int64_t heads_and_samples = local_elements(probabilities, layout, context) / (sequence * sequence);
+  return !is_half(in_memory(context.precision)) || !probabilities.softmax->serves(heads_and_samples, sequence);
+}
+
 std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context) {
-  return local_elements(tensor, layout, context) * size_of(type_of(tensor, context.precision));
+  const DataType type = type_of(tensor, context.precision);
+  const std::int64_t elements = local_elements(tensor, layout, context);
+  if (is_half(type) && softmax_is_apart(tensor, layout, context))
+    return elements * (size_of(DataType::fp32) + tensor.softmax->narrowed);
+  return elements * size_of(type);
 }
 
 TensorLayout layout_of_parameter(const OpGraph& graph, TensorId parameter, const Placements& placements) {

@@ -28,6 +28,9 @@ std::int64_t local_size(const TensorDim& dim, const TensorLayout& layout, const 
 // The first element that this rank holds; the copied end of a granule comes behind its share.
 std::int64_t local_begin(const TensorDim& dim, const TensorLayout& layout, const BlockContext& context);
 std::int64_t local_elements(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context);
+// Whether each step of the softmax that makes these probabilities is a kernel (SoftmaxKernel), but
+// for floors (BlockContext::scratch_apart): so no sample takes less in a smaller micro-batch.
+bool softmax_is_apart(const Tensor& probabilities, const TensorLayout& layout, const BlockContext& context);
 // Bytes of an activation, statistic, tokens or loss tensor (its own type).
 std::int64_t local_bytes(const Tensor& tensor, const TensorLayout& layout, const BlockContext& context);
 DataType type_of(const Tensor& tensor, DataType precision);

@@ -33,7 +33,9 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   const auto lacks = [&](const LeastBlocks& blocks) {
     return bound_.lacks_room(spec.mesh.size(), bytes_beside_state(spec, blocks));
   };
-  // A larger micro-batch takes no less: the next smaller one that is known may tell.
+  // A larger micro-batch takes no less, unless one kernel makes its softmax (SoftmaxKernel): the
+  // next smaller one that is known may tell.
+  if (training_.engine.softmax_multiple > 1) return lacks(least_blocks(spec));
   const auto key_of = [](const ParallelSpec& of) {
     return std::tuple(of.tp(), of.sequence_parallel, of.tp_overlap, of.cp(), of.cp_method, of.mesh.cp_ulysses,
                       of.micro_batch);

@@ -38,15 +38,21 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
   std::array<std::optional<int>, stream_count> last_on;
   std::vector<InFlight> in_flight;
   costed.instructions.reserve(segment.instructions.size());
+  int ops = 0;  // that the host has submitted
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
     const bool posted = execution.is_posted(instruction);
     // Ranks of the pipeline meet (rank_synchronization.h), and know what a posted send takes; those
     // of other axes do the same at the same time, and the receiver copies.
     const bool meets_nobody = instruction.group.axis != Axis::pp;
+    const int own = launches(instruction);
+    ops += own;
+    const Seconds duration = posted && meets_nobody ? Seconds() : duration_of(instruction);
+    // The last of its kernels, which is taken for as long as each, runs behind the host.
+    const Seconds before_last = std::min(duration, host_per_op * own) * ((own - 1.0) / own);
     CostedInstruction one{
-        .duration = posted && meets_nobody ? Seconds() : duration_of(instruction),
-        .submitted = host_per_op * static_cast<double>(i + 1),
+        .duration = duration,
+        .submitted = host_per_op * static_cast<double>(ops) - before_last,
         .stream = execution.stream_of(instruction.stream),
         .waits = {},
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};

@@ -49,6 +49,8 @@ PARTS = {
     ALL: drop_sustained_rates,
     "sustained rates": drop_sustained_rates,
     "unfused attention, dropout": fuse_attention,
+    "sizes that the softmax's kernel asks for": lambda data: (
+        set_facts(data, "1", "softmax_multiple"), set_facts(data, "0", "softmax_up_to")),
     "which GPUs attention has kernels for": lambda data: set_facts(data, "0", "attention_up_to"),
     "Triton's attention": lambda data: set_facts(data, "false", "triton_attention"),
     "cuBLAS of CUDA 12.0 to 12.4": lambda data: set_facts(data, "false", "early_cublas"),

@@ -105,6 +105,8 @@ OpWork rotary_work(const OpShape& s, DataType type) {
       s.stepwise ? turned * (is_half(type) ? 2 * e(type) + 4 * wide : 2 * wide) : 2 * fused_elements(s) * e(type);
   return {flops(3 * turned), Bytes(bytes)};
 }
+// Those of queries and those of keys.
+int rotary_launches(const OpShape& s) { return s.stepwise ? 2 * 3 : 1; }
 // Causal: query i meets i + 1 keys, which makes sequence (sequence + 1) / 2 pairs per head; a
 // window leaves out earlier keys. Scores and the weighted sum take 2 head_dim each per pair.
 // FlashAttention (Dao 2023, section 4.1) counts the same products, causal as one half. Operations
@@ -166,6 +168,7 @@ constexpr OpRow rows[] = {
      .gradients = rotary_gradients,
      .in_place = InPlace{.read = 0, .write = 1},
      .work = rotary_work,
+     .launches = rotary_launches,
      .measured_over = MeasuredOver::heads,
      .measured_sizes = head_sizes},
     {.kind = OpKind::attention,
@@ -188,6 +191,7 @@ constexpr OpRow rows[] = {
      .operands = rotary_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 1},
      .work = rotary_work,
+     .launches = rotary_launches,
      .made_of = OpKind::rotary,
      .measured_sizes = head_sizes},
     {.kind = OpKind::attention_gradient,

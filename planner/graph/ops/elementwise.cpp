@@ -88,10 +88,12 @@ std::int64_t slope_operations(ActivationKind activation) {
 // kernels, of which a sum and a product read two tensors: 0.5 x, x^3, times 0.044715, plus x, times
 // k, tanh, plus 1, product.
 constexpr std::int64_t gelu_passes = 6 * 2 + 2 * 3;
+int activation_launches(const OpShape& s) { return s.stepwise ? 6 + 2 : 1; }
 // The same of its gradient by automatic differentiation: two factors of the product (3 each), slope
 // of tanh (3), times k (2), times 0.044715 (2), slope of the cube in three kernels (2, 2, 3), times
 // 0.5 (2), and two sums of what x gets (3 each).
 constexpr std::int64_t gelu_gradient_passes = 2 * 3 + 3 + 2 + 2 + (2 + 2 + 3) + 2 + 2 * 3;
+int activation_gradient_launches(const OpShape& s) { return s.stepwise ? 2 + 1 + 1 + 1 + 3 + 1 + 2 : 1; }
 OpWork activation_work(const OpShape& s, DataType type) {
   return {flops(value_operations(s.activation) * s.rows * s.columns),
           Bytes((s.stepwise ? gelu_passes : 2) * s.rows * s.columns * e(type))};
@@ -105,6 +107,8 @@ OpWork gate_work(const OpShape& s, DataType type) {
   return {flops((value_operations(s.activation) + 1) * s.rows * s.columns),
           Bytes((s.stepwise ? 2 + 3 : 3) * s.rows * s.columns * e(type))};
 }
+int gate_launches(const OpShape& s) { return s.stepwise ? 2 : 1; }
+int gate_gradient_launches(const OpShape& s) { return s.stepwise ? 3 : 1; }
 // dy up slope; dy activation, whose parts are already computed: a product of two and one more.
 // As three kernels, each of dy up, dy activation and the slope's product reads two tensors.
 OpWork gate_gradient_work(const OpShape& s, DataType type) {
@@ -145,6 +149,7 @@ constexpr OpRow rows[] = {
      .module = OpModule::activation,
      .in_place = InPlace{.read = 0, .write = 1},
      .work = activation_work,
+     .launches = activation_launches,
      .measured_over = MeasuredOver::elementwise},
     {.kind = OpKind::gate,
      .name = "gate",
@@ -155,6 +160,7 @@ constexpr OpRow rows[] = {
      .module = OpModule::activation,
      .in_place = InPlace{.read = 0, .write = 2},
      .work = gate_work,
+     .launches = gate_launches,
      .measured_over = MeasuredOver::elementwise,
      .measured_with = with_silu},
     {.kind = OpKind::scale,
@@ -193,12 +199,14 @@ constexpr OpRow rows[] = {
      .operands = activation_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 2},
      .work = activation_gradient_work,
+     .launches = activation_gradient_launches,
      .measured_over = MeasuredOver::elementwise},
     {.kind = OpKind::gate_gradient,
      .name = "gate_gradient",
      .operands = gate_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 3},
      .work = gate_gradient_work,
+     .launches = gate_gradient_launches,
      .measured_over = MeasuredOver::elementwise,
      .measured_with = with_silu},
     {.kind = OpKind::scale_gradient,

@@ -25,7 +25,8 @@ constexpr OperandSize mask{matrix.elements, OperandContent::mask};
 constexpr OperandSize bytes_of_matrix{matrix.elements, OperandContent::codes};
 
 constexpr OperandRow attention_scores_operands[] = {{input, 0, read, fused}, {output, 0, write, scores}};
-constexpr OperandRow attention_softmax_operands[] = {{input, 0, read, matrix}, {output, 0, write, matrix}};
+constexpr OperandRow attention_softmax_operands[] = {
+    {input, 0, read, matrix}, {output, 0, write, matrix}, {workspace, 0, update}};
 constexpr OperandRow dropout_operands[] = {
     {input, 0, read, matrix}, {output, 0, write, matrix}, {output, 1, write, mask}};
 constexpr OperandRow attention_values_operands[] = {
@@ -38,7 +39,10 @@ constexpr OperandRow attention_probabilities_gradient_operands[] = {
 constexpr OperandRow attention_values_gradient_operands[] = {
     {output_gradient, 0, read, queries}, {input, 0, read, scores}, {input_gradient, 1, write, fused}};
 constexpr OperandRow attention_softmax_gradient_operands[] = {
-    {output_gradient, 0, read, matrix}, {output, 0, read, matrix}, {input_gradient, 0, write, matrix}};
+    {output_gradient, 0, read, matrix},
+    {output, 0, read, matrix},
+    {input_gradient, 0, write, matrix},
+    {workspace, 0, update}};
 constexpr OperandRow attention_scores_gradient_operands[] = {
     {output_gradient, 0, read, scores}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
 constexpr OperandRow dropout_gradient_operands[] = {
@@ -99,11 +103,35 @@ OpWork attention_scores_gradient_work(const OpShape& s, DataType type) {
 // each reads and writes all scores.
 std::int64_t masked_passes(const OpShape& s) { return s.stepwise ? 3 * 2 : 0; }
 std::int64_t masked_gradient_passes(const OpShape& s) { return s.stepwise ? 2 * 2 : 0; }
+// Apart (Megatron-LM's forward_torch_softmax): times a factor, masked in place, softmax, in fp32,
+// each of which reads and writes all scores; in half precision, these are widened before, and
+// probabilities are narrowed behind. The gradients, from the last: widened; of the softmax, which
+// reads probabilities, too; of the mask, a copy that is masked in place; of the factor; narrowed.
+constexpr std::int64_t wide = 4;
+std::int64_t casting(const OpShape& s) { return s.in_half ? 2 * (2 + wide) : 0; }  // bytes of an element
+int casts(const OpShape& s) { return s.in_half ? 2 : 0; }
+std::int64_t softmax_bytes(const OpShape& s, DataType type) {
+  return s.apart ? casting(s) + 3 * 2 * wide : (2 + masked_passes(s)) * e(type);
+}
+std::int64_t softmax_gradient_bytes(const OpShape& s, DataType type) {
+  return s.apart ? casting(s) + (3 + 3 * 2) * wide : (3 + masked_gradient_passes(s)) * e(type);
+}
+int softmax_launches(const OpShape& s) { return s.apart ? casts(s) + 3 : s.stepwise ? 1 + 3 : 1; }
+int softmax_gradient_launches(const OpShape& s) { return s.apart ? casts(s) + 4 : s.stepwise ? 1 + 2 : 1; }
 OpWork attention_softmax_work(const OpShape& s, DataType type) {  // scale, mask, maximum, exp, sum, divide
-  return {flops(6 * s.rows * s.columns), Bytes((2 + masked_passes(s)) * s.rows * s.columns * e(type))};
+  return {flops(6 * s.rows * s.columns), Bytes(softmax_bytes(s, type) * s.rows * s.columns)};
 }
 OpWork attention_softmax_gradient_work(const OpShape& s, DataType type) {
-  return {flops(4 * s.rows * s.columns), Bytes((3 + masked_gradient_passes(s)) * s.rows * s.columns * e(type))};
+  return {flops(4 * s.rows * s.columns), Bytes(softmax_gradient_bytes(s, type) * s.rows * s.columns)};
+}
+// What is alive at most, apart: forward, beside scores and probabilities in fp32, what the softmax
+// read, and the narrowed probabilities; backward, two tensors in fp32, of which the gradient of
+// probabilities is one, and that of scores has a part of the other's place.
+Bytes softmax_workspace(const OpShape& s) {
+  return Bytes(s.apart ? (s.in_half ? wide + 2 : wide) * s.rows * s.columns : 0);
+}
+Bytes softmax_gradient_workspace(const OpShape& s) {
+  return Bytes(s.apart ? (s.in_half ? wide - 2 : wide) * s.rows * s.columns : 0);
 }
 // In the kernel of a sum, only the mask is another operand.
 OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, compare, scale
@@ -145,7 +173,10 @@ constexpr OpRow rows[] = {
      .operands = attention_softmax_operands,
      .gradients = attention_softmax_gradients,
      .module = OpModule::core_attention,
-     .work = attention_softmax_work},
+     .work = attention_softmax_work,
+     .launches = softmax_launches,
+     .cpu_workspace = softmax_workspace,
+     .cuda_workspace = softmax_workspace},
     {.kind = OpKind::attention_dropout,
      .name = "attention_dropout",
      .sharding = ShardingRule::tokenwise,
@@ -204,7 +235,10 @@ constexpr OpRow rows[] = {
      .name = "attention_softmax_gradient",
      .operands = attention_softmax_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 2},
-     .work = attention_softmax_gradient_work},
+     .work = attention_softmax_gradient_work,
+     .launches = softmax_gradient_launches,
+     .cpu_workspace = softmax_gradient_workspace,
+     .cuda_workspace = softmax_gradient_workspace},
     {.kind = OpKind::attention_scores_gradient,
      .name = "attention_scores_gradient",
      .operands = attention_scores_gradient_operands,

@@ -61,6 +61,8 @@ OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {
 OpWork cross_entropy_loss_work(const OpShape& s, DataType type) {
   return {flops(3 * s.rows), Bytes(8 * s.rows + 8) + rewritten(s, type, 1)};
 }
+int cross_entropy_sums_launches(const OpShape& s) { return s.stepwise ? 1 + 2 : 1; }
+int cross_entropy_loss_launches(const OpShape& s) { return s.stepwise ? 1 + 1 : 1; }
 OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale
   return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};
 }
@@ -81,6 +83,7 @@ constexpr OpRow rows[] = {
      .localize = localize_cross_entropy,
      .operands = cross_entropy_sums_operands,
      .work = cross_entropy_sums_work,
+     .launches = cross_entropy_sums_launches,
      .measured_over = MeasuredOver::vocabulary},
     {.kind = OpKind::cross_entropy_loss,
      .name = "cross_entropy_loss",
@@ -88,7 +91,8 @@ constexpr OpRow rows[] = {
      .localize = localize_cross_entropy,
      .operands = cross_entropy_loss_operands,
      .gradients = cross_entropy_loss_gradients,
-     .work = cross_entropy_loss_work},
+     .work = cross_entropy_loss_work,
+     .launches = cross_entropy_loss_launches},
     {.kind = OpKind::cross_entropy_gradient,
      .name = "cross_entropy_gradient",
      .operands = cross_entropy_gradient_operands,

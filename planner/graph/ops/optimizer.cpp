@@ -77,6 +77,7 @@ std::int64_t parameter_bytes(const OpShape& s, DataType type) {
 // gradient squared (4), square root (2), plus epsilon (2), parameter minus m by that (4); decay
 // (2), gradient times the factor of its norm (2).
 std::int64_t adamw_passes(const OpShape& s) { return 19 + (s.weight_decay ? 2 : 0) + (s.norm ? 2 : 0); }
+int adamw_launches(const OpShape& s) { return s.stepwise ? 7 + (s.weight_decay ? 1 : 0) + (s.norm ? 1 : 0) : 1; }
 OpWork adamw_work(const OpShape& s, DataType type) {
   if (s.stepwise) return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes(adamw_passes(s) * 4 * s.rows)};
   return {flops((s.weight_decay ? 16 : 14) * s.rows), Bytes((4 + 16 + parameter_bytes(s, type)) * s.rows)};
@@ -134,6 +135,7 @@ constexpr OpRow rows[] = {
      .name = "adamw",
      .operands = adamw_operands,
      .work = adamw_work,
+     .launches = adamw_launches,
      .measured_over = MeasuredOver::flat,
      .measured_sizes = flat_sizes,
      .measured_with = with_decay_and_master},

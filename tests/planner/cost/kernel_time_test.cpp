@@ -121,6 +121,50 @@ TEST_CASE("an eager gate and rotary positions as complex numbers move the tensor
   }
 }
 
+TEST_CASE("a softmax apart moves the scores of each of its kernels, and every step of an op is a launch") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.kernel_launch = Seconds(1000.0);
+  DeviceRates rates = device.rates[0];
+  rates.vector = FlopsPerSecond(1e30);
+  rates.memory = BytesPerSecond(1.0);
+  const auto seconds = [&](OpKind op, const OpShape& shape, DataType type) {
+    return kernel_time(op, shape, type, device, rates).value;
+  };
+  OpShape shape{.rows = 2, .columns = 3};
+  const OpKind forward = OpKind::attention_softmax, backward = OpKind::attention_softmax_gradient;
+  CHECK(seconds(forward, shape, DataType::fp16) == 1000 + 6 * (2 + 2));
+  CHECK(seconds(backward, shape, DataType::fp16) == 1000 + 6 * (2 + 2 + 2));
+  // In fp32: times a factor, masked, softmax; backward it reads two tensors, and the mask copies.
+  shape.apart = true;
+  CHECK(seconds(forward, shape, DataType::fp32) == 3000 + 6 * 3 * (4 + 4));
+  CHECK(seconds(backward, shape, DataType::fp32) == 4000 + 6 * ((4 + 4 + 4) + 3 * (4 + 4)));
+  shape.in_half = true;  // with two casts
+  for (const DataType half : {DataType::fp16, DataType::bf16}) {
+    CHECK(seconds(forward, shape, half) == 5000 + 6 * (3 * (4 + 4) + 2 * (2 + 4)));
+    CHECK(seconds(backward, shape, half) == 6000 + 6 * ((4 + 4 + 4) + 3 * (4 + 4) + 2 * (2 + 4)));
+  }
+  // Kinds that may be several kernels move more then, but rotary positions, whose one kernel moves
+  // what it leaves as it is, too.
+  int in_steps = 0;
+  for (const OpRow& row : op_rows()) {
+    CAPTURE(row.name);
+    OpShape one{.rows = 4, .columns = 4, .sequence = 4, .batch = 1, .heads = 2, .kv_heads = 1, .head_dim = 8};
+    CHECK(launches(row.kind, one) == 1);
+    one.stepwise = one.weight_decay = one.norm = true;
+    const int kernels = launches(row.kind, one);
+    if (kernels == 1) continue;
+    CHECK(kernels > 1);
+    ++in_steps;
+    OpShape fused = one;
+    fused.stepwise = false;
+    if (row.kind != OpKind::rotary && row.kind != OpKind::rotary_gradient)
+      CHECK(row.work(one, DataType::fp16).bytes > row.work(fused, DataType::fp16).bytes);
+  }
+  CHECK(in_steps == 11);
+  CHECK(launches(OpKind::adamw, {.rows = 4, .weight_decay = true, .norm = true, .stepwise = true}) == 9);
+  CHECK(launches(OpKind::activation, {.rows = 4, .stepwise = true}) == 8);
+}
+
 TEST_CASE("attention that drops elements is slower, backward more than forward, known or not") {
   DeviceKind device = unit_device(BackendKind::cuda);
   device.multiprocessors = 1;

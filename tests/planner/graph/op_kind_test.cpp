@@ -34,7 +34,8 @@ OpShape plausible() {
           .begin = 0,
           .valid = 90,
           .bias = true,
-          .second = true};
+          .second = true,
+          .apart = true};
 }
 
 bool has(const OpRow& row, OperandSource source) {

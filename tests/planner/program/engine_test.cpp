@@ -33,6 +33,7 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   model.head_dim = sizes.hidden / sizes.heads;
   model.feature = 4 * sizes.hidden;
   model.layers = 3;
+  model.context = std::max(model.context, sizes.sequence);
   const OpGraph graph = as_run_by(engine, build_graph(model, sizes.sequence), fp8);
   TrainingSpec training;
   training.global_batch = sizes.batch;
@@ -129,6 +130,55 @@ TEST_CASE("a layer of Megatron-LM of 2021 saves what Korthikanti et al. counted"
           expected - 5 * of.heads * of.sequence * tokens);
     CHECK(layer(of, megatron_2021(), Recompute::full).saved_bytes == 2 * tokens * of.hidden);
   }
+}
+
+TEST_CASE("a softmax that no one kernel serves keeps probabilities in fp32, and is as many ops as it has steps") {
+  struct Case {
+    Sizes sizes;
+    int tp;
+    bool is_apart;
+  };
+  // Megatron-LM@v2.5 asks for heads times samples that 4 divides, and more than 16 and at most 2048
+  // positions that 4 divides.
+  const Case cases[] = {{{256, 1, 512, 8}, 1, false}, {{256, 1, 512, 8}, 2, false},  {{256, 1, 512, 8}, 4, true},
+                        {{256, 2, 512, 8}, 4, false}, {{256, 6, 512, 8}, 8, true},   {{256, 4, 512, 8}, 8, false},
+                        {{256, 3, 512, 6}, 1, true},  {{256, 2, 512, 6}, 1, false},  {{16, 1, 512, 8}, 1, true},
+                        {{20, 1, 512, 8}, 1, false},  {{22, 1, 512, 8}, 1, true},    {{2048, 1, 64, 4}, 1, false},
+                        {{2052, 1, 64, 4}, 1, true}};
+  for (const auto& [sizes, tp, is_apart] : cases)
+    for (const bool drops : {true, false}) {
+      CAPTURE(sizes.sequence);
+      CAPTURE(sizes.batch);
+      CAPTURE(tp);
+      Engine engine = megatron_2021(), any = engine;
+      engine.dropout = any.dropout = drops;
+      any.softmax_multiple = 1;
+      any.softmax_up_to = 0;
+      Sizes of = sizes;
+      of.hidden = of.hidden / of.heads * of.heads;
+      const LoweredBlock block = layer(of, engine, Recompute::none, tp), fused = layer(of, any, Recompute::none, tp);
+      const std::int64_t scores = of.heads / tp * of.sequence * of.sequence * of.batch;
+      // PyTorch's softmax keeps its result, in fp32; what it is narrowed to is kept where it is
+      // multiplied, and not where elements of it are dropped.
+      CHECK(block.saved_bytes - fused.saved_bytes == (is_apart ? (drops ? 4 - 2 : 4) * scores : 0));
+      // Where scores are most of what a layer holds, temporaries in fp32 are the most at once.
+      const bool shows = is_apart && of.sequence > 2048;
+      CHECK((block.forward.scratch_bytes > fused.forward.scratch_bytes) >= shows);
+      CHECK((block.backward.scratch_bytes > fused.backward.scratch_bytes) >= shows);
+      if (!is_apart) CHECK(block.forward.scratch_bytes == fused.forward.scratch_bytes);
+      const auto ops = [](const Segment& segment, OpKind kind) {
+        int sum = 0;
+        for (const Instruction& one : segment.instructions)
+          if (one.kind == InstructionKind::kernel && one.op == kind) sum += launches(one.op, one.shape);
+        return sum;
+      };
+      // Widened, times a factor, masked, softmax, narrowed; the mask's gradient is a copy, masked.
+      CHECK(ops(block.forward, OpKind::attention_softmax) == (is_apart ? 5 : 1));
+      CHECK(ops(block.backward, OpKind::attention_softmax_gradient) == (is_apart ? 6 : 1));
+      // With the core computed again it is the same, but that nothing of it is kept.
+      CHECK(layer(of, engine, Recompute::core_attn, tp).saved_bytes ==
+            layer(of, any, Recompute::core_attn, tp).saved_bytes);
+    }
 }
 
 TEST_CASE("where products' inputs are cast to fp8 once, these are saved, and those in bf16 only if others read them") {

@@ -148,6 +148,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.gathers_further_backward = static_cast<int>(apart() % 2);
   engine.has_parameter_gathers = apart() % 4 != 0;
   engine.copies_reduced = apart() % 2 == 0;
+  constexpr int multiples[] = {1, 4, 8};
+  engine.softmax_multiple = multiples[apart() % std::size(multiples)];
+  if (apart() % 4 == 0) engine.softmax_up_to = 8;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

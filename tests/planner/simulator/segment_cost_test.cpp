@@ -69,6 +69,37 @@ TEST_CASE("nothing runs before the host has submitted it") {
   CHECK(slow.parts.total() == slow.duration);
 }
 
+TEST_CASE("an op of several kernels is submitted kernel by kernel") {
+  Segment segment = layer();
+  Instruction& first = segment.instructions.front();
+  REQUIRE(first.kind == InstructionKind::kernel);
+  first.op = OpKind::attention_softmax;
+  first.shape.apart = first.shape.in_half = true;
+  REQUIRE(launches(first) == 5);
+  CostModel model = concurrent();
+  // 3 s in 5 kernels of 0.6 each, submitted from 0.1 on: then 4 beside 3, then 2.
+  const auto took = [&](double host) {
+    model.host_per_op = Seconds(host);
+    return cost_segment(segment, model.execution, model.host_per_op, [&](const Instruction& instruction) {
+             return &instruction == &first ? Seconds(3) : duration(instruction, model);
+           })
+        .duration.value;
+  };
+  const double rest = took(0.0) - 3.0;
+  CHECK(took(0.1) == doctest::Approx(0.1 + 3.0 + rest));
+  // The fifth at 5 s, and 0.6 s more; or all four before the fifth faster than the host.
+  model.host_per_op = Seconds(1);
+  const CostedSegment slow = cost_segment(segment, model.execution, model.host_per_op,
+                                          [&](const Instruction& one) { return Seconds(&one == &first ? 3 : 0); });
+  CHECK(slow.alone.front().end.value == doctest::Approx(5.0 + 3.0 / 5));
+  // The other three ops come behind all five.
+  CHECK(slow.instructions.back().submitted.value == doctest::Approx(8.0));
+  // Where launches block, the host's time is that of all.
+  const Seconds plain = duration(first, model);
+  model.blocks_launches = true;
+  CHECK(duration(first, model).value == doctest::Approx(plain.value + 5.0));
+}
+
 TEST_CASE("where launches block, the host's time adds to each op") {
   Instruction kernel = layer().instructions.front();
   REQUIRE(kernel.kind == InstructionKind::kernel);
