@@ -147,7 +147,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.gathers_further_forward = static_cast<int>(apart() % 2);
   engine.gathers_further_backward = static_cast<int>(apart() % 2);
   engine.has_parameter_gathers = apart() % 4 != 0;
-  engine.copies_reduced = apart() % 2 == 0;
+  for (bool Engine::*const fact :
+       {&Engine::copies_reduced, &Engine::copies_keys, &Engine::copies_logits, &Engine::copies_to_buckets})
+    engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }
