@@ -31,7 +31,7 @@ struct Engine {
   bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
   bool fused_dropout = true;     // dropout with the residual sum behind it
   bool fused_loss = true;        // else: logits widened to fp32 and kept so, each step of the softmax a kernel
-  // Keys and values are copied behind their product and once more before attention. Where there
+  // Keys and values are copied behind their product, and twice more before attention. Where there
   // are as many as queries, these keep the first copies (OpKind::copy_keys).
   bool copies_keys = false;
   // Where the loss is not fused, it subtracts maxima into another copy of the logits in fp32, while

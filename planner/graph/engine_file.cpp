@@ -25,7 +25,7 @@ constexpr std::array facts = {
                &Engine::fused_scores},
     EngineFact{"fused_gelu", "a GELU is one kernel", &Engine::fused_gelu},
     EngineFact{"fused_gate", "an activation and its product with the other half are one kernel", &Engine::fused_gate},
-    EngineFact{"copies_keys", "keys and values are copied once more before attention", &Engine::copies_keys},
+    EngineFact{"copies_keys", "keys and values are copied twice more before attention", &Engine::copies_keys},
     EngineFact{"fused_rotary", "rotary positions are one kernel", &Engine::fused_rotary},
     EngineFact{"fused_update", "the update of a parameter is one kernel", &Engine::fused_update},
     EngineFact{"fused_dropout", "dropout and the residual sum behind it are one kernel", &Engine::fused_dropout},

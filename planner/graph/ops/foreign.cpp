@@ -137,8 +137,8 @@ OpWork multiply_work(const OpShape& s, DataType type) {
 OpWork multiply_gradient_work(const OpShape& s, DataType type) {  // two products of two tensors
   return {flops(2 * s.rows * s.columns), Bytes(6 * s.rows * s.columns * e(type))};
 }
-// Each of these copies reads and writes: queries, keys and values one sample after another; keys and
-// values into one tensor, and this with the two of a token side by side
+// Each of these copies reads and writes: queries, keys and values one sample after another; keys
+// and values into one tensor, and this with the two of a token side by side
 // (nanotron@c252843039 models/llama.py:449-474,655-658). Backward, keys and values are joined again
 // (torch.split), with the queries, too, and all are brought back to the product's order.
 OpWork copy_keys_work(const OpShape& s, DataType type) {

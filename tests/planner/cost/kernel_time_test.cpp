@@ -96,7 +96,7 @@ TEST_CASE("a kernel that reads longer than it computes takes bytes over memory r
   CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, rates) == Seconds(62.0));
 }
 
-TEST_CASE("eager gates, copied keys and rotary positions as complex numbers move the tensors of each of their kernels") {
+TEST_CASE("eager gates, copied keys and rotary positions as complex numbers move what each of their kernels does") {
   DeviceKind device = unit_device(BackendKind::cuda);
   DeviceRates rates = device.rates[0];
   rates.vector = FlopsPerSecond(1e30);

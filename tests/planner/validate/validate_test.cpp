@@ -166,7 +166,7 @@ TEST_CASE("what a run's notes or its source imply is no assumption") {
   CHECK(!state(run, without).layout[Choice::tp_overlap]);
 }
 
-// Of the published table, those whose ids begin so.
+// The published runs whose ids begin so.
 std::vector<PublishedRun> runs_of(const std::string& ids) {
   std::vector<PublishedRun> runs = read_published_runs(published + "runs.csv");
   std::erase_if(runs, [&](const PublishedRun& run) { return !run.id.starts_with(ids); });
