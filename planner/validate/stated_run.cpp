@@ -120,7 +120,7 @@ constexpr std::array implied_rows = {
     ImpliedRow{.said = "train/tr11-176B-ml", .alibi = true},
     // NVIDIA/dgxc-benchmarking@1b9bb6b nemo_megatron/gpt3_175b_hydra.yaml:85:
     // activations_checkpoint_granularity: null, which no script of that folder overrides.
-    ImpliedRow{.said = "nemo_megatron/README_175b.md", .recomputes_nothing = true},
+    ImpliedRow{.said = "dgxc-benchmarking@1b9bb6b nemo_megatron", .recomputes_nothing = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
