@@ -20,7 +20,7 @@ constexpr OperandRow cross_entropy_sums_operands[] = {{input, 0, read, matrix},
                                                       {input, 1, read, vocabulary_ids},
                                                       {input, 2, read, per_row},
                                                       {output, 0, write, two_per_row},
-                                                      {workspace, 0, update}};
+                                                      {workspace, 0, update, {}, if_second}};
 constexpr OperandRow cross_entropy_loss_operands[] = {{input, 0, read, matrix},
                                                       {input, 1, read, vocabulary_ids},
                                                       {input, 2, read, per_row},
