@@ -15,18 +15,17 @@ OpGraph graph_of_published(const StatedModel& stated) {
   model.feature = stated.feature;
   model.vocabulary = stated.vocabulary;
   model.context = stated.sequence;
+  model.tied_embeddings = stated.tied_embeddings;
   if (stated.decoder_layers > 0) {
     model.family = Family::encoder_decoder;
     model.decoder_layers = stated.decoder_layers;
     model.decoder_context = stated.decoder_sequence;
     model.activation = stated.gated ? FeedForwardKind::gated_gelu_tanh : FeedForwardKind::relu;
-    model.tied_embeddings = !stated.gated;
   } else if (stated.gated) {
     model.activation = FeedForwardKind::gated_silu;
     model.position = PositionKind::rotary;
     model.norm = NormKind::rms_norm;
   } else {
-    model.tied_embeddings = true;
     model.qkv_bias = model.attention_output_bias = model.mlp_bias = true;
     model.embedding_norm = stated.alibi;
     if (stated.alibi) model.position = PositionKind::alibi;

@@ -48,8 +48,8 @@ struct ExplainedPlan {
   // What all searches hold, so that they take little work: they look at hybrid sharding and, but for
   // long sequences, at context parallelism where the plan has it.
   LayoutRequest request() const;
-  // Searches the space with `request`, and with the plan's own context parallelism, by the plan's objective, in this thread alone. With a score to beat,
-  // as SearchOptions::to_beat.
+  // Searches the space with `request`, and with the plan's own context parallelism, by the plan's
+  // objective, in this thread alone. With a score to beat, as SearchOptions::to_beat.
   SearchResult searched(const Cluster& cluster, const TrainingSpec& training, int top,
                         std::optional<Score> to_beat = {}) const;
   Objective objective() const { return plan.search.objective; }

@@ -30,11 +30,17 @@ struct Engine {
   int softmax_multiple = 1;
   int softmax_up_to = 0;         // the longest sequence; 0: any
   bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel
-  bool fused_gate = true;        // an activation times the other half; else two kernels
+  bool fused_gate = true;        // an activation times the other half; else two kernels, and the activation is kept
   bool fused_rotary = true;      // rotary positions; else as complex numbers in fp32, with casts before and behind
   bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
   bool fused_dropout = true;     // dropout with the residual sum behind it
   bool fused_loss = true;        // else: logits widened to fp32 and kept so, each step of the softmax a kernel
+  // Keys and values are copied behind their product, and twice more before attention. Where there
+  // are as many as queries, these keep the first copies (OpKind::copy_keys).
+  bool copies_keys = false;
+  // Where the loss is not fused, it subtracts maxima into another copy of the logits in fp32, while
+  // the first is still there.
+  bool copies_logits = false;
   // Products are cuBLAS's of CUDA 12.0 to 12.4, slower on Hopper (sustained.early_half of device
   // files).
   bool early_cublas = false;
@@ -67,6 +73,10 @@ struct Engine {
   // Gradients that are summed over all micro-batches are copied into one tensor, divided by the
   // number of ranks, and copied back, around the all-reduce of them.
   bool copies_reduced = false;
+  // Gradients that are whole on all data-parallel ranks, and without an optimizer that is sharded,
+  // are copied to the buckets in which they are reduced, and back, in the type in which backwards
+  // leave them; the buckets stay.
+  bool copies_to_buckets = false;
   // They are reduced in half precision where the training is, whatever they are summed in.
   bool reduces_half = false;
   // Where gradients are sharded, those that a backward leaves in half precision, one by one, are

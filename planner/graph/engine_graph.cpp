@@ -66,6 +66,7 @@ class Rewriting {
     switch (op.kind) {
       case OpKind::attention:
         if (!engine_.fused_attention) return write_attention(op);
+        if (engine_.copies_keys) return write_fused_attention(op);
         if (engine_.dropout) return write_with(op, &OpShape::drops);
         break;
       case OpKind::packed_attention:
@@ -84,7 +85,7 @@ class Rewriting {
           return write_with(op, &OpShape::stepwise);
         break;
       case OpKind::gate:
-        if (!engine_.fused_gate) return write_with(op, &OpShape::stepwise);
+        if (!engine_.fused_gate) return write_gate(op);
         break;
       case OpKind::rotary:
         if (!engine_.fused_rotary) return write_with(op, &OpShape::stepwise);
@@ -127,9 +128,58 @@ class Rewriting {
     return y;
   }
 
+  TensorId with_copied_keys(const Op& op) {
+    const TensorId qkv = mapped(op.inputs[0]);
+    const OpShape& heads = op.attributes;
+    Op copy{.kind = OpKind::copy_keys,
+            .name = op.name + ".copy",
+            .inputs = {qkv},
+            .parameters = {},
+            .outputs = {like(qkv, op.name + ".copied", TensorRole::activation)},
+            .attributes = heads};
+    copy.attributes.second = heads.heads == heads.kv_heads;
+    if (copy.attributes.second) {
+      Tensor kept = to_.tensors[static_cast<std::size_t>(qkv)];
+      kept.name = op.name + ".kept";
+      const std::int64_t of_group = 2 * heads.head_dim;  // a key and a value
+      kept.dims.back() = {Dim::kv_groups, heads.kv_heads * of_group, of_group};
+      copy.outputs.push_back(add(std::move(kept)));
+    }
+    to_.ops.push_back(copy);
+    return copy.outputs[0];
+  }
+
+  void write_fused_attention(const Op& op) {
+    const TensorId qkv = with_copied_keys(op);
+    copy(op);
+    to_.ops.back().inputs[0] = qkv;
+    to_.ops.back().attributes.drops = engine_.dropout;
+  }
+
+  // The activation, and its product with the other half.
+  void write_gate(const Op& op) {
+    const TensorId gate = mapped(op.inputs[0]);
+    const TensorId activated = like(gate, op.name + ".activated", TensorRole::activation);
+    const ActivationKind kind = op.attributes.activation;
+    to_.ops.push_back(
+        {.kind = OpKind::activation,
+         .name = op.name + ".activation",
+         .inputs = {gate},
+         .parameters = {},
+         .outputs = {activated},
+         .attributes = {.activation = kind,
+                        .stepwise = !engine_.fused_gelu && kind == ActivationKind::gelu_tanh}});
+    to_.ops.push_back({.kind = OpKind::multiply,
+                       .name = op.name,
+                       .inputs = {activated, mapped(op.inputs[1])},
+                       .parameters = {},
+                       .outputs = {mapped(op.outputs[0])},
+                       .attributes = {}});
+  }
+
   void write_attention(const Op& op) {
     const OpShape& heads = op.attributes;
-    const TensorId qkv = mapped(op.inputs[0]);
+    const TensorId qkv = engine_.copies_keys ? with_copied_keys(op) : mapped(op.inputs[0]);
     Tensor scores = to_.tensors[static_cast<std::size_t>(qkv)];
     PARPLAN_ASSERT(heads.kv_heads > 0 && scores.dims.back().dim == Dim::kv_groups, op.name);
     scores.name = op.name + ".scores";
@@ -188,6 +238,7 @@ class Rewriting {
     }
     written.inputs[0] = wide->second;
     written.attributes.stepwise = true;
+    written.attributes.second = op.kind == OpKind::cross_entropy_sums && engine_.copies_logits;
     written.parameters = mapped(op.parameters);
     written.outputs = mapped(op.outputs);
     to_.ops.push_back(std::move(written));
@@ -229,7 +280,7 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
   facts.dropout =
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
-                        facts.fused_rotary && !facts.dropout;
+                        facts.fused_rotary && !facts.copies_keys && !facts.dropout;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }

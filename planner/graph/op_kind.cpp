@@ -56,7 +56,7 @@ DataType type_of(OperandContent content, DataType kernel_type) {
 }
 
 bool is_present(const OperandRow& operand, const OpShape& shape, bool workspace) {
-  if (operand.source == OperandSource::workspace) return workspace;
+  if (operand.source == OperandSource::workspace && !workspace) return false;
   return (operand.optional == nullptr || shape.*operand.optional) &&
          (operand.omitted == nullptr || !(shape.*operand.omitted));
 }

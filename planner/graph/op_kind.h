@@ -64,6 +64,9 @@ enum class OpKind {
   attention_dropout,  // x -> x without dropped elements, a byte of mask for each
   attention_values,   // probabilities, fused qkv -> output
   dropout,            // x -> x without dropped elements, a byte of mask for each
+  multiply,           // a, b -> a * b
+  // Fused qkv -> fused qkv, with the keys and values of the first one, which its queries keep.
+  copy_keys,
   quantize,           // x -> x in fp8; the gradient of the one is that of the other
   widen,              // x -> x in fp32
   // backward
@@ -95,6 +98,8 @@ enum class OpKind {
   attention_softmax_gradient,        // dy, probabilities -> dscores (in place)
   attention_scores_gradient,         // dscores, qkv -> queries and keys of dqkv (+=)
   dropout_gradient,                  // dy, mask -> dx
+  multiply_gradient,                 // dy, a, b -> da, db
+  copy_keys_gradient,                // dy, the keys and values that were kept -> dx
   widen_gradient,                    // dy in fp32 -> dx
   // around the step
   accumulate,         // x -> y +=
@@ -184,7 +189,9 @@ struct OpShape {
   bool centered = false;
   bool bias = false;          // the optional bias operand is present
   bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
-  bool second = false;        // `add`: operand b is present; sgd: momentum is; packed_attention: the table is
+  // `add`: operand b is present; sgd: momentum is; packed_attention: the table is; copy_keys: what
+  // is kept is. cross_entropy_sums: maxima are subtracted into another copy of the logits.
+  bool second = false;
   // dx += instead of dx =; attention around a ring: with what the steps before it have left.
   bool accumulate = false;
   // The next three: adamw, adamw_8bit, sgd, muon; weight_decay and master not in muon_momentum.
@@ -192,7 +199,7 @@ struct OpShape {
   bool norm = false;          // the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // the fp32 master copy is present
   bool scaled = false;        // they and cross_entropy_gradient: the loss scale is present (LossScale)
-  // cross_entropy_*, attention_softmax, activation, gate, rotary, adamw: each step is a kernel that
+  // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel that
   // reads and writes all elements.
   bool stepwise = false;
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.

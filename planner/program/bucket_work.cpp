@@ -51,6 +51,10 @@ bool leaves_half_gradients(const TrainingSpec& training) {
                                          engine.flattens_gradients || engine.widens_gradients);
 }
 
+DataType left_type(const TrainingSpec& training) {
+  return leaves_half_gradients(training) ? training.precision : gradient_type(training);
+}
+
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training) {
   const DataType sums = gradient_type(training);
   std::vector<Instruction> kernels{flat_kernel(OpKind::accumulate, elements, Stream::compute, Label::compute, sums)};
@@ -140,6 +144,11 @@ std::vector<Instruction> BucketReduction::copies() const {
 
 BucketReduction accumulated_reduction(std::int64_t elements, const DataShards& shards, const TrainingSpec& training) {
   BucketReduction reduction{.kind = gradient_reduction(shards, training), .before = {}, .after = {}};
+  if (training.engine.copies_to_buckets && !shards.optimizer) {
+    const Instruction copy = flat_kernel(OpKind::copy, elements, Stream::dp, Label::dp, left_type(training));
+    reduction.before = {copy};
+    reduction.after = {copy};
+  }
   if (!training.engine.copies_reduced || reduction.kind != InstructionKind::all_reduce_sum) return reduction;
   const Instruction copy = flat_kernel(OpKind::copy, elements, Stream::dp, Label::dp, reduced_type(training));
   reduction.before = {copy, copy};  // a division reads and writes as much

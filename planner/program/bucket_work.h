@@ -39,6 +39,8 @@ std::vector<Instruction> flatten_gradients(std::int64_t elements, const Training
 // Whether products leave the gradients of weights in half precision, for other kernels to sum. So
 // they do under engines that copy sharded ones.
 bool leaves_half_gradients(const TrainingSpec& training);
+// The type in which a backward leaves them.
+DataType left_type(const TrainingSpec& training);
 // Adds what one micro-batch's backward left so.
 std::vector<Instruction> add_half_gradients(std::int64_t elements, const TrainingSpec& training);
 
@@ -51,7 +53,7 @@ DataType reduced_type(const TrainingSpec& training);
 // shard, else an all-reduce.
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training);
 // The same of gradients that are whole on every rank, with the kernels around it
-// (Engine::copies_reduced), on the stream of the data axis.
+// (Engine::copies_reduced, copies_to_buckets), on the stream of the data axis.
 struct BucketReduction {
   InstructionKind kind{};
   std::vector<Instruction> before, after;

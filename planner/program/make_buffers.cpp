@@ -105,6 +105,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
          .accumulates_twice = bucket.blocks.size() > 1 && lowering.job.layout.tied_gradients == TiedGradients::apart,
          .homes = bucket.homes,
          .of_layer = !bucket.tied && is_layer(lowering.graph, bucket.blocks.front()),
+         .reduced = lowering.job.layout.mesh.replica_ranks() > 1 && !lowering.job.layout.has_master(),
          .without_second = bucket.layout.matrix_elements});
   // A slot holds a micro-batch of any of the rank's stages, but not the last block where that has
   // slots of its own.
@@ -184,6 +185,8 @@ const char* words(BufferRole role) {
     case BufferRole::second_gradients: return "second gradients of {}";
     case BufferRole::half_gradients:
       return "gradients of {} in half precision";
+    case BufferRole::reduced_copies:
+      return "gradients of {} as they are reduced";
     case BufferRole::dummy_gradients:
       return "gradients that nothing reads";
     case BufferRole::first_moment: return "first moment of {}";
@@ -258,6 +261,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::gradients: bucket().gradients = number; break;
     case BufferRole::second_gradients: bucket().second_gradients = number; break;
     case BufferRole::half_gradients:
+    case BufferRole::reduced_copies:
     case BufferRole::dummy_gradients:
       break;
     case BufferRole::first_moment: bucket().first_moment = number; break;

@@ -28,6 +28,7 @@ struct BucketSizes {
   StateHomes homes = {};
   std::int64_t times = 1;  // equal buckets of so many blocks
   bool of_layer = false;   // of a block between the first and the last
+  bool reduced = false;    // its gradients are summed over data-parallel ranks, without a master
   std::int64_t without_second = 0;  // elements that have no second moment (BucketLayout::matrix_elements)
 };
 struct SavedSizes {
@@ -134,6 +135,7 @@ enum class BufferRole {
   gradients,         // of a bucket: whole, or this rank's shard (ZeRO-2, 3)
   second_gradients,  // of a tied parameter's second use, where each has an accumulator
   half_gradients,    // Engine::half_gradients; nothing reads them
+  reduced_copies,    // Engine::copies_to_buckets; nothing reads them
   dummy_gradients,   // Engine::dummy_gradients; nothing reads them
   first_moment,
   second_moment,
@@ -237,6 +239,9 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
     buffer.role = BufferRole::half_gradients;
     buffer.bytes = local(bucket, bucket.shards.gradients) * element;
     if (training.engine.half_gradients && training.precision == DataType::bf16) visit(buffer);
+    buffer.role = BufferRole::reduced_copies;
+    buffer.bytes = bucket.elements * size_of(left_type(training));
+    if (training.engine.copies_to_buckets && bucket.reduced && !bucket.shards.optimizer) visit(buffer);
   });
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.frozen || !sizes.updates) return;

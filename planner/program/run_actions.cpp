@@ -192,8 +192,9 @@ void reduce_accumulated(Lowering& lowering, int index, int accumulator) {
   instructions.push_back(
       communication(reduction.kind, data_group(mesh, shards), Stream::dp, reduced_type(lowering.job.training)));
   instructions.insert(instructions.end(), reduction.after.begin(), reduction.after.end());
-  const std::vector<std::vector<Piece>> pieces(instructions.size(),
-                                               {{accumulator, 0, bucket.elements * element, Access::update}});
+  std::vector<std::vector<Piece>> pieces;
+  for (const Instruction& one : instructions)
+    pieces.push_back({{accumulator, 0, bucket.elements * size_of(one.type), Access::update}});
   call_on_pieces(lowering, fmt::format("data.{}.gradients", name(reduction.kind)), Stream::dp, std::move(instructions),
                  pieces);
   if (is_hybrid(mesh, shards))

@@ -427,9 +427,9 @@ Values more_on_host(const TrainingSpec& /*training*/, const ChoiceValue& given) 
   return more;
 }
 
-// A master holds what every rank does, and the logits of all.
-Values without_master(const TrainingSpec& /*training*/, const ChoiceValue& given) {
-  if (std::get<DataMethod>(given) == DataMethod::all_reduce) return {};
+// A master holds what every rank does, and the logits of all, but no buckets.
+Values without_master(const TrainingSpec& training, const ChoiceValue& given) {
+  if (std::get<DataMethod>(given) == DataMethod::all_reduce || training.engine.copies_to_buckets) return {};
   return {DataMethod::all_reduce};
 }
 

@@ -34,7 +34,8 @@ inline BucketSizes bucket_of(const BucketElements& elements, const ParallelSpec&
   return {.elements = padded(elements, spec, training),
           .shards = data_shards(placements, spec.replicas()),
           .shard_ranks = spec.shard_ranks(),
-          .homes = placements.state.homes};
+          .homes = placements.state.homes,
+          .reduced = spec.replicas() > 1 && spec.dp_method != DataMethod::master};
 }
 
 // The bucket of what blocks of a kind train.

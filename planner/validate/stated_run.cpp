@@ -118,9 +118,63 @@ constexpr std::array implied_rows = {
     // bigscience@9e64ede train/tr11-200B-ml/tr11-200B-ml.slurm, of which the runs to choose BLOOM's
     // layout were: --position-embedding-type alibi, --embed-layernorm.
     ImpliedRow{.said = "train/tr11-176B-ml", .alibi = true},
+    // NVIDIA/dgxc-benchmarking@1b9bb6b nemo_megatron/gpt3_175b_hydra.yaml:85:
+    // activations_checkpoint_granularity: null, which no script of that folder overrides.
+    ImpliedRow{.said = "dgxc-benchmarking@1b9bb6b nemo_megatron", .recomputes_nothing = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
+};
+
+// What a source's scripts set for one of its runs, where the table of runs leaves it empty: for a
+// model of so many layers and such a hidden size, over so many devices and in that layout. The
+// first row that matches counts.
+struct RecipeRow {
+  std::string_view source;
+  std::int64_t layers = 0, hidden = 0;
+  std::int64_t devices = 0, tp = 1, pp = 1;
+  std::int64_t micro_batch = 1, virtual_stages = 1;
+};
+constexpr std::array recipe_rows = {
+    // NVIDIA/Megatron-LM@v2.5 examples/sc21/run_table_1.sh: MBS, and pipeline stages of
+    // --num-layers-per-virtual-pipeline-stage 5, 5, 3 and 1 layers from 76B to 530B.
+    RecipeRow{"arXiv 2104.04473", 24, 2304, 32, 1, 1, 16, 1},
+    RecipeRow{"arXiv 2104.04473", 30, 3072, 64, 2, 1, 16, 1},
+    RecipeRow{"arXiv 2104.04473", 36, 4096, 128, 4, 1, 16, 1},
+    RecipeRow{"arXiv 2104.04473", 40, 6144, 256, 8, 1, 8, 1},
+    RecipeRow{"arXiv 2104.04473", 48, 8192, 512, 8, 2, 4, 1},
+    RecipeRow{"arXiv 2104.04473", 60, 10240, 1024, 8, 4, 2, 60 / 4 / 5},
+    RecipeRow{"arXiv 2104.04473", 80, 12288, 1536, 8, 8, 2, 80 / 8 / 5},
+    RecipeRow{"arXiv 2104.04473", 96, 16384, 1920, 8, 16, 1, 96 / 16 / 3},
+    RecipeRow{"arXiv 2104.04473", 105, 20480, 2520, 8, 35, 1, 105 / 35 / 1},
+    RecipeRow{"arXiv 2104.04473", 128, 25600, 3072, 8, 64, 1, 1},
+    // NVIDIA/Megatron-LM@v2.5 examples/pretrain_gpt3_175B.sh:19-28, which the README describes.
+    RecipeRow{"Megatron-LM@01ad96e51b README.md", 96, 12288, 1024, 8, 16, 1, 1},
+};
+
+// A vocabulary that a source does not state, nearer than GPT-2's; it stays assumed.
+struct VocabularyRow {
+  std::string_view source;
+  std::int64_t vocabulary = 0;
+};
+constexpr std::array vocabulary_rows = {
+    // Qi et al. 2023: with tied embeddings 28.3, 14.6 and 6.2 billion parameters, as they are
+    // rounded, are of 25,500 to 33,500 rows (GPT-2's 51,200 make 14.7 of the 14.6), and
+    // sail-sg/zero-bubble-pipeline-parallelism@39f2c186 examples/pretrain_zero_bubble.sh has a
+    // SentencePiece tokenizer, whose models commonly have 32,000.
+    VocabularyRow{"arXiv 2401.10241", 32000},
+};
+
+// Models with gates whose head is the embedding's table: those of a source with a feed-forward
+// narrower than this. Others have a head of their own.
+struct TiedRow {
+  std::string_view source;
+  std::int64_t feature_below = 0;
+};
+constexpr std::array tied_rows = {
+    // nanotron@c252843039 scripts/scaling_benchmarks.py:78: tie_word_embeddings where
+    // intermediate_size < 10_000
+    TiedRow{"nanotron", 10000},
 };
 
 // The first layers, so many, whose activations runs of Megatron-FSDP have on the host:
@@ -196,9 +250,17 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   model.feature = required(run.feature, "the feed-forward width");
   constexpr std::int64_t gpt2_padded = 51200;  // GPT-2's, padded as Megatron-LM does
   constexpr std::int64_t t5_vocabulary = 32128;
-  model.vocabulary = stated(run.vocabulary, is_t5 ? t5_vocabulary : gpt2_padded, "vocabulary", assumed);
+  const auto* const of_source = std::ranges::find_if(
+      vocabulary_rows, [&](const VocabularyRow& row) { return run.source.find(row.source) != std::string::npos; });
+  const std::int64_t vocabulary = of_source != vocabulary_rows.end() ? of_source->vocabulary
+                                  : is_t5                            ? t5_vocabulary
+                                                                     : gpt2_padded;
+  model.vocabulary = stated(run.vocabulary, vocabulary, "vocabulary", assumed);
   model.sequence = required(run.sequence, "the sequence length");
   model.gated = run.gated.value_or(false);
+  model.tied_embeddings = !model.gated || std::ranges::any_of(tied_rows, [&](const TiedRow& row) {
+    return run.source.find(row.source) != std::string::npos && model.feature < row.feature_below;
+  });
   model.alibi = std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) {
     return row.alibi && run.source.find(row.said) != std::string::npos;
   });
@@ -289,6 +351,16 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     tp_overlap = tp_overlap || row.tp_overlap;
     if (run.recompute.empty() && row.recomputes_nothing) run.recompute = "none";
   }
+  for (const RecipeRow& row : recipe_rows) {
+    if (run.source.find(row.source) == std::string::npos || run.layers != row.layers || run.hidden != row.hidden ||
+        run.devices != row.devices || run.tp != row.tp || run.pp != row.pp)
+      continue;
+    if (!run.micro_batch) run.micro_batch = row.micro_batch;
+    if (!run.virtual_stages) run.virtual_stages = row.virtual_stages;
+    break;
+  }
+  // An engine that has no other leaves nothing to assume.
+  if (!engine.has_interleaved && !run.virtual_stages) run.virtual_stages = 1;
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
   const std::int64_t cp = run.cp.value_or(1);
   if (dp * tp * pp * cp != run.devices)

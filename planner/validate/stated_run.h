@@ -20,6 +20,7 @@ struct StatedModel {
   // The feed-forward layers are gated, as in Llama, and with them come its rotary positions, RMS
   // norms and the lack of biases; else all is as in GPT-2.
   bool gated = false;
+  bool tied_embeddings = true;  // the head multiplies by the embedding's table
   bool alibi = false;  // ALiBi in place of GPT-2's positions, and a norm of the embedding, as in BLOOM
   // What of the layers and of the sequence is the decoder's of a T5; 0: it is another model.
   std::int64_t decoder_layers = 0, decoder_sequence = 0;

@@ -142,7 +142,7 @@ Bits run_once(Backend& backend, const OpRow& row, DataType type, const Case& c, 
     pointers.push_back(arrays.back().data());
   }
   if (placing.in_place) pointers[at(placing.in_place->write)] = pointers[at(placing.in_place->read)];
-  if (row.cuda_workspace != nullptr) {
+  if (operand_count(row, c.shape, row.cuda_workspace != nullptr) > operand_count(row, c.shape, false)) {
     arrays.emplace_back(backend, fp32, row.cuda_workspace(c.shape).count / 4);
     pointers.push_back(arrays.back().data());
   }

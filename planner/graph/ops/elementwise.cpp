@@ -102,18 +102,17 @@ OpWork activation_gradient_work(const OpShape& s, DataType type) {
   return {flops(slope_operations(s.activation) * s.rows * s.columns),
           Bytes((s.stepwise ? gelu_gradient_passes : 3) * s.rows * s.columns * e(type))};
 }
-// The activation times the other operand. As two kernels, the activation is written and read again.
+// The activation times the other operand.
 OpWork gate_work(const OpShape& s, DataType type) {
   return {flops((value_operations(s.activation) + 1) * s.rows * s.columns),
-          Bytes((s.stepwise ? 2 + 3 : 3) * s.rows * s.columns * e(type))};
+          Bytes(3 * s.rows * s.columns * e(type))};
 }
 int gate_launches(const OpShape& s) { return s.stepwise ? 2 : 1; }
 int gate_gradient_launches(const OpShape& s) { return s.stepwise ? 3 : 1; }
 // dy up slope; dy activation, whose parts are already computed: a product of two and one more.
-// As three kernels, each of dy up, dy activation and the slope's product reads two tensors.
 OpWork gate_gradient_work(const OpShape& s, DataType type) {
   return {flops((slope_operations(s.activation) + 3) * s.rows * s.columns),
-          Bytes((s.stepwise ? 3 * 3 : 5) * s.rows * s.columns * e(type))};
+          Bytes(5 * s.rows * s.columns * e(type))};
 }
 OpWork scale_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type))};

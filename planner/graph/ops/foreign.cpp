@@ -19,7 +19,9 @@ using enum Access;
 std::int64_t query_rows(const OpShape& s) { return s.sequence * s.batch * s.heads; }
 std::int64_t head_elements(const OpShape& s) { return query_rows(s) * s.head_dim; }
 std::int64_t score_elements(const OpShape& s) { return query_rows(s) * s.sequence; }
+std::int64_t key_value_elements(const OpShape& s) { return s.sequence * s.batch * key_value_width(s); }
 constexpr OperandSize queries{head_elements};
+constexpr OperandSize keys_and_values{key_value_elements};
 constexpr OperandSize scores{score_elements};
 constexpr OperandSize mask{matrix.elements, OperandContent::mask};
 constexpr OperandSize bytes_of_matrix{matrix.elements, OperandContent::codes};
@@ -31,6 +33,10 @@ constexpr OperandRow dropout_operands[] = {
     {input, 0, read, matrix}, {output, 0, write, matrix}, {output, 1, write, mask}};
 constexpr OperandRow attention_values_operands[] = {
     {input, 0, read, scores}, {input, 1, read, fused}, {output, 0, write, queries}};
+constexpr OperandRow multiply_operands[] = {
+    {input, 0, read, matrix}, {input, 1, read, matrix}, {output, 0, write, matrix}};
+constexpr OperandRow copy_keys_operands[] = {
+    {input, 0, read, fused}, {output, 0, write, fused}, {output, 1, write, keys_and_values, if_second}};
 constexpr OperandRow quantize_operands[] = {{input, 0, read, matrix}, {output, 0, write, bytes_of_matrix}};
 constexpr OperandRow widen_operands[] = {{input, 0, read, matrix}, {output, 0, write, in_fp32(matrix)}};
 
@@ -47,6 +53,14 @@ constexpr OperandRow attention_scores_gradient_operands[] = {
     {output_gradient, 0, read, scores}, {input, 0, read, fused}, {input_gradient, 0, write, fused}};
 constexpr OperandRow dropout_gradient_operands[] = {
     {output_gradient, 0, read, matrix}, {output, 1, read, mask}, {input_gradient, 0, write, matrix}};
+constexpr OperandRow multiply_gradient_operands[] = {{output_gradient, 0, read, matrix},
+                                                     {input, 0, read, matrix},
+                                                     {input, 1, read, matrix},
+                                                     {input_gradient, 0, write, matrix},
+                                                     {input_gradient, 1, write, matrix}};
+constexpr OperandRow copy_keys_gradient_operands[] = {{output_gradient, 0, read, fused},
+                                                      {output, 1, read, keys_and_values, if_second},
+                                                      {input_gradient, 0, write, fused}};
 constexpr OperandRow widen_gradient_operands[] = {{output_gradient, 0, read, in_fp32(matrix)},
                                                   {input_gradient, 0, write, matrix}};
 
@@ -55,6 +69,8 @@ constexpr OpKind attention_softmax_gradients[] = {OpKind::attention_softmax_grad
 constexpr OpKind dropout_gradients[] = {OpKind::dropout_gradient};
 constexpr OpKind attention_values_gradients[] = {OpKind::attention_probabilities_gradient,
                                                  OpKind::attention_values_gradient};
+constexpr OpKind multiply_gradients[] = {OpKind::multiply_gradient};
+constexpr OpKind copy_keys_gradients[] = {OpKind::copy_keys_gradient};
 constexpr OpKind widen_gradients[] = {OpKind::widen_gradient};
 
 // Widths ------------------------------------------------------------------------------------------
@@ -62,6 +78,9 @@ constexpr OpKind widen_gradients[] = {OpKind::widen_gradient};
 std::vector<OperandWidth> attention_scores_widths(const OpShape& s) { return {{input, 0, fused_width(s)}}; }
 std::vector<OperandWidth> attention_values_widths(const OpShape& s) {
   return {{input, 1, fused_width(s)}, {output, 0, s.heads * s.head_dim}};
+}
+std::vector<OperandWidth> copy_keys_widths(const OpShape& s) {
+  return {{input, 0, fused_width(s)}, {output, 0, fused_width(s)}};
 }
 
 // Products ----------------------------------------------------------------------------------------
@@ -140,6 +159,22 @@ OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, comp
 OpWork dropout_gradient_work(const OpShape& s, DataType type) {
   return {flops(2 * s.rows * s.columns), Bytes(s.rows * s.columns * (2 * e(type) + 1))};
 }
+OpWork multiply_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
+}
+OpWork multiply_gradient_work(const OpShape& s, DataType type) {  // two products of two tensors
+  return {flops(2 * s.rows * s.columns), Bytes(6 * s.rows * s.columns * e(type))};
+}
+// Each of these copies reads and writes: queries, keys and values one sample after another; keys
+// and values into one tensor, and this with the two of a token side by side
+// (nanotron@c252843039 models/llama.py:449-474,655-658). Backward, keys and values are joined again
+// (torch.split), with the queries, too, and all are brought back to the product's order.
+OpWork copy_keys_work(const OpShape& s, DataType type) {
+  return {{}, Bytes(2 * (fused_elements(s) + 2 * key_value_elements(s)) * e(type))};
+}
+OpWork copy_keys_gradient_work(const OpShape& s, DataType type) {
+  return {{}, Bytes(2 * (key_value_elements(s) + 2 * fused_elements(s)) * e(type))};
+}
 // Its rows and its columns side by side, for the products forward and backward
 // (TransformerEngine@v1.9 common/transpose/cast_transpose.cu).
 OpWork quantize_work(const OpShape& s, DataType type) {
@@ -204,6 +239,22 @@ constexpr OpRow rows[] = {
      .operands = dropout_operands,
      .gradients = dropout_gradients,
      .work = dropout_work},
+    {.kind = OpKind::multiply,
+     .name = "multiply",
+     .sharding = ShardingRule::tokenwise,
+     .localize = localize_elementwise,
+     .operands = multiply_operands,
+     .gradients = multiply_gradients,
+     .module = OpModule::activation,
+     .work = multiply_work},
+    {.kind = OpKind::copy_keys,
+     .name = "copy_keys",
+     .sharding = ShardingRule::heads,
+     .localize = localize_heads,
+     .widths = copy_keys_widths,
+     .operands = copy_keys_operands,
+     .gradients = copy_keys_gradients,
+     .work = copy_keys_work},
     {.kind = OpKind::quantize,
      .name = "quantize",
      .sharding = ShardingRule::tokenwise,
@@ -252,6 +303,14 @@ constexpr OpRow rows[] = {
      .operands = dropout_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 2},
      .work = dropout_gradient_work},
+    {.kind = OpKind::multiply_gradient,
+     .name = "multiply_gradient",
+     .operands = multiply_gradient_operands,
+     .work = multiply_gradient_work},
+    {.kind = OpKind::copy_keys_gradient,
+     .name = "copy_keys_gradient",
+     .operands = copy_keys_gradient_operands,
+     .work = copy_keys_gradient_work},
     {.kind = OpKind::widen_gradient, .name = "widen_gradient", .operands = widen_gradient_operands, .work = widen_work},
 };
 

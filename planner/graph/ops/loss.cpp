@@ -19,7 +19,8 @@ constexpr OperandRow cross_entropy_max_operands[] = {{input, 0, read, matrix}, {
 constexpr OperandRow cross_entropy_sums_operands[] = {{input, 0, read, matrix},
                                                       {input, 1, read, vocabulary_ids},
                                                       {input, 2, read, per_row},
-                                                      {output, 0, write, two_per_row}};
+                                                      {output, 0, write, two_per_row},
+                                                      {workspace, 0, update, {}, if_second}};
 constexpr OperandRow cross_entropy_loss_operands[] = {{input, 0, read, matrix},
                                                       {input, 1, read, vocabulary_ids},
                                                       {input, 2, read, per_row},
@@ -67,6 +68,8 @@ OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtra
   return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};
 }
 
+Bytes copied_logits(const OpShape& s) { return Bytes(s.second ? s.rows * s.columns * size_of(DataType::fp32) : 0); }
+
 // Rows --------------------------------------------------------------------------------------------
 
 constexpr OpRow rows[] = {
@@ -84,7 +87,8 @@ constexpr OpRow rows[] = {
      .operands = cross_entropy_sums_operands,
      .work = cross_entropy_sums_work,
      .launches = cross_entropy_sums_launches,
-     .measured_over = MeasuredOver::vocabulary},
+     .measured_over = MeasuredOver::vocabulary,
+     .cuda_workspace = copied_logits},
     {.kind = OpKind::cross_entropy_loss,
      .name = "cross_entropy_loss",
      .sharding = ShardingRule::vocabulary_loss,

@@ -96,7 +96,7 @@ TEST_CASE("a kernel that reads longer than it computes takes bytes over memory r
   CHECK(kernel_time(OpKind::linear, product, DataType::fp32, device, rates) == Seconds(62.0));
 }
 
-TEST_CASE("an eager gate and rotary positions as complex numbers move the tensors of each of their kernels") {
+TEST_CASE("eager gates, copied keys and rotary positions as complex numbers move what each of their kernels does") {
   DeviceKind device = unit_device(BackendKind::cuda);
   DeviceRates rates = device.rates[0];
   rates.vector = FlopsPerSecond(1e30);
@@ -108,9 +108,17 @@ TEST_CASE("an eager gate and rotary positions as complex numbers move the tensor
   // 6 elements of 2 bytes at 2 B/s, read or written by one kernel, or by two (three backward).
   const OpShape gate{.rows = 2, .columns = 3, .activation = ActivationKind::silu};
   CHECK(seconds(OpKind::gate, gate, DataType::bf16, false) == 3 * 6);
-  CHECK(seconds(OpKind::gate, gate, DataType::bf16, true) == 5 * 6);
+  CHECK(seconds(OpKind::activation, gate, DataType::bf16, false) == 2 * 6);
+  CHECK(seconds(OpKind::multiply, gate, DataType::bf16, false) == 3 * 6);
   CHECK(seconds(OpKind::gate_gradient, gate, DataType::bf16, false) == 5 * 6);
-  CHECK(seconds(OpKind::gate_gradient, gate, DataType::bf16, true) == 9 * 6);
+  CHECK(seconds(OpKind::activation_gradient, gate, DataType::bf16, false) == 3 * 6);
+  CHECK(seconds(OpKind::multiply_gradient, gate, DataType::bf16, false) == 2 * 3 * 6);
+  // 4 positions of 3 heads of 8 elements: queries, keys and values are copied once and keys and
+  // values twice more, backward these once and all three twice.
+  const OpShape heads{.sequence = 4, .batch = 1, .heads = 3, .kv_heads = 3, .head_dim = 8};
+  const double tensor = 4 * 3 * 8 * 2 / 2.0;
+  CHECK(seconds(OpKind::copy_keys, heads, DataType::bf16, false) == 2 * (3 + 2 + 2) * tensor);
+  CHECK(seconds(OpKind::copy_keys_gradient, heads, DataType::bf16, false) == 2 * (2 + 3 + 3) * tensor);
   // 4 positions of 2 query heads and one of keys, of 8 elements each: read in 2 bytes, written in
   // 4, read and written in 4, read in 4 and written in 2; in fp32 read and written once.
   const OpShape rotary{.sequence = 4, .batch = 1, .heads = 2, .kv_heads = 1, .head_dim = 8};

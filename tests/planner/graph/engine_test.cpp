@@ -75,12 +75,25 @@ TEST_CASE("eager gates and rotary positions, and attention that drops elements, 
   const Engine own{.name = "other"}, eager{.name = "other", .fused_gate = false, .fused_rotary = false},
       drops{.name = "other", .dropout = true};
   const int llama_layers = 32, gpt2_layers = 12;
-  for (const OpKind kind : {OpKind::gate, OpKind::rotary}) {
-    CHECK(ops_of_kind(graph_of("llama3-8b", 64), kind) == llama_layers);
-    CHECK(marked(eager, "llama3-8b", kind, &OpShape::stepwise) == llama_layers);
-    CHECK(marked(own, "llama3-8b", kind, &OpShape::stepwise) == 0);
-    CHECK(marked(eager, "gpt2", kind, &OpShape::stepwise) == 0);
-  }
+  CHECK(ops_of_kind(graph_of("llama3-8b", 64), OpKind::rotary) == llama_layers);
+  CHECK(marked(eager, "llama3-8b", OpKind::rotary, &OpShape::stepwise) == llama_layers);
+  CHECK(marked(own, "llama3-8b", OpKind::rotary, &OpShape::stepwise) == 0);
+  CHECK(marked(eager, "gpt2", OpKind::rotary, &OpShape::stepwise) == 0);
+  const auto ops = [&](const Engine& engine, const char* model, OpKind kind) {
+    return ops_of_kind(as_run_by(engine, graph_of(model, 64)), kind);
+  };
+  CHECK(ops(own, "llama3-8b", OpKind::gate) == llama_layers);
+  CHECK(ops(own, "llama3-8b", OpKind::multiply) == 0);
+  CHECK(ops(eager, "llama3-8b", OpKind::gate) == 0);
+  CHECK(ops(eager, "llama3-8b", OpKind::activation) == llama_layers);
+  CHECK(ops(eager, "llama3-8b", OpKind::multiply) == llama_layers);
+  CHECK(ops(eager, "gpt2", OpKind::multiply) == 0);
+  CHECK(ops(eager, "gpt2", OpKind::activation) == gpt2_layers);
+  // A gate of GELU, whose steps are kernels of their own.
+  const Engine steps{.name = "other", .fused_gelu = false, .fused_gate = false};
+  CHECK(marked(steps, "gemma2-9b", OpKind::activation, &OpShape::stepwise) ==
+        ops(own, "gemma2-9b", OpKind::gate));
+  CHECK(marked(steps, "llama3-8b", OpKind::activation, &OpShape::stepwise) == 0);
   CHECK(marked(drops, "gpt2", OpKind::attention, &OpShape::drops) == gpt2_layers);
   CHECK(marked(own, "gpt2", OpKind::attention, &OpShape::drops) == 0);
   CHECK(marked(drops, "llama3-8b", OpKind::attention, &OpShape::drops) == 0);  // trained without dropout
@@ -165,6 +178,7 @@ TEST_CASE("an engine runs the model's parameters and products, by other ops wher
     CHECK(ops_of_kind(other, OpKind::attention_dropout) == (drops ? layers : 0));
     CHECK(ops_of_kind(other, OpKind::dropout) == (drops ? 2 * layers : 0));
     CHECK(ops_of_kind(other, OpKind::widen) == 1);
+    CHECK(ops_of_kind(other, OpKind::copy_keys) == layers);
     CHECK(ops_of_kind(other, OpKind::linear) == ops_of_kind(own, OpKind::linear));
   }
   // Without a window, all pairs of queries and keys are those that model FLOPs count.

@@ -181,6 +181,79 @@ TEST_CASE("a softmax that no one kernel serves keeps probabilities in fp32, and 
     }
 }
 
+TEST_CASE("eager gates keep the activation, and copied keys and values the first ones where each query has its own") {
+  const auto block = [](const Engine& engine, int key_heads, int tp, Recompute recompute) {
+    ModelSpec model = load_model("llama3-8b", source + "/models").spec;
+    model.hidden = 256;
+    model.heads = 8;
+    model.kv_heads = key_heads;
+    model.head_dim = 32;
+    model.feature = 512;
+    model.layers = 3;
+    const OpGraph graph = as_run_by(engine, build_graph(model, 128));
+    TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
+    training.engine = engine;
+    ParallelSpec spec;
+    spec.mesh.degree.tp = tp;
+    spec.micro_batch = 3;
+    spec.recompute = recompute;
+    const Placements placements = place(graph, spec);
+    return lower_block(graph, 1,
+                       block_context(block_layout(spec, placements, recompute), placements.residual, {}, training,
+                                     BackendKind::cuda, true));
+  };
+  const Engine fused{.name = "other"}, eager{.name = "other", .fused_gate = false},
+      copies{.name = "other", .copies_keys = true};
+  const std::int64_t tokens = 3 * 128;
+  for (const int tp : {1, 2, 4})
+    for (const int key_heads : {8, 4}) {
+      CAPTURE(tp);
+      CAPTURE(key_heads);
+      const auto more = [&](const Engine& engine, Recompute recompute) {
+        return block(engine, key_heads, tp, recompute).saved_bytes - block(fused, key_heads, tp, recompute).saved_bytes;
+      };
+      CHECK(more(eager, Recompute::none) == 2 * tokens * 512 / tp);
+      CHECK(more(eager, Recompute::full) == 0);
+      CHECK(more(eager, Recompute::activation) == 0);  // it is computed again with the product
+      CHECK(more(copies, Recompute::none) == (key_heads == 8 ? 2 * 2 * tokens * 256 / tp : 0));
+      CHECK(more(copies, Recompute::full) == 0);
+    }
+}
+
+TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32 at once") {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.hidden = 64;
+  model.heads = model.kv_heads = 2;
+  model.head_dim = 32;
+  model.feature = 256;
+  model.layers = 1;
+  model.vocabulary = 131072;
+  for (const int tp : {1, 2}) {
+    const auto head = [&](bool copies) {
+      const Engine engine{.name = "other", .fused_loss = false, .copies_logits = copies};
+      const OpGraph graph = as_run_by(engine, build_graph(model, 512));
+      TrainingSpec training{.global_batch = 2, .sequence_length = 512, .precision = DataType::bf16};
+      training.engine = engine;
+      ParallelSpec spec;
+      spec.mesh.degree.tp = tp;
+      spec.micro_batch = 2;
+      const Placements placements = place(graph, spec);
+      return lower_block(graph, static_cast<int>(graph.blocks.size()) - 1,
+                         block_context(block_layout(spec, placements, Recompute::none), placements.residual, {},
+                                       training, BackendKind::cuda, true));
+    };
+    const std::int64_t logits = std::int64_t{2} * 512 * 131072 / tp;
+    const LoweredBlock copied = head(true), in_place = head(false);
+    CHECK(copied.saved_bytes == in_place.saved_bytes);
+    CHECK(copied.saved_bytes >= 4 * logits);
+    // In place of the logits that were widened, 2 bytes of each, beside which a product works.
+    CHECK(copied.forward.scratch_bytes >= 4 * logits);
+    CHECK(copied.forward.scratch_bytes < 5 * logits);
+    CHECK(in_place.forward.scratch_bytes >= 2 * logits);
+    CHECK(in_place.forward.scratch_bytes < 3 * logits);
+  }
+}
+
 TEST_CASE("where products' inputs are cast to fp8 once, these are saved, and those in bf16 only if others read them") {
   const Engine engine = find_engine("megatron", source + "/configs/engines");
   for (const Sizes& of : {Sizes{256, 1, 512, 8}, Sizes{128, 3, 1024, 16}})
@@ -540,6 +613,40 @@ TEST_CASE("engines that copy reduced gradients do so twice before an all-reduce,
           CHECK(is_copy(around[copy]));
           CHECK(around[copy]->shape.rows * size_of(around[copy]->type) == sent);
           CHECK(around[copy]->stream == Stream::dp);
+        }
+      }
+    }
+}
+
+TEST_CASE("gradients are copied to buckets and back where they are whole, and the buckets stay") {
+  const Engine engine{.name = "other", .half_gradients = true, .copies_to_buckets = true};
+  for (const DataType precision : {DataType::fp32, DataType::bf16})
+    for (const int zero : {0, 1, 2}) {
+      CAPTURE(zero);
+      const Program program = small_step(engine, precision, zero, 0);
+      std::int64_t buckets = 0, elements = 0;
+      for (const Buffer& buffer : program.buffers)
+        if (buffer.name.ends_with("as they are reduced")) buckets += buffer.bytes;
+      for (const Bucket& bucket : program.buckets) elements += bucket.elements;
+      std::vector<const Instruction*> around;
+      for (const Step& step : steps_of(program))
+        if (step.call.starts_with("data.") && step.call.ends_with(".gradients")) around.push_back(step.instruction);
+      const auto is_copy = [](const Instruction* one) {
+        return one->kind == InstructionKind::kernel && one->op == OpKind::copy;
+      };
+      if (zero > 0) {
+        CHECK(buckets == 0);
+        CHECK(std::ranges::none_of(around, is_copy));
+        continue;
+      }
+      CHECK(buckets == elements * size_of(precision));
+      REQUIRE(around.size() == 3 * program.buckets.size());
+      for (std::size_t i = 0; i < around.size(); i += 3) {
+        CHECK(around[i + 1]->kind == InstructionKind::all_reduce_sum);
+        CHECK(bytes_of(*around[i + 1]) == around[i]->shape.rows * 4);  // sums are in fp32
+        for (const std::size_t copy : {i, i + 2}) {
+          CHECK(is_copy(around[copy]));
+          CHECK(around[copy]->type == precision);
         }
       }
     }

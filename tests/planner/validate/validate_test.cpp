@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <map>
 #include <regex>
 
 #include "cli/published_model.h"
@@ -163,6 +164,103 @@ TEST_CASE("what a run's notes or its source imply is no assumption") {
   ValidationRequest without = as_stated;
   without.engine = "megatron-2022";
   CHECK(!state(run, without).layout[Choice::tp_overlap]);
+}
+
+// The published runs whose ids begin so.
+std::vector<PublishedRun> runs_of(const std::string& ids) {
+  std::vector<PublishedRun> runs = read_published_runs(published + "runs.csv");
+  std::erase_if(runs, [&](const PublishedRun& run) { return !run.id.starts_with(ids); });
+  REQUIRE(!runs.empty());
+  return runs;
+}
+
+TEST_CASE("what a source's script sets for a run is no assumption, and holds for that run alone") {
+  // MODEL_SIZE of run_table_1.sh by its devices: MBS, and stages that a rank holds.
+  const std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> of_script = {
+      {32, {16, 1}},   {64, {16, 1}},   {128, {16, 1}},  {256, {8, 1}},   {512, {4, 1}},
+      {1024, {2, 3}},  {1536, {2, 2}},  {1920, {1, 2}},  {2520, {1, 3}},  {3072, {1, 1}}};
+  const std::vector<PublishedRun> table = runs_of("sc21-t1-");
+  CHECK(table.size() == of_script.size());
+  for (PublishedRun run : table) {
+    INFO(run.id);
+    REQUIRE(!run.micro_batch);
+    REQUIRE(!run.virtual_stages);
+    const auto [micro_batch, stages] = of_script.at(*run.devices);
+    const StatedRun stated = state(run, as_stated);
+    CHECK(stated.assumed.empty());
+    CHECK(given<std::int64_t>(stated.layout, Choice::micro_batch) == micro_batch);
+    CHECK(given<std::int64_t>(stated.layout, Choice::virtual_stages).value_or(1) == stages);
+    CHECK(stated.layout[Choice::schedule].has_value() == (stages > 1));
+    CHECK(*run.global_batch % (*run.dp * micro_batch) == 0);
+    CHECK(*run.layers % (*run.pp * stages) == 0);
+    // What the table states counts.
+    run.micro_batch = 1;
+    CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::micro_batch) == 1);
+    run.micro_batch.reset();
+    // Other devices or another model are another run.
+    PublishedRun other = run;
+    other.devices = *run.devices * 2;
+    other.dp = *run.dp * 2;
+    CHECK(state(other, as_stated).assumed.front() == "micro-batch 1");
+    other = run;
+    other.layers = *run.layers * 2;
+    CHECK(state(other, as_stated).assumed.front() == "micro-batch 1");
+  }
+  const StatedRun readme = state(runs_of("megatron-readme-175b-1024").front(), as_stated);
+  CHECK(readme.assumed.empty());
+  CHECK(given<std::int64_t>(readme.layout, Choice::micro_batch) == 1);
+  CHECK(!readme.layout[Choice::schedule]);
+  for (const PublishedRun& run : runs_of("dgxc-gpt3-175b")) {
+    CHECK(run.recompute.empty());
+    const StatedRun stated = state(run, as_stated);
+    CHECK(stated.assumed.empty());
+    CHECK(!stated.recompute_unstated);
+    CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::none);
+  }
+}
+
+TEST_CASE("an engine that interleaves no pipelines leaves no virtual stages to assume") {
+  const PublishedRun run = runs_of("mtnlg-530b-2240").front();
+  REQUIRE(!run.virtual_stages);
+  CHECK(state(run, as_stated).assumed.empty());
+  ValidationRequest interleaves = as_stated;
+  interleaves.engine = "megatron";
+  CHECK(state(run, interleaves).assumed == std::vector<std::string>{"virtual stages: 1"});
+  // One that says so is refused.
+  PublishedRun other = run;
+  other.virtual_stages = 3;
+  CHECK(validate(other, as_stated, graph_of_published).skipped.find("interleaved") != std::string::npos);
+}
+
+TEST_CASE("models have the parameters that their sources publish") {
+  const auto billions = [](const PublishedRun& run) {
+    const StatedRun stated = state(run, as_stated);
+    REQUIRE(stated.skipped.empty());
+    return static_cast<double>(parameter_count(graph_of_published(stated.model))) / 1e9;
+  };
+  // Qi et al. 2023, table 3. The vocabulary is nowhere stated: GPT-2's makes 14.7 of 14.6 billion.
+  for (const double published_billions : {1.5, 6.2, 14.6, 28.3})
+    for (const PublishedRun& run : runs_of("zb-"))
+      if (run.id.find(fmt::format("-{}b-", published_billions)) != std::string::npos) {
+        INFO(run.id);
+        CHECK(std::abs(billions(run) - published_billions) < 0.05);
+        CHECK(state(run, as_stated).assumed.front() == "vocabulary 32000");
+      }
+  PublishedRun padded = runs_of("zb-1f1b-i-14.6b").front();
+  padded.vocabulary = 51200;
+  CHECK(billions(padded) > 14.65);
+  // nanotron's scaling_benchmarks.py ties the embeddings of the two smaller ones.
+  for (const double published_billions : {1.34, 3.57, 8.86, 80.0})
+    for (const PublishedRun& run : runs_of("nanotron-"))
+      if (run.id.find(fmt::format("-{}b", published_billions)) != std::string::npos) {
+        INFO(run.id);
+        CHECK(billions(run) == doctest::Approx(published_billions).epsilon(0.005));
+      }
+  // Elsewhere such a model has a head of its own.
+  PublishedRun elsewhere = runs_of("nanotron-tp2-3.57b").front();
+  const double tied = billions(elsewhere);
+  elsewhere.source = "somebody";
+  CHECK(billions(elsewhere) - tied == doctest::Approx(131072 * 3072 / 1e9));
 }
 
 TEST_CASE("a run that does not say what it recomputed did so as little as it fitted with") {
