@@ -45,8 +45,8 @@ struct ExplainedPlan {
   void say(const std::string& doing) const;
   // In the plan's own schedule, which can be the user's, where it is one for `spec`.
   RankedPlan simulated(NetworkCache& networks, const TrainingSpec& training, const ParallelSpec& spec) const;
-  // What all searches hold, so that they take little work: they look at hybrid sharding and, but for
-  // long sequences, at context parallelism where the plan has it.
+  // What all searches hold, so that they take little work: they look at hybrid sharding and, but
+  // for long sequences, at context parallelism where the plan has it.
   LayoutRequest request() const;
   // Searches the space with `request`, and with the plan's own context parallelism, by the plan's
   // objective, in this thread alone. With a score to beat, as SearchOptions::to_beat.

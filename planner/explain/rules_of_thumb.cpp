@@ -102,7 +102,8 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
 // none, the kind that lacks the smallest part of its memory.
 std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
   explained.say("one device");
-  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, explained.plan.training, 1, explained.request());
+  const std::vector<ParallelSpec> specs =
+      enumerate_specs(explained.graph, explained.plan.training, 1, explained.request());
   const auto rank = [&](const Guide::OneDevice& one) {
     const RankedPlan& plan = one.least.plan;
     if (one.least.fits())

@@ -14,15 +14,22 @@ namespace {
 // tests/cli/error_band_test.cpp computes them again from tests/data/published/runs.csv.
 constexpr std::array bands = {
     ErrorBand{"bloom", "a100-sxm4-80gb", 50, 0.97, 1.09},
+    ErrorBand{"megatron-2021", "a100-sxm4-80gb", 11, 0.99, 1.03},
     ErrorBand{"megatron-2022", "a100-sxm4-80gb", 8, 0.93, 1.00},
+    ErrorBand{"megatron-deepspeed", "a100-sxm4-80gb", 9, 0.86, 1.12},
     ErrorBand{"megatron", "b200-sxm-180gb", 8, 0.98, 1.18},
+    ErrorBand{"nemo", "h100-sxm-80gb", 10, 1.01, 1.09},
     ErrorBand{"bloom", "", 50, 0.97, 1.09},
+    ErrorBand{"megatron-2021", "", 11, 0.99, 1.03},
     ErrorBand{"megatron-2022", "", 8, 0.93, 1.00},
-    ErrorBand{"fsdp-torch1", "", 8, 0.96, 1.02},
+    ErrorBand{"megatron-deepspeed", "", 9, 0.86, 1.12},
+    ErrorBand{"fsdp-torch1", "", 8, 0.96, 1.01},
     ErrorBand{"megatron", "", 8, 0.98, 1.18},
-    ErrorBand{"", "a100-sxm4-80gb", 71, 0.94, 1.09},
+    ErrorBand{"nemo", "", 13, 0.97, 1.09},
+    ErrorBand{"", "a100-sxm4-80gb", 85, 0.95, 1.09},
     ErrorBand{"", "b200-sxm-180gb", 9, 0.97, 1.18},
-    ErrorBand{"", "", 104, 0.95, 1.09},
+    ErrorBand{"", "h100-sxm-80gb", 14, 0.97, 1.09},
+    ErrorBand{"", "", 128, 0.96, 1.10},
 };
 
 // The same test computes these.

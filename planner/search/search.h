@@ -32,11 +32,10 @@ struct SearchOptions {
   int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
   std::int64_t together = 4;  // candidates that are simulated at once, whatever the number of threads
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
-  // Whether to try hybrid sharding, groups of heads and overlap by slices with the layouts of the
-  // best plans.
+  // Whether to try groups of heads and overlap by slices with the layouts of the best plans.
   bool tries_more_with_best = false;
-  // Whether to say what is left out (SearchCounts::left_out), and to search more context parallelism
-  // where that promises much (space_width.h).
+  // Whether to say what is left out (SearchCounts::left_out), and to search more context
+  // parallelism where that promises much (space_width.h).
   bool bounds_left_out = false;
   // Whether to search context parallelism over any number of ranks.
   bool any_context_ranks = false;

@@ -36,6 +36,25 @@ std::string values_in_words(const Space::NamedValues& named) {
   return words;
 }
 
+// The groups over which ZeRO may shard, where some ranks have several.
+std::string shards_in_words(const Cluster& cluster, const Engine& engine, const LayoutRequest& request,
+                            const SpaceWidth& width, const Space::NamedValues& named) {
+  constexpr std::int64_t fewest = 4;  // two groups of two
+  const bool has_zero =
+      request[Choice::zero_stage]
+          ? given<std::int64_t>(request, Choice::zero_stage) > 0
+          : std::ranges::any_of(named, [](const auto& one) {
+              return one.first == Choice::zero_stage && one.second.size() > 1;
+            });
+  const std::int64_t replicas =
+      given<std::int64_t>(request, Choice::dp).value_or(cluster.devices()) *
+      given<std::int64_t>(request, Choice::cp).value_or(width.most_context_ranks > 1 ? fewest : 1);
+  if (!engine.has_hybrid_sharding || request[Choice::dp_shard] || !has_zero || cluster.devices() < fewest ||
+      replicas < fewest)
+    return "";
+  return width.shards_freely ? "; dp_shard every size" : "; dp_shard sizes that double at least";
+}
+
 // What the engine lacks, and what is recomputed.
 std::string engine_in_words(const Engine& engine, const LayoutRequest& request, const SpaceWidth& width) {
   std::string words;
@@ -62,7 +81,8 @@ std::string space_in_words(const Cluster& cluster, const Engine& engine, const L
                            (width.balances_replicas ? ", with micro-batches shared out among replicas by what their "
                                                       "devices sustain"
                                                     : "") +
-                           values_in_words(named) + engine_in_words(engine, request, width);
+                           values_in_words(named) + shards_in_words(cluster, engine, request, width, named) +
+                           engine_in_words(engine, request, width);
   if (gives_every_degree(request))
     return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||

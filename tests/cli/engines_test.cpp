@@ -103,19 +103,21 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "hybrid sharding, ZeRO above 1");
   CHECK(space("parplan", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; sequence_parallel false, true; schedule gpipe, "
-        "1f1b, interleaved; recompute none, norms+activation, norms+mlp, full; with the layouts of the best plans also "
-        "tp_overlap ring, dp_shard");
+        "1f1b, interleaved; dp_shard sizes that double at least; recompute none, norms+activation, norms+mlp, full; "
+        "with the layouts of the best plans also tp_overlap ring");
   CHECK(space("parplan", {"--pp", "1", "--tp", "2", "--zero", "1"}) ==
-        "every dp x tp x pp with what is given on up to 8 devices; sequence_parallel false, true; recompute none, "
-        "norms+activation, norms+mlp, full; with the layouts of the best plans also tp_overlap ring, dp_shard");
+        "every dp x tp x pp with what is given on up to 8 devices; sequence_parallel false, true; dp_shard sizes that "
+        "double at least; recompute none, norms+activation, norms+mlp, full; with the layouts of the best plans also "
+        "tp_overlap ring");
   CHECK(space("parplan", {"--cp", "2", "--schedule", "1f1b"}) ==
         "every dp x tp x pp x cp with what is given on up to 8 devices; zero_stage 0, 1, 2, 3; sequence_parallel "
-        "false, true; cp_method all_gather, ulysses, ring; recompute none, norms+activation, norms+mlp, full; with the "
-        "layouts of the best plans also cp_ulysses with any cp_method, tp_overlap ring, dp_shard");
+        "false, true; cp_method all_gather, ulysses, ring; dp_shard sizes that double at least; recompute none, "
+        "norms+activation, norms+mlp, full; with the layouts of the best plans also cp_ulysses with any cp_method, "
+        "tp_overlap ring");
   CHECK(space("fsdp", {}) ==
-        "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; engine fsdp has no tensor parallelism, context "
-        "parallelism, pipelines, gathers other than one block ahead, gathers of each parameter by itself; recompute "
-        "none, norms+activation, norms+mlp, full");
+        "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; dp_shard every size; engine fsdp has no tensor "
+        "parallelism, context parallelism, pipelines, gathers other than one block ahead, gathers of each parameter by "
+        "itself; recompute none, norms+activation, norms+mlp, full");
   const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
     std::vector<std::string> arguments = suggest;
     arguments.front() = command;
