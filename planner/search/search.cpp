@@ -600,7 +600,7 @@ class SpaceSearch {
   // plan, and the third one that for the ranks behind it. To lower a block is about as much work as
   // to play so many calls.
   static constexpr std::int64_t usual_simulated = 64;
-  static constexpr std::int64_t free_calls = 400'000, free_calls_behind = 150'000, long_calls = 20'000;
+  static constexpr std::int64_t free_calls = 400'000, free_calls_behind = 250'000, long_calls = 20'000;
   static constexpr std::int64_t calls_per_block = 32;
 
   const OpGraph& graph_;
