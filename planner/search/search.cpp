@@ -10,9 +10,12 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "planner/parallel/techniques.h"
+#include "planner/plan/spec_hash.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
@@ -291,25 +294,25 @@ class SpaceSearch {
   // bear little on how well a cut suits a layout: the fastest that was simulated, else that of the
   // least bound. The others are left.
   std::vector<OtherCuts> one_of_each(std::vector<OtherCuts> open) {
-    const auto score_of_layout = [&](const OtherCuts& one) {
-      double least = std::numeric_limits<double>::infinity();
-      for (const Ranked& other : simulated_)
-        if (layout_of(other.plan.spec) == one.layout->spec) least = std::min(least, other.score.first);
-      return least;
-    };
-    std::ranges::stable_sort(open, {}, score_of_layout);
+    std::unordered_map<ParallelSpec, double, SpecHash> scores;  // by layout
+    for (const Ranked& one : simulated_) {
+      const auto [score, is_new] = scores.try_emplace(layout_of(one.plan.spec), one.score.first);
+      if (!is_new) score->second = std::min(score->second, one.score.first);
+    }
+    std::ranges::stable_sort(open, {}, [&](const OtherCuts& one) {
+      const auto score = scores.find(one.layout->spec);
+      return score == scores.end() ? std::numeric_limits<double>::infinity() : score->second;
+    });
     std::vector<OtherCuts> kept;
-    std::vector<ParallelSpec> known;
-    for (OtherCuts& one : open) {
+    std::unordered_set<ParallelSpec, SpecHash> known;
+    for (const OtherCuts& one : open) {
       ParallelSpec key = one.layout->spec;
       key.mesh.order = ParallelSpec().mesh.order;
       key.mesh.dp_shard = 0;
-      if (std::ranges::find(known, key) != known.end()) {
+      if (known.insert(std::move(key)).second)
+        kept.push_back(one);
+      else
         leave(one.bound.first);
-        continue;
-      }
-      known.push_back(std::move(key));
-      kept.push_back(one);
     }
     std::ranges::stable_sort(kept, {}, [](const OtherCuts& one) { return std::pair(one.bound, one.place); });
     return kept;
