@@ -107,8 +107,6 @@ OpWork gate_work(const OpShape& s, DataType type) {
   return {flops((value_operations(s.activation) + 1) * s.rows * s.columns),
           Bytes(3 * s.rows * s.columns * e(type))};
 }
-int gate_launches(const OpShape& s) { return s.stepwise ? 2 : 1; }
-int gate_gradient_launches(const OpShape& s) { return s.stepwise ? 3 : 1; }
 // dy up slope; dy activation, whose parts are already computed: a product of two and one more.
 OpWork gate_gradient_work(const OpShape& s, DataType type) {
   return {flops((slope_operations(s.activation) + 3) * s.rows * s.columns),
@@ -159,7 +157,6 @@ constexpr OpRow rows[] = {
      .module = OpModule::activation,
      .in_place = InPlace{.read = 0, .write = 2},
      .work = gate_work,
-     .launches = gate_launches,
      .measured_over = MeasuredOver::elementwise,
      .measured_with = with_silu},
     {.kind = OpKind::scale,
@@ -205,7 +202,6 @@ constexpr OpRow rows[] = {
      .operands = gate_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 3},
      .work = gate_gradient_work,
-     .launches = gate_gradient_launches,
      .measured_over = MeasuredOver::elementwise,
      .measured_with = with_silu},
     {.kind = OpKind::scale_gradient,

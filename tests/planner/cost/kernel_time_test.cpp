@@ -168,7 +168,7 @@ TEST_CASE("a softmax apart moves the scores of each of its kernels, and every st
     if (row.kind != OpKind::rotary && row.kind != OpKind::rotary_gradient)
       CHECK(row.work(one, DataType::fp16).bytes > row.work(fused, DataType::fp16).bytes);
   }
-  CHECK(in_steps == 11);
+  CHECK(in_steps == 9);
   CHECK(launches(OpKind::adamw, {.rows = 4, .weight_decay = true, .norm = true, .stepwise = true}) == 9);
   CHECK(launches(OpKind::activation, {.rows = 4, .stepwise = true}) == 8);
 }
