@@ -107,10 +107,7 @@ class SpaceSearch {
       try_other_cuts();
     } while (!ranked && is_ahead(search_));
     // With them, plans that are ranked beside those of other searches may beat these.
-    if (is_ahead(search_) || !search_.elsewhere.empty()) {
-      for (const TriedRow& row : tried_rows())
-        if (options_.tries_more_with_best && is_tried(row, space())) try_with_best(row);
-    }
+    if (options_.tries_more_with_best && (is_ahead(search_) || !search_.elsewhere.empty())) try_with_best();
     if (!is_ahead(search_)) drop_beaten_elsewhere(search_);
     if (is_ahead(search_) || !search_.elsewhere.empty()) drop_idle_input_slots();
     return take_result();
@@ -359,7 +356,16 @@ class SpaceSearch {
       leave(one.bound.first);
   }
 
-  // What the space leaves out, but for the layouts of the best plans.
+  // What the space leaves out, but for the layouts of the best plans; and once more with what one row
+  // has found for all of them.
+  void try_with_best() {
+    const std::optional<Score> before = best_score(search_);
+    for (const TriedRow& row : tried_rows())
+      if (is_tried(row, space())) try_with_best(row);
+    if (best_score(search_) == before) return;
+    for (const TriedRow& row : tried_rows())
+      if (std::vector<ParallelSpec> tried; is_tried(row, space())) try_with(row, search_.best, tried);
+  }
   void try_with_best(const TriedRow& row) {
     std::vector<ParallelSpec> tried;
     try_with(row, search_.best, tried);
