@@ -356,8 +356,8 @@ class SpaceSearch {
       leave(one.bound.first);
   }
 
-  // What the space leaves out, but for the layouts of the best plans; and once more with what one row
-  // has found for all of them.
+  // What the space leaves out, but for the layouts of the best plans; and once more with what one
+  // row has found for all of them.
   void try_with_best() {
     const std::optional<Score> before = best_score(search_);
     for (const TriedRow& row : tried_rows())
