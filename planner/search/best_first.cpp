@@ -61,7 +61,8 @@ bool is_beaten(const BestFirst& search, const Open& open) {
   int of_degrees = 0;
   for (const Ranked& one : search.best)
     if (one.plan.spec.mesh.degree == open.mesh->degree && ++of_degrees == search.top_each)
-      return open.bound >= one.score || open.bound.first >= one.bound.first * (1.0 + alike_above_bounds);
+      return open.bound >= one.score || open.bound.first >= one.bound.first * (1.0 + alike_above_bounds) ||
+             std::ranges::count(search.behind, open.mesh->degree) >= most_variants_behind;
   return false;
 }
 
@@ -142,7 +143,9 @@ void run(BestFirst& search, const BestFirstSteps& steps) {
     std::vector<Open> turns;
     while (static_cast<std::int64_t>(turns.size()) < room && find_next() && search.open.front().candidate != nullptr) {
       const Open next = pop(search);
-      if (!steps.is_new || steps.is_new(next)) turns.push_back(next);
+      if (steps.is_new && !steps.is_new(next)) continue;
+      turns.push_back(next);
+      if (!search.best.empty() && next.bound.first >= tied_limit(search)) search.behind.push_back(next.mesh->degree);
     }
     search.simulated += static_cast<std::int64_t>(turns.size());
     std::ranges::move(steps.simulate(turns), std::back_inserter(search.best));

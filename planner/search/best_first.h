@@ -54,6 +54,7 @@ struct BestFirst {
   std::vector<RankedElsewhere> elsewhere = {};
   std::vector<Open> open = {};    // a heap, the least bound in front
   std::vector<Ranked> best = {};  // those that are kept, the best first
+  std::vector<Degrees> behind = {};  // of what was simulated for the ranks behind a certain best plan
   std::int64_t simulated = 0;
 };
 
@@ -73,12 +74,14 @@ void add(BestFirst& search, std::span<const Open> open);
 // Plans of the same degrees take longer than their bounds by as much, but for so much: once none
 // can be the best plan, or tie with it, those whose bound is that far above the one of a ranked
 // plan of their degrees are not taken to be faster than that plan.
+// Neither are any others once so many of them were simulated.
+inline constexpr std::int64_t most_variants_behind = 4;
 inline constexpr double alike_above_bounds = 0.01;
 
 // Takes open parts by their bounds, the least bound first: looks into parts, simulates candidates.
 // Ends once no remaining bound beats the worst of the best `top` (or, before any plan does, what is
 // to be beaten), or there is no room. The ranks behind a certain best plan may lack a variant of
-// their degrees (`alike_above_bounds`).
+// their degrees (`alike_above_bounds`, `most_variants_behind`).
 void run(BestFirst& search, const BestFirstSteps& steps);
 
 // The best score of all spaces so far.
