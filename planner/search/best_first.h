@@ -74,9 +74,9 @@ void add(BestFirst& search, std::span<const Open> open);
 // Plans of the same degrees take longer than their bounds by as much, but for so much: once none
 // can be the best plan, or tie with it, those whose bound is that far above the one of a ranked
 // plan of their degrees are not taken to be faster than that plan.
-// Neither are any others once so many of them were simulated.
-inline constexpr std::int64_t most_variants_behind = 4;
 inline constexpr double alike_above_bounds = 0.01;
+// Nor are any others of these degrees, once so many were simulated.
+inline constexpr std::int64_t most_variants_behind = 4;
 
 // Takes open parts by their bounds, the least bound first: looks into parts, simulates candidates.
 // Ends once no remaining bound beats the worst of the best `top` (or, before any plan does, what is

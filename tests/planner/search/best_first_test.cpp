@@ -2,6 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <span>
+#include <vector>
+
+#include "planner/search/candidates.h"
+
 using namespace parplan;
 
 namespace {
@@ -38,6 +43,44 @@ TEST_CASE("a search is settled once none can beat its best plan or tie with it, 
   add(search, std::vector{open_at(9.0)});
   CHECK_FALSE(is_certified(search));
   CHECK_FALSE(is_settled(search));
+}
+
+TEST_CASE("behind a certain best plan few variants of a set of degrees are simulated, none far above it") {
+  const auto simulated = [](double apart, int variants) {
+    BestFirst search{.top = 2, .top_each = 1};
+    const Candidate candidate;
+    DeviceMesh meshes[2];
+    meshes[1].degree.dp = 2;
+    const auto open = [&](double seconds, int degrees) {
+      return Open{.bound = {seconds, 0.0}, .place = 0, .candidate = &candidate, .part = 0, .mesh = &meshes[degrees]};
+    };
+    std::vector<Open> all{open(1.0, 0)};
+    for (int i = 0; i < variants; ++i) all.push_back(open(2.0 * (1.0 + apart * i), 1));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i].place = i;
+    add(search, all);
+    int behind = 0;
+    // Each variant is a little slower than the one before, and every bound is below the first.
+    run(search, {.look_into = {},
+                 .room = [] { return std::int64_t{1}; },
+                 .is_new = {},
+                 .simulate = [&](std::span<const Open> turns) {
+                   std::vector<Ranked> ranked;
+                   for (const Open& one : turns) {
+                     behind += one.mesh->degree.dp == 2;
+                     const int dp = one.mesh->degree.dp;
+                     ranked.push_back(plan_of(dp, one.bound.first * (dp == 2 ? 1.1 : 1.0)));
+                     ranked.back().bound = one.bound;
+                     ranked.back().place = one.place;
+                   }
+                   return ranked;
+                 }});
+    CHECK(search.best.size() == 2);
+    CHECK(is_certified(search));
+    return behind;
+  };
+  CHECK(simulated(1e-4, 10) == most_variants_behind);
+  CHECK(simulated(1e-4, 3) == 3);
+  CHECK(simulated(2 * alike_above_bounds, 10) == 1);
 }
 
 TEST_CASE("a search that has beaten no plan of other searches is settled by theirs") {
