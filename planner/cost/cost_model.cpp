@@ -56,50 +56,39 @@ void set_context_groups(const GroupNetwork& exchange, const GroupNetwork& keys,
   for (const GroupKey group : {GroupKey{Axis::cp, Members::keys}, next_keys, previous_keys}) networks[group] = keys;
 }
 
-const GroupNetwork& NetworkCache::group(const DeviceMesh& mesh, Axis axis) {
-  const auto [entry, added] = groups_.try_emplace({mesh, axis});
-  if (added) entry->second = group_network(*cluster_, mesh, axis);
+const GroupNetwork& NetworkCache::of_groups(const DeviceMesh& mesh, int size, int stride) {
+  const auto [entry, added] = groups_.try_emplace({mesh.size(), size, stride});
+  if (added) entry->second = group_network(*cluster_, mesh, size, stride);
   return entry->second;
+}
+
+const GroupNetwork& NetworkCache::group(const DeviceMesh& mesh, Axis axis) {
+  return of_groups(mesh, group_size(mesh, axis), group_stride(mesh, axis));
 }
 
 const GroupNetwork& NetworkCache::shard(const DeviceMesh& mesh) {
-  if (mesh.dp_shard == 0) return group(mesh, Axis::dp);
-  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::shard});
-  if (added) entry->second = group_network(*cluster_, mesh, mesh.dp_shard, group_stride(mesh, Axis::dp));
-  return entry->second;
+  return of_groups(mesh, mesh.shard_ranks(), group_stride(mesh, Axis::dp));
 }
 
 const GroupNetwork& NetworkCache::replicas(const DeviceMesh& mesh) {
-  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::replicas});
-  if (added)
-    entry->second = group_network(*cluster_, mesh, mesh.replica_ranks() / mesh.shard_ranks(),
-                                  group_stride(mesh, Axis::dp) * mesh.shard_ranks());
-  return entry->second;
+  return of_groups(mesh, mesh.replica_ranks() / mesh.shard_ranks(), group_stride(mesh, Axis::dp) * mesh.shard_ranks());
 }
 
 const GroupNetwork& NetworkCache::exchange(const DeviceMesh& mesh) {
-  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::heads});
-  if (added) entry->second = group_network(*cluster_, mesh, mesh.cp_ulysses, group_stride(mesh, Axis::cp));
-  return entry->second;
+  return of_groups(mesh, mesh.cp_ulysses, group_stride(mesh, Axis::cp));
 }
 
 const GroupNetwork& NetworkCache::keys(const DeviceMesh& mesh) {
-  if (mesh.cp_ulysses == 1) return group(mesh, Axis::cp);
-  const auto [entry, added] = axis_parts_.try_emplace({mesh, Members::keys});
-  if (added)
-    entry->second = group_network(*cluster_, mesh, mesh.degree.cp / mesh.cp_ulysses,
-                                  group_stride(mesh, Axis::cp) * mesh.cp_ulysses);
-  return entry->second;
+  return of_groups(mesh, mesh.degree.cp / mesh.cp_ulysses, group_stride(mesh, Axis::cp) * mesh.cp_ulysses);
 }
 
 const GroupNetwork& NetworkCache::copies(const DeviceMesh& mesh, int ranks) {
-  const auto [entry, added] = copies_.try_emplace({mesh, ranks});
-  if (added) entry->second = group_network(*cluster_, mesh, ranks, group_stride(mesh, Axis::tp));
-  return entry->second;
+  return of_groups(mesh, ranks, group_stride(mesh, Axis::tp));
 }
 
 const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage, int to_stage) {
-  const auto [entry, added] = stages_.try_emplace({mesh, from_stage, to_stage});
+  const std::array key{mesh.size(), mesh.degree_of(Axis::pp), mesh.stride_of(Axis::pp), from_stage, to_stage};
+  const auto [entry, added] = stages_.try_emplace(key);
   if (added) entry->second = stage_network(*cluster_, mesh, from_stage, to_stage);
   return entry->second;
 }

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
+#include "planner/base/hash.h"
 #include "planner/cluster/cluster.h"
 #include "planner/cluster/group_network.h"
 #include "planner/cluster/host_share.h"
@@ -58,8 +61,8 @@ struct CostModel {
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
 };
 
-// The networks that groups see in one cluster, computed once per mesh: a search asks for the same
-// ones again and again. The caller owns it, and one thread uses it at a time; the cluster must
+// The networks that groups see in one cluster, computed once for all meshes that lay such groups out
+// alike: a search asks for the same ones again and again. The caller owns it, and one thread uses it at a time; the cluster must
 // outlive it. The engine decides what overlaps, and what the host costs.
 class NetworkCache {
  public:
@@ -91,13 +94,14 @@ class NetworkCache {
 
  private:
   const StageDevice& device_of(const DeviceMesh& mesh, std::uint64_t groups);
+  const GroupNetwork& of_groups(const DeviceMesh& mesh, int size, int stride);
 
   const Cluster* cluster_;
   Engine engine_;
-  std::map<std::pair<DeviceMesh, Axis>, GroupNetwork> groups_;
-  std::map<std::pair<DeviceMesh, Members>, GroupNetwork> axis_parts_;
-  std::map<std::pair<DeviceMesh, int>, GroupNetwork> copies_;
-  std::map<std::tuple<DeviceMesh, int, int>, GroupNetwork> stages_;
+  // By the ranks of the mesh, those of a group, and the stride from one of these to the next.
+  std::unordered_map<std::tuple<int, int, int>, GroupNetwork, TupleHash> groups_;
+  // By the ranks of the mesh, the pipeline's and their stride, and the two stages.
+  std::map<std::array<int, 5>, GroupNetwork> stages_;
   // By the groups at work (bit by group) and the number of devices of a node at work.
   std::map<std::tuple<std::uint64_t, int>, StageDevice> devices_;
 };

@@ -454,19 +454,21 @@ Seconds LayoutFloors::data_time(const ParallelSpec& spec) {
   return std::max(work.all / spec.pp(), work.slowest) * (1 - 1e-9);
 }
 
-Seconds LayoutFloors::time_of_any_order(const ParallelSpec& spec) {
+Seconds LayoutFloors::data_time_of_any_order(const ParallelSpec& spec) {
+  if (may_be_unlike() || spec.zero_stage < 2) return Seconds(0.0);
+  Seconds data = infinite;
+  for (const ParallelSpec& one : orders_of(spec)) data = std::min(data, data_time(one));
+  return data;
+}
+
+Seconds LayoutFloors::time_of_any_shards(const ParallelSpec& spec) {
   if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
-  Seconds data(0.0);
-  if (spec.zero_stage >= 2) {
-    data = infinite;
-    for (const ParallelSpec& one : orders_of(spec)) data = std::min(data, data_time(one));
-  }
   const PipelineShape shape = shape_of(spec, training_);
   const LeastWork work =
       work_of(blocks_, least_seconds(spec, maker_.estimator().networks().device(spec.mesh, 0)), shape.ranks);
   const Seconds time =
       shape.ranks == 1 ? shape.micro_batches * work.all : least_time(row_of(spec.schedule), work, shape, infinite);
-  return std::max(time * (1 - 1e-9), data);
+  return time * (1 - 1e-9);
 }
 
 LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {

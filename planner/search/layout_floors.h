@@ -64,9 +64,11 @@ class LayoutFloors {
   // The same with communication over the links that it crosses, in the best order of the axes; 0
   // where that is not known yet.
   Seconds time_on_links(const ParallelSpec& spec);
-  // With a schedule, a number of stages and a ZeRO stage, for any order of the axes: the blocks of
-  // of_micro_batch, and communication over the data axis. The devices are alike.
-  Seconds time_of_any_order(const ParallelSpec& spec);
+  // With a schedule and a number of stages, for any ZeRO stage and order of the axes: the blocks of
+  // of_micro_batch. The devices are alike.
+  Seconds time_of_any_shards(const ParallelSpec& spec);
+  // Communication over the data axis, with the ZeRO stage, for any order of the axes.
+  Seconds data_time_of_any_order(const ParallelSpec& spec);
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
   bool may_be_unlike() const { return samples_of_ == SampleFloors::shared_by_unlike_replicas; }
   // Whether those of this layout, as far as it is chosen, may be given unlike numbers.
@@ -84,6 +86,9 @@ class LayoutFloors {
   // can.
   bool can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most = {},
                 std::optional<Bytes> memory = {});
+  // Whether the pipeline's ranks together lack the memory for all blocks with these choices,
+  // however large the groups are over which ZeRO shards. The devices are alike.
+  bool lacks_room_in_any_shards(const ParallelSpec& spec, std::span<const Recompute> choices);
   // The fullest rank's share of what all ranks hold of the blocks, at least: a floor of the memory
   // that looks at no cut.
   Bytes memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices);
@@ -171,7 +176,8 @@ class LayoutFloors {
   struct Shares {
     std::vector<double> of_byte;  // 1 / a_ms, by rank
     double needed = 0.0;
-    std::int64_t least_fixed = 0;
+    std::int64_t least_fixed = 0;  // with libraries
+    std::int64_t libraries = 0;
   };
   Shares shares_of(const ParallelSpec& spec, std::span<const Recompute> choices);
   Holdings& holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds);

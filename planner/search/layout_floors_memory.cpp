@@ -106,7 +106,7 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
       bytes.saved[kind] = std::min(bytes.saved[kind], other.saved[kind]);
   }
   const auto most = static_cast<std::size_t>(std::ranges::max_element(blocks_) - blocks_.begin());
-  Shares shares{.of_byte = {}, .needed = 0.0, .least_fixed = bytes.least_fixed};
+  Shares shares{.of_byte = {}, .needed = 0.0, .least_fixed = bytes.least_fixed, .libraries = bytes.libraries};
   std::vector<double> least(blocks_.size(), std::numeric_limits<double>::infinity());
   // The last block has its own slots.
   const auto last = static_cast<std::size_t>(graph_.blocks.back().kind);
@@ -130,6 +130,20 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
   for (std::size_t kind = 0; kind < least.size(); ++kind)
     shares.needed += static_cast<double>(blocks_[kind]) * least[kind];
   return shares;
+}
+
+// Shards over all ranks are the smallest; only libraries may take less with groups.
+bool LayoutFloors::lacks_room_in_any_shards(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  if (holds_anything(spec) || spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule))
+    return false;
+  ParallelSpec smallest = spec;
+  smallest.mesh.dp_shard = 0;
+  const Shares shares = shares_of(smallest, choices);
+  const std::int64_t capacity = maker_.estimator().capacities(smallest.mesh).front().count;
+  double room = 0.0;
+  for (const double of_byte : shares.of_byte)
+    room += of_byte * static_cast<double>(capacity - (shares.least_fixed - shares.libraries));
+  return shares.needed * (1 - 1e-9) > room;
 }
 
 Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {

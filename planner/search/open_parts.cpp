@@ -124,6 +124,8 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double
       return std::vector{open_on_links(number)};
     case Step::micro_batch_on_links:
       return look_into_micro_batch(number);
+    case Step::any_shards:
+      return look_into_shards(number);
     case Step::any_recompute:
       return look_for_room(number);
     case Step::any_that_fits:
@@ -229,36 +231,75 @@ Open OpenParts::open_on_links(std::size_t number) {
   return open_again(number, Step::micro_batch_on_links, floor);
 }
 
-std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
-  looked_into_.push_back(number);
-  std::vector<Recomputing> groups;
-  std::unordered_map<ParallelSpec, std::size_t, SpecHash> places;  // by the layout without recompute
-  for (PlacedSpec& placed : list_layouts(number, !are_equal())) {
-    if (!is_open(placed.spec)) continue;
+namespace {
+
+// Layouts in groups that differ in nothing but their recompute, and with `in_any_shards` in ZeRO's
+// groups; each group and its layouts in the order of their places.
+std::vector<std::vector<PlacedSpec>> grouped(std::vector<PlacedSpec> layouts, bool in_any_shards) {
+  std::vector<std::vector<PlacedSpec>> groups;
+  std::unordered_map<ParallelSpec, std::size_t, SpecHash> numbers;
+  for (PlacedSpec& placed : layouts) {
     ParallelSpec key = placed.spec;
     key.recompute = Recompute::none;
     key.recompute_layers = 0;
-    const auto [place, is_new] = places.try_emplace(std::move(key), groups.size());
+    if (in_any_shards) key.mesh.dp_shard = 0;
+    const auto [number, is_new] = numbers.try_emplace(std::move(key), groups.size());
     if (is_new) groups.emplace_back();
-    groups[place->second].push_back(std::move(placed));
+    groups[number->second].push_back(std::move(placed));
   }
+  return groups;
+}
+
+}  // namespace
+
+std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
+  looked_into_.push_back(number);
+  std::vector<PlacedSpec> layouts = list_layouts(number, !are_equal());
+  std::erase_if(layouts, [this](const PlacedSpec& placed) { return !is_open(placed.spec); });
+  const bool in_any_shards = are_equal() && objective_ != Objective::memory;
   std::vector<Open> opened;
-  for (Recomputing& layouts : groups) {
-    const Recomputing& group = recomputing_.emplace_back(std::move(layouts));
-    Part part{.step = Step::any_recompute,
-              .space = {.spec = group.front().spec, .layouts = 0},
-              .floor = parts_[number].floor,
-              .place = place_of(number, group.front()),
-              .recomputing = &group};
-    for (const PlacedSpec& placed : group) part.space.layouts += placed.orders;
-    if (objective_ != Objective::memory)
-      part.floor.time = std::max(part.floor.time, are_equal() ? floors_.time_of_any_order(part.space.spec)
-                                                              : floors_.time_of(part.space.spec, choices_of(group)));
+  for (Recomputing& group : grouped(std::move(layouts), in_any_shards)) {
+    Part part = parts_[number];
+    part.place = place_of(number, group.front());
+    const ParallelSpec& spec = group.front().spec;
+    if (in_any_shards)
+      part.floor.time = std::max(part.floor.time, floors_.time_of_any_shards(spec));
+    else if (objective_ != Objective::memory)
+      part.floor.time = std::max(part.floor.time, floors_.time_of(spec, choices_of(group)));
     else if (are_equal())
-      part.floor.memory = std::max(part.floor.memory, floors_.memory_by_share(part.space.spec, choices_of(group)));
-    opened.push_back(open_part(std::move(part)));
+      part.floor.memory = std::max(part.floor.memory, floors_.memory_by_share(spec, choices_of(group)));
+    part.step = in_any_shards ? Step::any_shards : Step::any_recompute;
+    opened.push_back(open_recomputing(std::move(part), std::move(group)));
   }
   return opened;
+}
+
+// The devices are alike, and the objective is not memory.
+std::vector<Open> OpenParts::look_into_shards(std::size_t number) {
+  const Recomputing& all = *parts_[number].recomputing;
+  const bool is_in_groups = all.front().spec.mesh.dp_shard != all.back().spec.mesh.dp_shard;
+  if (is_in_groups && !has_room(Beyond::Room::any) &&
+      floors_.lacks_room_in_any_shards(all.front().spec, choices_of(all)))
+    return leave_out(number);
+  std::vector<Open> opened;
+  for (Recomputing& group : grouped(all, false)) {
+    Part part = parts_[number];
+    part.step = Step::any_recompute;
+    part.place += static_cast<std::uint64_t>(group.front().place - all.front().place) << candidate_bits;
+    part.floor.time = std::max(part.floor.time, floors_.data_time_of_any_order(group.front().spec));
+    opened.push_back(open_recomputing(std::move(part), std::move(group)));
+  }
+  return opened;
+}
+
+// The part becomes that of these layouts.
+Open OpenParts::open_recomputing(Part part, Recomputing layouts) {
+  const Recomputing& kept = recomputing_.emplace_back(std::move(layouts));
+  part.space = {.spec = kept.front().spec, .layouts = 0};
+  for (const PlacedSpec& placed : kept) part.space.layouts += placed.orders;
+  part.groups = nullptr;
+  part.recomputing = &kept;
+  return open_part(std::move(part));
 }
 
 // What fits with some choice of recompute of its stages is in the first layout.

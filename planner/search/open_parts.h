@@ -85,7 +85,8 @@ class OpenParts {
     micro_batch_at_peak,   // and tensor parallelism; with the floor of their degrees' devices
     micro_batch,           // with the floor of its kernels
     micro_batch_on_links,  // with that of the links that they cross
-    any_recompute,         // with the floor of its schedule and ZeRO stage
+    any_shards,            // with the floor of its schedule
+    any_recompute,         // and of its ZeRO stage, in groups of so many ranks
     any_that_fits,         // and of its memory
     any_order,
     layout,
@@ -101,7 +102,7 @@ class OpenParts {
     std::vector<Size> sizes;
   };
   // Layouts that differ in what all of their stages recompute: the first leaves the choice to each
-  // stage, where stages may choose.
+  // stage, where stages may choose. With any shards also in the groups of ZeRO's shards.
   using Recomputing = std::vector<PlacedSpec>;
   struct Part {
     Step step{};
@@ -112,7 +113,7 @@ class OpenParts {
     // With the floor of the peak: the place in its groups.
     const Groups* groups = nullptr;
     std::size_t size = 0;
-    const Recomputing* recomputing = nullptr;  // with any recompute
+    const Recomputing* recomputing = nullptr;  // with any recompute or shards
   };
 
   // Equal devices hold the same in every order of the axes.
@@ -137,7 +138,9 @@ class OpenParts {
   std::vector<Open> leave_out(std::size_t number);
   std::vector<Open> look_into_degrees(std::size_t number);
   std::vector<Open> look_into_groups(std::size_t number);
+  Open open_recomputing(Part part, Recomputing layouts);
   std::vector<Open> look_into_micro_batch(std::size_t number);
+  std::vector<Open> look_into_shards(std::size_t number);
   std::vector<Open> look_for_room(std::size_t number);
   std::vector<Open> look_into_recomputing(std::size_t number);
   std::vector<Open> open_orders(std::size_t number);

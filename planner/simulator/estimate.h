@@ -143,6 +143,7 @@ class Estimator {
   struct KindBytes {
     std::vector<std::int64_t> state, saved;
     std::int64_t least_fixed = 0;
+    std::int64_t libraries = 0;  // of least_fixed, outside the arena
   };
   KindBytes kind_bytes(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
   Bytes capacity(const DeviceMesh& mesh, int stage);

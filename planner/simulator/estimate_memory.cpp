@@ -18,7 +18,8 @@ Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Place
   const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, recompute, 0)];
   KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
                   .saved = {},
-                  .least_fixed = least_memory_.count + overhead_of(spec).count};
+                  .libraries = overhead_of(spec).count};
+  bytes.least_fixed = least_memory_.count + bytes.libraries;
   for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind)
     bytes.saved.push_back(
         home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0);

@@ -513,3 +513,17 @@ TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1
   };
   CHECK(played(104) - played(100) == Seconds(4 * 3 + 6 * 0.5));
 }
+
+TEST_CASE("Stages in a row that are slower than those behind them set 1F1B's pace, with the transfers between them") {
+  const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
+  // Of six stages, those at 1 to 3 are slow: three micro-batches go down and back in 3 * 6 + 4 t.
+  const std::vector<Seconds> forward = {Seconds(1), Seconds(2), Seconds(2), Seconds(2), Seconds(1), Seconds(1)};
+  const std::vector<Seconds> backward = {Seconds(2), Seconds(4), Seconds(4), Seconds(4), Seconds(2), Seconds(2)};
+  const std::vector<Seconds> transfer = repeat(5, 0.25);
+  const auto form = [&](int m) { return row.closed_form(forward, backward, transfer, {6, m}); };
+  const auto played = [&](int m) { return played_time(row.actions({6, m}), forward, backward, transfer); };
+  CHECK(form(103) - form(100) == Seconds(3 * 6 + 4 * 0.25));
+  CHECK(played(103) - played(100) == Seconds(3 * 6 + 4 * 0.25));
+  CHECK(form(100).value == doctest::Approx(played(100).value).epsilon(0.002));
+  CHECK(form(100) <= played(100));
+}

@@ -152,13 +152,13 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       CHECK(on_links <= time);
       if (cluster.groups.size() > 1) continue;
       if (!request[Choice::schedule]) CHECK(of_micro_batch.time <= std::max(on_links, at_peak.time) * (1 + 1e-8));
-      const Seconds of_any_order = floors.time_of_any_order(layout);
-      CHECK(of_micro_batch.time <= of_any_order * (1 + 1e-8));
-      CHECK(of_any_order <= floors.time_of(layout, choices) * (1 + 1e-8));
-      // All else alike, what the data axis sends for every micro-batch tells ZeRO stages apart.
-      ParallelSpec without = layout;
-      without.zero_stage = 0;
-      bound_by_data += of_any_order > floors.time_of_any_order(without);
+      const Seconds of_any_shards = floors.time_of_any_shards(layout),
+                    data = floors.data_time_of_any_order(layout);
+      CHECK(of_micro_batch.time <= of_any_shards * (1 + 1e-8));
+      CHECK(of_any_shards <= floors.time_of(layout, choices) * (1 + 1e-8));
+      CHECK(data <= floors.time_of(layout, choices) * (1 + 1e-8));
+      // What the data axis sends for every micro-batch tells ZeRO stages apart.
+      bound_by_data += data > of_any_shards;
       // What is known of smaller micro-batches says no less, unless their softmax may take more.
       for (const SpacePart& other : groups) {
         if (training.engine.softmax_multiple > 1) break;
@@ -169,6 +169,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
         CHECK(!floors.lacks_room(other.spec));
       }
       CHECK(!floors.lacks_room(group.spec));
+      CHECK(!floors.lacks_room_in_any_shards(layout, choices));
       CHECK(floors.can_hold(layout, choices));
       CHECK(floors.time_within_memory(layout, choices) <= time);
       CHECK(floors.memory_of(layout, choices, of_micro_batch.memory) <= simulated.memory.peak());
