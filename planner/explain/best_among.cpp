@@ -133,7 +133,7 @@ class AmongSpecs {
   BestAmong smallest() {
     const MadeCandidates made = make_candidates(std::array{&maker_}, specs_, mixes());
     if (!made.smallest) return {};
-    return {.rival = rival(cluster(), maker_.with_times(*made.smallest))};
+    return {.rival = rival(cluster(), maker_.with_times(made.smallest->spec))};
   }
 
   const ExplainedPlan& explained_;

@@ -130,7 +130,9 @@ Families find_families(const ExplainedPlan& explained) {
   // One device has no families: the families are then those of all devices, which the plan leaves
   // idle.
   const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
-  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, plan.training, devices, explained.request());
+  LayoutRequest request = explained.request();
+  request[Choice::cp] = std::int64_t{1};  // in every family
+  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, plan.training, devices, request);
   std::vector<const LayoutFamily*> possible;
   for (const LayoutFamily& family : layout_families())
     if (is_possible(family, devices, makers.front()->estimator().networks())) possible.push_back(&family);

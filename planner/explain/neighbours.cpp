@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "planner/parallel/techniques.h"
+#include "planner/search/candidates.h"
 #include "planner/search/parallel_for.h"
 #include "planner/search/space_rows.h"
 
@@ -41,15 +42,20 @@ std::vector<std::pair<std::string, ParallelSpec>> specs_one_choice_away(const Op
 std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained) {
   const Plan& plan = explained.plan;
   const std::vector<std::pair<std::string, ParallelSpec>> specs = specs_one_choice_away(explained.graph, plan);
-  std::deque<NetworkCache> networks;  // by thread
+  std::deque<CandidateMaker> makers;  // by thread
   for (int thread = 0; thread < explained.threads(); ++thread)
-    networks.emplace_back(plan.cluster, plan.training.engine);
+    makers.emplace_back(explained.graph, plan.cluster, plan.training, plan.search.objective, explained.shapes);
   std::vector<Neighbour> neighbours(specs.size());
   parallel_for(explained.threads(), specs.size(), [&](int thread, std::size_t i) {
     const auto& [change, spec] = specs[i];
     explained.say("one choice away: " + change);
-    const RankedPlan simulated = explained.simulated(networks[static_cast<std::size_t>(thread)], plan.training, spec);
-    neighbours[i] = {.change = change, .rival = rival(plan.cluster, simulated)};
+    CandidateMaker& maker = makers[static_cast<std::size_t>(thread)];
+    // The memory of an estimate is that of the schedule's own order.
+    if (!explained.has_own_order) neighbours[i] = {.change = change, .rival = rival(plan.cluster, maker.with_times(spec))};
+    if (explained.has_own_order || neighbours[i].rival.fits())
+      neighbours[i] = {.change = change,
+                       .rival = rival(plan.cluster, explained.simulated(maker.estimator().networks(), plan.training,
+                                                                        spec))};
   });
   return neighbours;
 }

@@ -7,7 +7,7 @@
 
 namespace parplan {
 
-// The legal layouts one choice away, simulated.
+// The legal layouts one choice away, those that fit simulated.
 std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained);
 
 }  // namespace parplan

@@ -107,10 +107,9 @@ Candidate CandidateMaker::estimated(ParallelSpec spec) {
   return candidate;
 }
 
-RankedPlan CandidateMaker::with_times(const Candidate& candidate) {
-  const Estimate estimate =
-      estimator_.estimate(candidate.spec, placements_of(candidate.spec), forms_of(row_of(candidate.spec.schedule)));
-  return {candidate.spec,
+RankedPlan CandidateMaker::with_times(const ParallelSpec& spec) {
+  const Estimate estimate = estimator_.estimate(spec, placements_of(spec), forms_of(row_of(spec.schedule)));
+  return {spec,
           {.time = estimate.time,
            .memory = estimate.memory,
            .memory_stage = estimate.memory_stage,

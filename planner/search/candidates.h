@@ -111,8 +111,8 @@ class CandidateMaker {
   // among those that fit where any fits; or what the engine does.
   std::vector<int> cut_of(const ParallelSpec& spec);
 
-  // A candidate with the times of its estimate.
-  RankedPlan with_times(const Candidate& candidate);
+  // A layout with its cut, and the times of its estimate.
+  RankedPlan with_times(const ParallelSpec& spec);
 
   // The same layout, cut, with the numbers of micro-batches of its replicas for which the bound of
   // the slowest is least; nothing where the replicas are on equal devices, no other numbers are

@@ -515,7 +515,7 @@ class SpaceSearch {
   SearchResult take_result() {
     if (!fits_any_ && !search_.to_beat) find_smallest();
     SearchResult result;
-    if (smallest_) result.smallest = makers_.front()->with_times(*smallest_);
+    if (smallest_) result.smallest = makers_.front()->with_times(smallest_->spec);
     result.counts = counts_;
     result.counts.infeasible_memory += parts_->count_left_out();
     if (!best_score(search_)) return result;
