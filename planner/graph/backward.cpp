@@ -1,6 +1,7 @@
 #include "planner/graph/backward.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -80,8 +81,8 @@ class Derivation {
   Derivation(const OpGraph& graph, const Block& block, const std::vector<Pass>& copies)
       : graph_(graph), block_(block), copies_(copies), needs_(needs_gradient(graph, block)) {
     defined_.assign(graph.tensors.size(), false);
-    for (std::size_t t = 0; t < graph.tensors.size(); ++t) result_.alias.push_back(static_cast<TensorId>(t));
-    passed_by_.assign(graph.tensors.size(), std::nullopt);
+    result_.alias.resize(graph.tensors.size());
+    std::iota(result_.alias.begin(), result_.alias.end(), TensorId{0});
   }
 
   TrainingBlock derive() {
@@ -108,9 +109,9 @@ class Derivation {
           for (const TrainingOperand& read : block.backward[later].operands)
             if (is_gradient(read.source) && root(block, *read.tensor) == root(block, *changed.tensor) &&
                 !descends(block, *read.tensor, *changed.tensor)) {
-              const std::optional<int> passed_by = passed_by_[index(*changed.tensor)];
-              PARPLAN_ASSERT(passed_by.has_value(), tensor_name(*changed.tensor));
-              return Pass{*passed_by, *changed.tensor};
+              const auto pass = std::ranges::find(shared_, *changed.tensor, &Pass::input);
+              PARPLAN_ASSERT(pass != shared_.end(), tensor_name(*changed.tensor));
+              return *pass;
             }
       }
     return std::nullopt;
@@ -201,7 +202,7 @@ class Derivation {
         emit(OpKind::copy, forward_op, passed, input);
       } else {
         result_.alias[index(input)] = output;
-        passed_by_[index(input)] = forward_op;
+        shared_.push_back({forward_op, input});
       }
       defined_[index(input)] = true;
     }
@@ -256,8 +257,8 @@ class Derivation {
   const std::vector<Pass>& copies_;
   std::vector<bool> needs_;  // indexed by TensorId: needs_gradient
   TrainingBlock result_;
-  std::vector<bool> defined_;   // indexed by TensorId: its gradient has been written
-  std::vector<std::optional<int>> passed_by_;  // indexed by TensorId: the op whose output's gradient it shares
+  std::vector<bool> defined_;  // indexed by TensorId: its gradient has been written
+  std::vector<Pass> shared_;   // whose input shares the gradient of the op's output
 };
 
 }  // namespace

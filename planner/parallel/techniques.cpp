@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <unordered_map>
 
 #include <fmt/format.h>
 
@@ -92,8 +93,13 @@ std::optional<std::string> too_many_calls(const TrainingSpec& training, const Pa
       count, spec.micro_batch, spec.stages(), spec.stages() == 1 ? "" : "s", most);
 }
 
-std::vector<std::int64_t> divisors(std::int64_t number) {
-  std::vector<std::int64_t> low, high;
+// A walk over a space asks for those of a few numbers many times.
+const std::vector<std::int64_t>& divisors(std::int64_t number) {
+  thread_local std::unordered_map<std::int64_t, std::vector<std::int64_t>> known;
+  const auto [entry, is_new] = known.try_emplace(number);
+  std::vector<std::int64_t>& low = entry->second;
+  if (!is_new) return low;
+  std::vector<std::int64_t> high;
   for (std::int64_t d = 1; d <= number / d; ++d) {
     if (number % d != 0) continue;
     low.push_back(d);

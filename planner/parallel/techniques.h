@@ -45,8 +45,8 @@ inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);
 bool has_too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);  // without the words
 
-// Ascending, for numbers of at least 1.
-std::vector<std::int64_t> divisors(std::int64_t number);
+// Ascending, for numbers of at least 1. Kept as long as the thread lives.
+const std::vector<std::int64_t>& divisors(std::int64_t number);
 
 // "1, 5, 25"; "1 to 64" for a long ascending run of neighbours; "none" for no degree.
 std::string list_degrees(const std::vector<std::int64_t>& degrees);

@@ -41,12 +41,37 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     }
     return bucket;
   };
+  // Blocks of a kind that are laid out alike have equal buckets, of parameters of their own.
+  struct Known {
+    const BlockLayout* layout = nullptr;
+    int kind = 0;
+    std::vector<TensorId> parameters;
+    RankBucket bucket;
+  };
+  const auto like_known = [&](std::vector<Known>& known, std::string name, const std::vector<TensorId>& parameters,
+                              int block) {
+    const BlockLayout* layout = &job.layout.of_block(block);
+    const int kind = graph.blocks[block].kind;
+    const auto like =
+        std::ranges::find_if(known, [&](const Known& one) { return one.layout == layout && one.kind == kind; });
+    if (like == known.end()) {
+      known.push_back({layout, kind, parameters, bucket_of(std::move(name), parameters, block)});
+      return known.back().bucket;
+    }
+    RankBucket bucket = like->bucket;
+    bucket.name = std::move(name);
+    bucket.blocks = {block};
+    for (ParameterPart& part : bucket.layout.parts)
+      part.tensor = parameters[std::ranges::find(like->parameters, part.tensor) - like->parameters.begin()];
+    return bucket;
+  };
+  std::vector<Known> known_own, known_frozen;
   for (const int stage : stages)
     for (int b = job.layout.stages[stage].first; b < job.layout.stages[stage].last; ++b) {
       const BlockParameters parameters = block_parameters(graph, graph.blocks[b]);
-      buckets.push_back(bucket_of(graph.blocks[b].name, parameters.own, b));
+      buckets.push_back(like_known(known_own, graph.blocks[b].name, parameters.own, b));
       if (!parameters.frozen.empty()) {
-        frozen_buckets.push_back(bucket_of(graph.blocks[b].name + " (frozen)", parameters.frozen, b));
+        frozen_buckets.push_back(like_known(known_frozen, graph.blocks[b].name + " (frozen)", parameters.frozen, b));
         frozen_buckets.back().frozen = true;
       }
       if (!parameters.tied) continue;

@@ -142,11 +142,18 @@ void run(BestFirst& search, const BestFirstSteps& steps) {
     if (room <= 0) break;
     std::vector<Open> turns;
     while (static_cast<std::int64_t>(turns.size()) < room && find_next() && search.open.front().candidate != nullptr) {
-      const Open next = pop(search);
+      Open next = pop(search);
+      if (steps.sharpened && !std::exchange(next.is_sharp, true))
+        if (const Score sharper = steps.sharpened(next); sharper > next.bound) {
+          next.bound = sharper;
+          add(search, {&next, 1});
+          continue;
+        }
       if (steps.is_new && !steps.is_new(next)) continue;
       turns.push_back(next);
       if (!search.best.empty() && next.bound.first >= tied_limit(search)) search.behind.push_back(next.mesh->degree);
     }
+    if (turns.empty()) continue;
     search.simulated += static_cast<std::int64_t>(turns.size());
     std::ranges::move(steps.simulate(turns), std::back_inserter(search.best));
     rank(search);

@@ -22,6 +22,7 @@ struct Open {
   // The place in the space. Each has its own; among equal bounds the first place is next.
   std::uint64_t place = 0;
   const Candidate* candidate = nullptr;
+  bool is_sharp = false;             // a candidate's bound: no better one is known (BestFirstSteps::sharpened)
   std::size_t part = 0;              // without a candidate: the space's own number of the part
   const DeviceMesh* mesh = nullptr;  // with the degrees of all that is in it
 };
@@ -62,6 +63,9 @@ struct BestFirst {
 struct BestFirstSteps {
   // Makes the candidates of a part; may be empty where all are made.
   std::function<std::vector<Open>(const Open& part)> look_into;
+  // A better bound of a candidate than its first one, or the same, asked for when its turn comes; may
+  // be empty.
+  std::function<Score(const Open& candidate)> sharpened = {};
   // How many candidates may be simulated next, together; zero ends the search.
   std::function<std::int64_t()> room;
   // Whether no equivalent candidate was taken before; may be empty.

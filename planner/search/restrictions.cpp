@@ -198,7 +198,7 @@ bool may_share_context(const SearchedSpace& space) {
 Restriction context_by_samples(const SearchedSpace& space, std::string what, int ranks, int most = any_context_ranks) {
   SpaceWidth wider = space.width;
   wider.most_context_ranks = most;
-  wider.most_ring_ranks = most;
+  wider.most_ring_ranks = wider.most_exchange_ranks = most;
   return {
       .what = std::move(what),
       .wider = {
@@ -222,8 +222,10 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
       space.request[Choice::cp_method])
     return std::nullopt;
   return context_by_samples(space,
-                            most == 1 ? "context parallelism around a ring"
-                                      : fmt::format("context parallelism around rings of more than {} ranks", most),
+                            space.width.most_exchange_ranks == 1
+                                ? "context parallelism around a ring or in exchange for heads"
+                            : most == 1 ? "context parallelism around a ring"
+                                        : fmt::format("context parallelism around rings of more than {} ranks", most),
                             most, space.width.most_context_ranks);
 }
 

@@ -100,6 +100,7 @@ class SpaceSearch {
     bool ranked = false;
     do {
       parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.part); },
+                             .sharpened = [this](const Open& one) { return sharpened(*one.candidate, one.bound); },
                              .room = [this] { return room(); },
                              .is_new = [this](const Open& candidate) { return is_new(candidate); },
                              .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
@@ -117,7 +118,7 @@ class SpaceSearch {
   // under a schedule that was asked for: with backwards in parts, that would take several times as
   // long.
   bool promises_context() {
-    return options_.bounds_left_out && !request_[Choice::schedule] && graph_.sequence >= shortest_shared_sequence &&
+    return options_.bounds_left_out && !request_[Choice::schedule] && graph_.sequence >= medium_sequence &&
            training_.global_batch < cluster_.devices() && is_worth_context(space(), *floors_, *makers_.front());
   }
 
@@ -182,6 +183,19 @@ class SpaceSearch {
                         .mesh = &candidate.spec.mesh});
     }
     return opened;
+  }
+
+  // Closed forms of pipelines miss what playing their actions shows, which is little work beside a
+  // simulation where the step is short.
+  Score sharpened(const Candidate& candidate, const Score& bound) {
+    const ParallelSpec& spec = candidate.spec;
+    if (options_.objective == Objective::memory || spec.pp() == 1) return bound;
+    ScheduleForms schedule = forms_of(row_of(spec.schedule));
+    if (!std::exchange(schedule.closed_form, nullptr)) return bound;
+    if (2 * spec.stages() * micro_batches(spec, training_) > most_played_for_bound) return bound;
+    CandidateMaker& maker = *makers_.front();
+    const Seconds time = maker.estimator().bound(spec, maker.placements_of(spec), schedule).lower_bound;
+    return std::max(bound, score_of(spec, time, candidate.bound.memory));
   }
 
   // Several at once: as many as the best `top` still lack, then a few, whatever the number of
@@ -272,6 +286,7 @@ class SpaceSearch {
     std::uint64_t place = 0;
     const Candidate* candidate = nullptr;
     std::size_t layout = 0;  // among those that are looked at
+    bool is_sharp = false;   // Open::is_sharp
   };
 
   double score_of_second(const ParallelSpec& spec) const { return score_of(spec, Seconds(1.0), {}).first; }
@@ -415,7 +430,7 @@ class SpaceSearch {
   std::vector<OtherCandidate> simulate_others(std::vector<OtherCandidate> turns,
                                               std::vector<std::optional<double>> above, bool leaves) {
     const std::int64_t calls = calls_;
-    std::int64_t tried = 0;
+    std::int64_t tried = 0, sharp = 0;
     const auto promised = [&](const OtherCandidate& one) { return one.bound.first * above[one.layout].value_or(1.0); };
     const auto promises = [&](const OtherCandidate& one) { return std::pair(promised(one), one.place); };
     while (true) {
@@ -433,6 +448,14 @@ class SpaceSearch {
                       })));
       if (room == 0) break;
       std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
+      bool are_sharp = true;
+      for (OtherCandidate& one : std::span(turns).first(room))
+        if (!std::exchange(one.is_sharp, true) && sharp++ < most_other_sharp) {
+          const Score sharper = sharpened(*one.candidate, one.bound);
+          are_sharp = are_sharp && sharper == one.bound;
+          one.bound = sharper;
+        }
+      if (!are_sharp) continue;
       std::vector<Open> together;
       std::vector<std::size_t> layout_of;
       for (std::size_t i = 0; i < room; ++i) {
@@ -601,7 +624,7 @@ class SpaceSearch {
   // Places of a block on a stage, over layouts: up to the first number, all layouts are looked at.
   static constexpr std::int64_t few_other_places = 16'384, most_other_places = 262'144;
   static constexpr std::size_t most_other_cuts = 4096;
-  static constexpr std::int64_t most_other_simulated = 8;
+  static constexpr std::int64_t most_other_simulated = 8, most_other_sharp = 64;
   static constexpr std::int64_t free_other_calls = 100'000;
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
@@ -611,6 +634,8 @@ class SpaceSearch {
   static constexpr std::int64_t usual_simulated = 64;
   static constexpr std::int64_t free_calls = 400'000, free_calls_behind = 250'000, long_calls = 20'000;
   static constexpr std::int64_t calls_per_block = 32;
+  // The longest steps whose actions are played for a bound, in calls.
+  static constexpr std::int64_t most_played_for_bound = 65'536;
 
   const OpGraph& graph_;
   const Cluster& cluster_;

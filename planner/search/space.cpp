@@ -23,15 +23,18 @@ int most_context_ranks(const OpGraph& graph, const LayoutRequest& request) {
   if (gives_every_degree(request)) return 1;
   const bool asks = request[Choice::cp_method] || given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1;
   if (graph.sequence >= long_sequence || asks) return any_context_ranks;
-  return graph.sequence < shortest_shared_sequence ? 1 : static_cast<int>(graph.sequence / least_shared_tokens);
+  const std::int64_t shortest = graph.blocks.size() > deep_model ? medium_sequence : shortest_shared_sequence;
+  return graph.sequence < shortest ? 1 : static_cast<int>(graph.sequence / least_shared_tokens);
 }
 
 SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutRequest& request) {
   int ranks = most_context_ranks(graph, request);
   if (ranks < any_context_ranks && !engine.has_context) ranks = 1;
+  const bool any = ranks == any_context_ranks;
   return {.interleaves_freely = request[Choice::schedule].has_value(),
           .most_context_ranks = ranks,
-          .most_ring_ranks = ranks == any_context_ranks ? SpaceWidth().most_ring_ranks : 1,
+          .most_ring_ranks = any ? SpaceWidth().most_ring_ranks : 1,
+          .most_exchange_ranks = any || graph.sequence >= medium_sequence ? any_context_ranks : 1,
           .shards_freely = !engine.has_tensor && !engine.has_pipeline,
           .unlike_replicas = static_cast<int>(
               given<std::vector<int>>(request, Choice::replica_micro_batches).value_or(std::vector<int>()).size())};

@@ -295,7 +295,7 @@ Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context
   const std::int64_t ranks = own.mesh.dp_shard;
   if (ranks == 0) return values;
   values.emplace_back(std::int64_t{0});
-  const std::vector<std::int64_t> groups = divisors(own.replicas());
+  const std::vector<std::int64_t>& groups = divisors(own.replicas());
   const auto now = std::ranges::find(groups, ranks);
   if (const std::int64_t smaller = *std::prev(now); smaller > 1) values.emplace_back(smaller);
   if (const std::int64_t larger = *std::next(now); larger < own.replicas()) values.emplace_back(larger);
@@ -312,7 +312,7 @@ Values other_head_groups(const SpaceRow& /*row*/, const SpaceContext& /*context*
   Values values;
   if (own.cp() == 1 || own.cp_method == ContextMethod::ulysses) return values;
   const std::int64_t ranks = own.mesh.cp_ulysses;
-  const std::vector<std::int64_t> groups = divisors(own.cp());
+  const std::vector<std::int64_t>& groups = divisors(own.cp());
   const auto now = std::ranges::find(groups, ranks);
   if (ranks > 1) values.emplace_back(std::int64_t{1});
   if (ranks > 1 && *std::prev(now) > 1) values.emplace_back(*std::prev(now));

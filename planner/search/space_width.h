@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -11,10 +12,14 @@ namespace parplan {
 
 // Context parallelism pays where a sequence is long. It is searched over any number of ranks from
 // the long sequence on, or where the request asks for it; from the shortest sequence on over so
-// many that each has the least number of tokens of it, without rings, whose hops take longer than
-// what they hide. More ranks are searched from there on, too, where a batch has fewer sequences
-// than there are devices, and floors promise more than `worth_context` of the best plan without.
-inline constexpr std::int64_t long_sequence = 32'768, shortest_shared_sequence = 8192, least_shared_tokens = 1024;
+// many that each has the least number of tokens of it, by gathered keys and values alone: hops of
+// rings take longer than what they hide. From the medium sequence on, also by exchange for heads,
+// and over more ranks where a batch has fewer sequences than there are devices, and floors promise
+// more than `worth_context` of the best plan without. Searches over deep models take long: of
+// these, from there on alone.
+inline constexpr std::int64_t long_sequence = 32'768, medium_sequence = 8192, least_shared_tokens = 1024,
+                              shortest_shared_sequence = 2 * least_shared_tokens;
+inline constexpr std::size_t deep_model = 256;  // blocks; a deep one has more
 inline constexpr double worth_context = 0.2;
 inline constexpr int any_context_ranks = std::numeric_limits<int>::max();
 int most_context_ranks(const OpGraph& graph, const LayoutRequest& request);
@@ -29,6 +34,7 @@ struct SpaceWidth {
   // Around a ring, a Segment has steps for each of its ranks, whose cost the search would spend its
   // time on; long before, hops take longer than steps.
   int most_ring_ranks = 64;
+  int most_exchange_ranks = any_context_ranks;  // of tokens for heads
   // Where stages choose what they recompute, each does so in as few of its layers as its memory
   // demands; or in all.
   bool recomputes_fewest_layers = false;
@@ -48,7 +54,12 @@ SpaceWidth with_context(SpaceWidth width);
 // Whether a context method is in a space for so many ranks.
 constexpr bool is_searched(ContextMethod method, int ranks, const SpaceWidth& width) {
   if (ranks == 1) return method == ContextMethod::all_gather;
-  return method != ContextMethod::ring || ranks <= width.most_ring_ranks;
+  switch (method) {
+    case ContextMethod::all_gather: return true;
+    case ContextMethod::ulysses: return ranks <= width.most_exchange_ranks;
+    case ContextMethod::ring: return ranks <= width.most_ring_ranks;
+  }
+  return false;
 }
 
 }  // namespace parplan

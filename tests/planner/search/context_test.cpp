@@ -150,7 +150,7 @@ TEST_CASE("the search over context degrees and methods finds what simulating eve
   CHECK(context_won);
 }
 
-TEST_CASE("context parallelism is searched from sequences of 8,192 on, and where it is asked for") {
+TEST_CASE("context parallelism is searched where each rank has 1,024 tokens, and where it is asked for") {
   const TrainingSpec training = training_of(4, DataType::fp32);
   const OpGraph graph = graph_of("tiny-llama", 16);
   CHECK(!has_context(graph, training, {}));
@@ -167,6 +167,19 @@ TEST_CASE("context parallelism is searched from sequences of 8,192 on, and where
   CHECK(has_context(shared, training, {}));
   CHECK(usual_width(shared, training.engine, {}).most_context_ranks == shortest_shared_sequence / least_shared_tokens);
   CHECK(usual_width(shared, training.engine, {{Choice::cp, 64}}).most_context_ranks == any_context_ranks);
+  // In exchange for heads from a longer one on, or where the request asks for it.
+  const auto exchanged_by = [&](std::int64_t sequence, const LayoutRequest& request) {
+    return usual_width(graph_of("tiny-llama", sequence), training.engine, request).most_exchange_ranks;
+  };
+  CHECK(exchanged_by(shortest_shared_sequence, {}) == 1);
+  CHECK(exchanged_by(shortest_shared_sequence, {{Choice::cp_method, ContextMethod::ulysses}}) == any_context_ranks);
+  CHECK(exchanged_by(medium_sequence, {}) == any_context_ranks);
+  // Of deep models, from that on.
+  OpGraph deep = graph_of("tiny-llama", shortest_shared_sequence);
+  deep.blocks.resize(deep_model + 1);
+  CHECK(usual_width(deep, training.engine, {}).most_context_ranks == 1);
+  deep.sequence = medium_sequence;
+  CHECK(usual_width(deep, training.engine, {}).most_context_ranks == medium_sequence / least_shared_tokens);
   Engine without;
   without.has_context = false;
   CHECK(usual_width(shared, without, {}).most_context_ranks == 1);

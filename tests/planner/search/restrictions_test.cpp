@@ -226,11 +226,11 @@ TEST_CASE("the layout of the best plan is searched with hybrid sharding") {
 }
 
 TEST_CASE("more context parallelism is searched where a batch has too few sequences for the devices") {
-  const OpGraph graph = graph_of("tiny-llama", shortest_shared_sequence);
-  const int usual = static_cast<int>(shortest_shared_sequence / least_shared_tokens);
+  const OpGraph graph = graph_of("tiny-llama", medium_sequence);
+  const int usual = static_cast<int>(medium_sequence / least_shared_tokens);
   Cluster cluster = testing::cluster_of("dgx-a100", 8 * usual);
   TrainingSpec training = training_of(1, DataType::bf16);
-  training.sequence_length = shortest_shared_sequence;
+  training.sequence_length = medium_sequence;
   SearchOptions options;
   const SearchResult without = search(graph, cluster, training, {}, options);
   options.bounds_left_out = options.tries_more_with_best = true;
