@@ -61,9 +61,10 @@ struct CostModel {
   const GroupNetwork& network(GroupKey group) const;  // a network of one rank if there is none
 };
 
-// The networks that groups see in one cluster, computed once for all meshes that lay such groups out
-// alike: a search asks for the same ones again and again. The caller owns it, and one thread uses it at a time; the cluster must
-// outlive it. The engine decides what overlaps, and what the host costs.
+// The networks that groups see in one cluster, computed once for all meshes that lay such groups
+// out alike: a search asks for the same ones again and again. The caller owns it, and one thread
+// uses it at a time; the cluster must outlive it. The engine decides what overlaps, and what the
+// host costs.
 class NetworkCache {
  public:
   explicit NetworkCache(const Cluster& cluster, const Engine& engine = {}) : cluster_(&cluster), engine_(engine) {}

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -50,12 +51,14 @@ std::vector<Neighbour> find_neighbours(const ExplainedPlan& explained) {
     const auto& [change, spec] = specs[i];
     explained.say("one choice away: " + change);
     CandidateMaker& maker = makers[static_cast<std::size_t>(thread)];
+    NetworkCache& networks = maker.estimator().networks();
     // The memory of an estimate is that of the schedule's own order.
-    if (!explained.has_own_order) neighbours[i] = {.change = change, .rival = rival(plan.cluster, maker.with_times(spec))};
-    if (explained.has_own_order || neighbours[i].rival.fits())
-      neighbours[i] = {.change = change,
-                       .rival = rival(plan.cluster, explained.simulated(maker.estimator().networks(), plan.training,
-                                                                        spec))};
+    std::optional<Rival> estimated;
+    if (!explained.has_own_order) estimated = rival(plan.cluster, maker.with_times(spec));
+    neighbours[i] = {.change = change,
+                     .rival = estimated && !estimated->fits()
+                                  ? *std::move(estimated)
+                                  : rival(plan.cluster, explained.simulated(networks, plan.training, spec))};
   });
   return neighbours;
 }

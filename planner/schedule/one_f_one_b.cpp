@@ -56,12 +56,13 @@ Schedule one_f_one_b_actions(const PipelineShape& shape) {
 // stage. With i = n + q l, q = (M - 1 - n) / l:
 //   T >= A_s + W_s + q W_su + max((M - i) f_s + (M - i + n - 1) b_s, (M - 1 - i) c_s + W_s).
 // Only the pair of s and u with the greatest W_su / l is looked at: stages in a row that are slower
-// than those behind them. For equal stages without transfers, every stage gives (M + p - 1)(f + b), with a
-// bubble of (p - 1)(f + b), which is exact. For unequal stages, the steady rate is exact (one
-// micro-batch per max c_s). A path that turns back more than once can be longer, but only where
-// stages differ much: no such path was longer for forwards and backwards drawn independently within
-// a factor of 1.5, and within a factor of 2 the schedule took 0.1% longer on average
+// than those behind them. For equal stages without transfers, every stage gives (M + p - 1)(f + b),
+// with a bubble of (p - 1)(f + b), which is exact. For unequal stages, the steady rate is exact
+// (one micro-batch per max c_s). A path that turns back more than once can be longer, but only
+// where stages differ much: no such path was longer for forwards and backwards drawn independently
+// within a factor of 1.5, and within a factor of 2 the schedule took 0.1% longer on average
 // (tests/planner/schedule holds both).
+
 namespace {
 
 struct Round {
