@@ -51,6 +51,11 @@ struct ScheduleForms {
   SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
   Schedule (*actions)(const PipelineShape& shape) = nullptr;
 };
+// The same without its closed form: a bound plays the schedule's actions.
+inline ScheduleForms as_played(ScheduleForms forms) {
+  forms.closed_form = nullptr;
+  return forms;
+}
 // A lower bound of the time of a step's pipeline.
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,
                       std::span<const Seconds> backward, std::span<const Seconds> transfer, const PipelineShape& shape);

@@ -190,11 +190,11 @@ class SpaceSearch {
   Score sharpened(const Candidate& candidate, const Score& bound) {
     const ParallelSpec& spec = candidate.spec;
     if (options_.objective == Objective::memory || spec.pp() == 1) return bound;
-    ScheduleForms schedule = forms_of(row_of(spec.schedule));
-    if (!std::exchange(schedule.closed_form, nullptr)) return bound;
-    if (2 * spec.stages() * micro_batches(spec, training_) > most_played_for_bound) return bound;
+    const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+    if (schedule.closed_form == nullptr || 2 * spec.stages() * micro_batches(spec, training_) > most_played_for_bound)
+      return bound;
     CandidateMaker& maker = *makers_.front();
-    const Seconds time = maker.estimator().bound(spec, maker.placements_of(spec), schedule).lower_bound;
+    const Seconds time = maker.estimator().bound(spec, maker.placements_of(spec), as_played(schedule)).lower_bound;
     return std::max(bound, score_of(spec, time, candidate.bound.memory));
   }
 

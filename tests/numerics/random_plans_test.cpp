@@ -75,6 +75,9 @@ void check_estimate(const RandomPlan& random, const Plan& plan) {
   CHECK(estimate.memory == plan.prediction.memory);
   CHECK(estimate.memory_stage == plan.prediction.memory_stage);
   CHECK(estimate.lower_bound <= plan.prediction.time.total() * (1 + 1e-12));
+  const Estimate played =
+      estimator.estimate(plan.spec, plan.placements, as_played(forms_of(row_of(plan.spec.schedule))));
+  CHECK(played.lower_bound <= plan.prediction.time.total() * (1 + 1e-12));
 }
 
 // Muon's steps leave directions in the place of gradients, or parts of them; but matrices say as

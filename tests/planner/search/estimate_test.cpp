@@ -235,6 +235,10 @@ TEST_CASE("the bound stays below the step of what uses the host's memory, and cl
       CHECK(estimate.memory == simulated.memory);
       CHECK(estimate.lower_bound <= simulated.time.total() * (1 + 1e-12));
       CHECK(estimate.time.total() <= simulated.time.total() * (1 + 1e-9));
+      // What the schedule's actions show is no less than its closed form, nor above the step.
+      const Bound played = estimator.bound(spec, placements, as_played(forms_of(row_of(spec.schedule))));
+      CHECK(played.lower_bound <= simulated.time.total() * (1 + 1e-12));
+      if (played.spare.count >= 0) CHECK(played.lower_bound >= estimate.lower_bound * (1 - 1e-12));
       gaps += simulated.time.total() / estimate.lower_bound - 1.0;
       ++count;
     }
