@@ -238,6 +238,7 @@ CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, con
                   .host_per_op = host_per_op(*device.device, networks.engine()),
                   .blocks_launches = networks.engine().blocks_launches,
                   .fills_outputs = networks.engine().fills_outputs,
+                  .lists_updates = networks.engine().lists_updates,
                   .networks = {},
                   .host = device.host,
                   .nvme = device.nvme};
@@ -325,9 +326,20 @@ int launches(const Instruction& instruction) {
   return instruction.kind == InstructionKind::kernel ? launches(instruction.op, instruction.shape) : 1;
 }
 
+double submissions(const Instruction& instruction, bool lists_updates) {
+  const bool is_listed = lists_updates && instruction.kind == InstructionKind::kernel &&
+                         instruction.home == Home::device &&
+                         (instruction.op == OpKind::adamw || instruction.op == OpKind::sum_squares) &&
+                         instruction.label == Label::optimizer && !instruction.shape.stepwise;
+  // NVIDIA/apex csrc/multi_tensor_apply.cuh, and DeepSpeed's and PyTorch's after it: a launch has at
+  // most 320 blocks, each with 65,536 elements (2048 * 32) of one tensor.
+  constexpr double elements_of_launch = 320.0 * 65536.0;
+  return is_listed ? static_cast<double>(instruction.shape.rows) / elements_of_launch : launches(instruction);
+}
+
 Seconds duration(const Instruction& instruction, const CostModel& model) {
   const Seconds time = time_of(instruction, model) + filling_time(instruction, model);
-  return model.blocks_launches ? time + model.host_per_op * launches(instruction) : time;
+  return model.blocks_launches ? time + model.host_per_op * submissions(instruction, model.lists_updates) : time;
 }
 
 TimeByOrigin kernel_time_by_origin(const Instruction& instruction, const CostModel& model) {

@@ -54,6 +54,7 @@ struct CostModel {
   Seconds host_per_op{};                      // Engine::host_per_op
   bool blocks_launches = false;               // Engine::blocks_launches
   bool fills_outputs = false;                 // Engine::fills_outputs
+  bool lists_updates = false;                 // Engine::lists_updates
   std::map<GroupKey, GroupNetwork> networks;  // of the groups that the rank is in
   std::optional<HostShare> host = {};         // absent where cores are the devices, or nothing is known
   std::optional<NvmeShare> nvme = {};         // absent where nothing is known
@@ -126,8 +127,11 @@ std::vector<CostModel> cost_models(NetworkCache& networks, const ParallelSpec& s
 // Bytes of the whole buffer of a communication (collective_time.h, letter S).
 Bytes communicated_bytes(const Instruction& instruction);
 
-// How many ops the host submits for it.
+// How many kernels it is.
 int launches(const Instruction& instruction);
+// How many ops the host submits for it: its kernels, and where an optimizer takes tensors in lists
+// its share of a list's launch.
+double submissions(const Instruction& instruction, bool lists_updates);
 
 // The time of a kernel is kernel_time, with a kernel more for each result that is filled before it
 // is written; that of a communication is collective_time, counted from when all its ranks have

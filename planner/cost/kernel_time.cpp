@@ -315,6 +315,7 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
              .work = std::max(computing.time, moving),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
+    if (row.beside != nullptr) parts.work += row.beside(shape, type) / memory.value;
     for (const Before& before : {casts_of(op, shape, type), writing_added_to(op, shape, type)}) {
       parts.launch += device.kernel_launch * before.kernels;
       parts.work += before.moved / memory.value;

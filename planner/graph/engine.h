@@ -33,6 +33,15 @@ struct Engine {
   bool fused_gate = true;        // an activation times the other half; else two kernels, and the activation is kept
   bool fused_rotary = true;      // rotary positions; else as complex numbers in fp32, with casts before and behind
   bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
+  // Of gradients: what a norm and a residual sum both read has those of both added in the norm's
+  // kernel; a norm's own is one kernel with those of its parameters; a product's bias has its own
+  // summed in the product's kernel. Else a kernel of its own does so (PyTorch's autograd).
+  bool fused_sums = true;
+  bool fused_norm_gradient = true;
+  bool fused_bias_gradient = true;
+  // An optimizer takes tensors in lists, of as many blocks of the model as a launch has room for
+  // (submissions in planner/cost/cost_model.h).
+  bool lists_updates = false;
   bool fused_dropout = true;     // dropout with the residual sum behind it
   bool fused_loss = true;        // else: logits widened to fp32 and kept so, each step of the softmax a kernel
   // Keys and values are copied behind their product, and twice more before attention. Where there

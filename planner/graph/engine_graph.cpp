@@ -84,6 +84,9 @@ class Rewriting {
         if (!engine_.fused_gelu && op.attributes.activation == ActivationKind::gelu_tanh)
           return write_with(op, &OpShape::stepwise);
         break;
+      case OpKind::layer_norm:
+      case OpKind::rms_norm:
+        return write_norm(op);
       case OpKind::gate:
         if (!engine_.fused_gate) return write_gate(op);
         break;
@@ -97,6 +100,7 @@ class Rewriting {
         break;
       default:
         if (quantizes_ && may_be_fp8(from_, op)) return write_product(op);
+        if (op.kind == OpKind::linear && !engine_.fused_bias_gradient) return write_with(op, &OpShape::apart);
         break;
     }
     copy(op);
@@ -106,6 +110,13 @@ class Rewriting {
   void write_with(const Op& op, bool OpShape::*attribute) {
     copy(op);
     to_.ops.back().attributes.*attribute = true;
+  }
+
+  void write_norm(const Op& op) {
+    copy(op);
+    OpShape& attributes = to_.ops.back().attributes;
+    attributes.stepwise |= !engine_.fused_sums;
+    attributes.apart |= !engine_.fused_norm_gradient;
   }
 
   void copy(const Op& op) {
@@ -280,7 +291,8 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
   facts.dropout =
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
-                        facts.fused_rotary && !facts.copies_keys && !facts.dropout;
+                        facts.fused_rotary && facts.fused_sums && facts.fused_norm_gradient &&
+                        facts.fused_bias_gradient && !facts.copies_keys && !facts.dropout;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }

@@ -202,7 +202,10 @@ struct OpShape {
   // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel that
   // reads and writes all elements.
   bool stepwise = false;
+  // layer_norm and rms_norm, too: what the gradient adds to is added by a kernel behind it.
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
+  // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a
+  // kernel of their own.
   bool apart = false;
   bool drops = false;         // attention: drops probabilities, in its kernel
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
@@ -446,6 +449,8 @@ struct OpRow {
   CastElements (*casts)(const OpShape&) = nullptr;
   // Products that add to what a kernel before them wrote: the elements of that.
   std::int64_t (*added_to)(const OpShape&) = nullptr;
+  // Products with kernels beside them, which `launches` counts: the bytes that these read and write.
+  Bytes (*beside)(const OpShape&, DataType) = nullptr;
   // Forward ops that count in model FLOPs: their products with the sizes of one rank.
   ModelProducts (*model_products)(const OpShape&) = nullptr;
   // Fused and rare kinds: the kind whose measured time serves where this one was not measured.

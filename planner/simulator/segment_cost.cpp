@@ -27,7 +27,7 @@ BoundTimes bound_times(const Instruction& instruction, Seconds duration) {
                                             : BoundTimes{.multiprocessors = {}, .memory = duration};
 }
 
-CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per_op,
+CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per_op, bool lists_updates,
                    const std::function<Seconds(const Instruction&)>& duration_of, const CostModel* contending) {
   const std::vector<std::optional<int>> recorder = recorders(segment);
   CostedSegment costed;
@@ -38,21 +38,21 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
   std::array<std::optional<int>, stream_count> last_on;
   std::vector<InFlight> in_flight;
   costed.instructions.reserve(segment.instructions.size());
-  int ops = 0;  // that the host has submitted
+  double ops = 0.0;  // that the host has submitted
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
     const bool posted = execution.is_posted(instruction);
     // Ranks of the pipeline meet (rank_synchronization.h), and know what a posted send takes; those
     // of other axes do the same at the same time, and the receiver copies.
     const bool meets_nobody = instruction.group.axis != Axis::pp;
-    const int own = launches(instruction);
+    const double own = submissions(instruction, lists_updates);
     ops += own;
     const Seconds duration = posted && meets_nobody ? Seconds() : duration_of(instruction);
     // The last of its kernels, which is taken for as long as each, runs behind the host.
-    const Seconds before_last = std::min(duration, host_per_op * own) * ((own - 1.0) / own);
+    const Seconds before_last = own > 1.0 ? std::min(duration, host_per_op * own) * ((own - 1.0) / own) : Seconds();
     CostedInstruction one{
         .duration = duration,
-        .submitted = host_per_op * static_cast<double>(ops) - before_last,
+        .submitted = host_per_op * ops - before_last,
         .stream = execution.stream_of(instruction.stream),
         .waits = {},
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};
@@ -124,12 +124,12 @@ Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds d
 
 CostedSegment cost_segment(const Segment& segment, const CostModel& model) {
   const auto duration_of = [&](const Instruction& instruction) { return duration(instruction, model); };
-  return cost(segment, model.execution, model.host_per_op, duration_of, &model);
+  return cost(segment, model.execution, model.host_per_op, model.lists_updates, duration_of, &model);
 }
 
 CostedSegment cost_segment(const Segment& segment, Execution execution, Seconds host_per_op,
                            const std::function<Seconds(const Instruction&)>& duration_of) {
-  return cost(segment, execution, host_per_op, duration_of, nullptr);
+  return cost(segment, execution, host_per_op, false, duration_of, nullptr);
 }
 
 }  // namespace parplan

@@ -61,6 +61,9 @@ PARTS = {
     "separate elementwise kernels and loss": lambda data: set_facts(
         data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss", "fused_scores", "fused_gelu",
         "fused_gate", "fused_rotary", "fused_update"),
+    "kernels of gradients: sums, norms' parameters, biases": lambda data: set_facts(
+        data, "true", "fused_sums", "fused_norm_gradient", "fused_bias_gradient"),
+    "updates of lists of tensors": lambda data: set_facts(data, "false", "lists_updates"),
     "gradients in half precision": lambda data: set_facts(data, "false", "half_gradients", "reduces_half"),
     "all-reduced gradients of ZeRO-1, and their copies": lambda data: (
         set_facts(data, "true", "scatters_gradients"), set_facts(data, "false", "copies_reduced")),

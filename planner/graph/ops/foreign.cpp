@@ -95,6 +95,17 @@ Product with_scores(const OpShape& s, DataType type) {  // a row of scores for e
 Product twice_with_scores(const OpShape& s, DataType type) {  // gradients of queries and of keys
   return {.m = 2 * query_rows(s), .n = s.head_dim, .k = s.sequence, .result = Bytes(2 * head_elements(s) * e(type))};
 }
+// Copies and scalings beside them (Megatron-LM and its forks, as PyTorch's autograd runs them;
+// kernels of their own): the weighted sum is brought to the order of tokens (permute, contiguous);
+// the gradients of queries and of keys, of which the product was taken times a factor (baddbmm's
+// alpha), are multiplied by it, and those of queries, keys and values are joined to one tensor (the
+// gradient of a split).
+Bytes brought_to_tokens(const OpShape& s, DataType type) { return Bytes(2 * head_elements(s) * e(type)); }
+Bytes scaled_and_joined(const OpShape& s, DataType type) {
+  return Bytes(2 * (head_elements(s) + key_value_elements(s) / 2 + fused_elements(s)) * e(type));
+}
+int with_one_copy(const OpShape&) { return 1 + 1; }
+int scores_gradient_launches(const OpShape&) { return 2 + 2 + 1; }
 // Half of attention's: every query with every key.
 ModelProducts half_of_attention(const OpShape& s) {
   return {static_cast<double>(s.batch * s.sequence) * static_cast<double>(s.sequence),
@@ -152,7 +163,8 @@ Bytes softmax_workspace(const OpShape& s) {
 Bytes softmax_gradient_workspace(const OpShape& s) {
   return Bytes(s.apart ? (s.in_half ? wide - 2 : wide) * s.rows * s.columns : 0);
 }
-// In the kernel of a sum, only the mask is another operand.
+// In the kernel of a sum, only the mask is another operand, and nothing is launched.
+int dropout_launches(const OpShape& s) { return s.in_sum ? 0 : 1; }
 OpWork dropout_work(const OpShape& s, DataType type) {  // a random number, compare, scale
   return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * (s.in_sum ? 1 : 2 * e(type) + 1))};
 }
@@ -162,6 +174,7 @@ OpWork dropout_gradient_work(const OpShape& s, DataType type) {
 OpWork multiply_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(3 * s.rows * s.columns * e(type))};
 }
+int multiply_gradient_launches(const OpShape&) { return 2; }
 OpWork multiply_gradient_work(const OpShape& s, DataType type) {  // two products of two tensors
   return {flops(2 * s.rows * s.columns), Bytes(6 * s.rows * s.columns * e(type))};
 }
@@ -229,8 +242,10 @@ constexpr OpRow rows[] = {
      .gradients = attention_values_gradients,
      .by_head = true,
      .work = one_product_work,
+     .launches = with_one_copy,
      .cost = CostClass::product,
      .product = with_scores,
+     .beside = brought_to_tokens,
      .model_products = half_of_attention},
     {.kind = OpKind::dropout,
      .name = "dropout",
@@ -238,7 +253,8 @@ constexpr OpRow rows[] = {
      .localize = localize_elementwise,
      .operands = dropout_operands,
      .gradients = dropout_gradients,
-     .work = dropout_work},
+     .work = dropout_work,
+     .launches = dropout_launches},
     {.kind = OpKind::multiply,
      .name = "multiply",
      .sharding = ShardingRule::tokenwise,
@@ -296,8 +312,10 @@ constexpr OpRow rows[] = {
      .accumulates = true,
      .by_head = true,
      .work = attention_scores_gradient_work,
+     .launches = scores_gradient_launches,
      .cost = CostClass::product,
-     .product = twice_with_scores},
+     .product = twice_with_scores,
+     .beside = scaled_and_joined},
     {.kind = OpKind::dropout_gradient,
      .name = "dropout_gradient",
      .operands = dropout_gradient_operands,
@@ -306,7 +324,8 @@ constexpr OpRow rows[] = {
     {.kind = OpKind::multiply_gradient,
      .name = "multiply_gradient",
      .operands = multiply_gradient_operands,
-     .work = multiply_gradient_work},
+     .work = multiply_gradient_work,
+     .launches = multiply_gradient_launches},
     {.kind = OpKind::copy_keys_gradient,
      .name = "copy_keys_gradient",
      .operands = copy_keys_gradient_operands,

@@ -65,16 +65,27 @@ OpWork layer_norm_work(const OpShape& s, DataType type) {
 OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, normalise 1, scale 1
   return {flops(4 * s.rows * s.columns), Bytes((2 * s.rows + 1) * s.columns * e(type) + 4 * s.rows)};
 }
+// Kernels of their own: one reads both again for the gradients of parameters (apex's
+// cuComputePartGradGammaBeta, PyTorch's GammaBetaBackward), one reads both gradients to add them.
+bool adds_apart(const OpShape& s) { return s.stepwise && s.accumulate; }
+std::int64_t passes_apart(const OpShape& s, std::int64_t trained) {
+  return (s.apart && trained > 0 ? 2 : 0) + (adds_apart(s) ? 2 : 0);
+}
+int launches_apart(const OpShape& s, std::int64_t trained) {
+  return 1 + (s.apart && trained > 0 ? 1 : 0) + (adds_apart(s) ? 1 : 0);
+}
+int layer_norm_gradient_launches(const OpShape& s) { return launches_apart(s, trained_of_two(s)); }
+int rms_norm_gradient_launches(const OpShape& s) { return launches_apart(s, trained_of_one(s)); }
 // Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to the
 // present value.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
-          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows +
+          Bytes(((2 + input_gradient_passes(s) + passes_apart(s, trained_of_two(s))) * s.rows + 1) * s.columns * e(type) + 8 * s.rows +
                 8 * trained_of_two(s) * s.columns)};
 }
 OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
-          Bytes(((2 + input_gradient_passes(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows +
+          Bytes(((2 + input_gradient_passes(s) + passes_apart(s, trained_of_one(s))) * s.rows + 1) * s.columns * e(type) + 4 * s.rows +
                 8 * trained_of_one(s) * s.columns)};
 }
 
@@ -141,6 +152,7 @@ constexpr OpRow rows[] = {
      .operands = layer_norm_gradient_operands,
      .accumulates = true,
      .work = layer_norm_gradient_work,
+     .launches = layer_norm_gradient_launches,
      .measured_over = MeasuredOver::elementwise,
      .cuda_workspace = layer_norm_gradient_cuda_workspace},
     {.kind = OpKind::rms_norm_gradient,
@@ -148,6 +160,7 @@ constexpr OpRow rows[] = {
      .operands = rms_norm_gradient_operands,
      .accumulates = true,
      .work = rms_norm_gradient_work,
+     .launches = rms_norm_gradient_launches,
      .measured_over = MeasuredOver::elementwise,
      .cuda_workspace = rms_norm_gradient_cuda_workspace},
 };

@@ -158,6 +158,11 @@ OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
                 weight_gradient_bytes(s, type) * (s.columns * s.inner + (s.bias ? s.columns : 0))),
           true};
 }
+// The sum of rows that is the bias's gradient, where a kernel of its own reads them.
+int linear_weight_gradient_launches(const OpShape& s) { return s.apart && s.bias ? 2 : 1; }
+Bytes bias_summed_apart(const OpShape& s, DataType type) {
+  return Bytes(s.apart && s.bias ? s.rows * s.columns * e(type) : 0);
+}
 
 // Workspaces on CPU (cpu_workspace.h) -------------------------------------------------------------
 
@@ -251,9 +256,11 @@ constexpr OpRow rows[] = {
      .of_weights = true,
      .of_bias_alone = OpKind::bias_gradient,
      .work = linear_weight_gradient_work,
+     .launches = linear_weight_gradient_launches,
      .cost = CostClass::product,
      .product = linear_weight_gradient_product,
      .casts = linear_weight_gradient_casts,
+     .beside = bias_summed_apart,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_weight_gradient_cpu_workspace,

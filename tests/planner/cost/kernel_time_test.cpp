@@ -332,6 +332,43 @@ TEST_CASE("scores with ALiBi are added to biases, which are written and read bes
   CHECK(time(OpKind::attention_values, with_alibi) == time(OpKind::attention_values, plain));
 }
 
+// What PyTorch runs forward and backward of baddbmm, softmax, bmm, permute and contiguous between a
+// split and its gradient, counted by its profiler (torch 2.15: aten::copy_, mul and cat).
+TEST_CASE("attention in several kernels copies its result, and scales and joins its gradients") {
+  DeviceKind device = tiled_device();
+  const OpShape shape{.rows = 256, .sequence = 256, .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 8};
+  const auto without_launches = [&](OpKind op, const OpShape& of) {
+    return kernel_time(op, of, DataType::fp16, device, device.rates[0]).value -
+           (device.kernel_launch * launches(op, of)).value;
+  };
+  CHECK(launches(OpKind::attention_scores, shape) == 1);
+  CHECK(launches(OpKind::attention_values, shape) == 2);
+  CHECK(launches(OpKind::attention_probabilities_gradient, shape) == 1);
+  CHECK(launches(OpKind::attention_values_gradient, shape) == 1);
+  CHECK(launches(OpKind::attention_scores_gradient, shape) == 5);  // two products, two factors, one tensor
+  // A head's width of queries, keys and values, read and written.
+  const double width = 2.0 * (Bytes(256 * 2 * 8 * size_of(DataType::fp16)) / device.rates[0].memory).value;
+  CHECK(without_launches(OpKind::attention_values, shape) -
+            without_launches(OpKind::attention_values_gradient, shape) ==
+        doctest::Approx(4 * width).epsilon(1e-6));
+  const OpRow& row = row_of(OpKind::attention_scores_gradient);
+  REQUIRE(static_cast<bool>(row.beside));
+  CHECK(row.beside(shape, DataType::fp16) == Bytes(2 * (4 + 2 + 4 + 2 + 2) * 256 * 2 * 8 * 2));
+}
+
+TEST_CASE("a product of two tensors has two gradients, and dropout in a sum's kernel is no kernel") {
+  const OpShape shape{.rows = 256, .columns = 64};
+  CHECK(launches(OpKind::multiply, shape) == 1);
+  CHECK(launches(OpKind::multiply_gradient, shape) == 2);
+  OpShape in_sum = shape;
+  in_sum.in_sum = true;
+  CHECK(launches(OpKind::dropout, shape) == 1);
+  CHECK(launches(OpKind::dropout, in_sum) == 0);
+  const DeviceKind device = tiled_device();
+  CHECK(kernel_time(OpKind::dropout, in_sum, DataType::fp16, device, device.rates[0]).value ==
+        doctest::Approx((row_of(OpKind::dropout).work(in_sum, DataType::fp16).bytes / device.rates[0].memory).value));
+}
+
 TEST_CASE("attention of a GPU computes whole blocks, at a share of a product's rate") {
   const DeviceKind device = tiled_device();
   const OpShape shape{.sequence = 129, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 2};

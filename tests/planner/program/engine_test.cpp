@@ -319,6 +319,37 @@ TEST_CASE("what an engine does not fuse stays apart") {
   CHECK(kernels(engine, OpKind::activation) == 1);
 }
 
+TEST_CASE("kernels of their own add gradients of norms, sum those of their parameters, and those of biases") {
+  const Sizes sizes{256, 2, 512, 8};
+  const auto backward = [&](const Engine& engine, OpKind op) {
+    int kernels = 0;
+    Bytes bytes;
+    for (const Instruction& one : layer(sizes, engine, Recompute::none).backward.instructions)
+      if (one.kind == InstructionKind::kernel && one.op == op) {
+        const OpRow& row = row_of(op);
+        kernels += launches(one.op, one.shape);
+        bytes += row.work(one.shape, one.type).bytes + (row.beside ? row.beside(one.shape, one.type) : Bytes());
+      }
+    return std::pair(kernels, bytes);
+  };
+  const std::int64_t pass = 256 * 2 * 512 * size_of(DataType::bf16);  // over all tokens of the residual stream
+  for (const bool fuses_others : {true, false}) {
+    Engine engine{.name = "other", .fused_norm = fuses_others, .fused_activation = fuses_others};
+    const auto [norms, norm_bytes] = backward(engine, OpKind::layer_norm_gradient);
+    const auto [weights, weight_bytes] = backward(engine, OpKind::linear_weight_gradient);
+    CHECK(norms == 2);
+    CHECK(weights == 4);
+    engine.fused_sums = false;  // the gradient is written, and read again with the other: two passes more
+    CHECK(backward(engine, OpKind::layer_norm_gradient) == std::pair(norms + 2, norm_bytes + Bytes(2 * 2 * pass)));
+    engine.fused_norm_gradient = false;
+    CHECK(backward(engine, OpKind::layer_norm_gradient) == std::pair(norms + 4, norm_bytes + Bytes(2 * 4 * pass)));
+    CHECK(backward(engine, OpKind::linear_weight_gradient) == std::pair(weights, weight_bytes));
+    engine.fused_bias_gradient = false;  // of queries, keys and values, and of the feed-forward's first product
+    CHECK(backward(engine, OpKind::linear_weight_gradient) ==
+          std::pair(weights + 2, weight_bytes + Bytes((3 + 4) * pass)));
+  }
+}
+
 namespace {
 
 // What rank `pipeline_rank` does in a step of a small GPT on two pipeline stages, two data-parallel

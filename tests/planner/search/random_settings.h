@@ -151,7 +151,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   constexpr int multiples[] = {1, 4, 8};
   engine.softmax_multiple = multiples[apart() % std::size(multiples)];
   if (apart() % 4 == 0) engine.softmax_up_to = 8;
-  for (bool Engine::*const fact : {&Engine::copies_keys, &Engine::copies_logits, &Engine::copies_to_buckets})
+  for (bool Engine::*const fact :
+       {&Engine::copies_keys, &Engine::copies_logits, &Engine::copies_to_buckets, &Engine::lists_updates,
+        &Engine::fused_sums, &Engine::fused_norm_gradient, &Engine::fused_bias_gradient})
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;

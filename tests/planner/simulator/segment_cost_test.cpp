@@ -100,6 +100,44 @@ TEST_CASE("an op of several kernels is submitted kernel by kernel") {
   CHECK(duration(first, model).value == doctest::Approx(plain.value + 5.0));
 }
 
+TEST_CASE("an optimizer that takes tensors in lists is submitted by its share of a launch") {
+  Segment segment = layer();
+  Instruction& update = segment.instructions.front();
+  update.op = OpKind::adamw;
+  update.label = Label::optimizer;
+  update.shape.rows = 320 * 65536 / 4;
+  CHECK(submissions(update, false) == 1.0);
+  CHECK(submissions(update, true) == 0.25);
+  CostModel model = concurrent();
+  model.host_per_op = Seconds(8);
+  CHECK(cost_segment(segment, model).instructions[1].submitted == Seconds(16));
+  model.lists_updates = true;
+  const CostedSegment listed = cost_segment(segment, model);
+  CHECK(listed.instructions[0].submitted == Seconds(2));
+  CHECK(listed.instructions[1].submitted == Seconds(10));
+  // Several launches, of which the first lets the device begin.
+  update.shape.rows = 3 * 320 * 65536;
+  CHECK(submissions(update, true) == 3.0);
+  CHECK(cost_segment(segment, model).instructions[0].submitted == model.host_per_op);
+  // Nothing else is listed: other kernels, an update of several kernels, what the host updates.
+  Instruction other = update;
+  other.op = OpKind::sum_squares;
+  CHECK(submissions(other, true) == 3.0);
+  other.label = Label::compute;
+  CHECK(submissions(other, true) == 1.0);
+  other = update;
+  other.shape.stepwise = true;
+  CHECK(submissions(other, true) == launches(other));
+  other = update;
+  other.home = Home::host;
+  CHECK(submissions(other, true) == 1.0);
+  // Where launches block, the host's time is that of the share.
+  update.shape.rows = 320 * 65536 / 4;
+  const Seconds plain = duration(update, model);
+  model.blocks_launches = true;
+  CHECK(duration(update, model).value == doctest::Approx(plain.value + 2.0));
+}
+
 TEST_CASE("where launches block, the host's time adds to each op") {
   Instruction kernel = layer().instructions.front();
   REQUIRE(kernel.kind == InstructionKind::kernel);
