@@ -328,11 +328,10 @@ int launches(const Instruction& instruction) {
 
 double submissions(const Instruction& instruction, bool lists_updates) {
   const bool is_listed = lists_updates && instruction.kind == InstructionKind::kernel &&
-                         instruction.home == Home::device &&
-                         (instruction.op == OpKind::adamw || instruction.op == OpKind::sum_squares) &&
+                         instruction.home == Home::device && row_of(instruction.op).listed &&
                          instruction.label == Label::optimizer && !instruction.shape.stepwise;
-  // NVIDIA/apex csrc/multi_tensor_apply.cuh, and DeepSpeed's and PyTorch's after it: a launch has at
-  // most 320 blocks, each with 65,536 elements (2048 * 32) of one tensor.
+  // NVIDIA/apex csrc/multi_tensor_apply.cuh, and DeepSpeed's and PyTorch's after it: a launch has
+  // at most 320 blocks, each with 65,536 elements (2048 * 32) of one tensor.
   constexpr double elements_of_launch = 320.0 * 65536.0;
   return is_listed ? static_cast<double>(instruction.shape.rows) / elements_of_launch : launches(instruction);
 }

@@ -441,6 +441,7 @@ struct OpRow {
   OpWork (*work)(const OpShape&, DataType) = nullptr;
   // How many kernels it is, each of which the host submits; null: one.
   int (*launches)(const OpShape&) = nullptr;
+  bool listed = false;  // a fused optimizer takes tensors in lists (Engine::lists_updates)
   CostClass cost = CostClass::moving;
   // CostClass::product: the matrix product that the kernel computes.
   Product (*product)(const OpShape&, DataType) = nullptr;
@@ -449,7 +450,8 @@ struct OpRow {
   CastElements (*casts)(const OpShape&) = nullptr;
   // Products that add to what a kernel before them wrote: the elements of that.
   std::int64_t (*added_to)(const OpShape&) = nullptr;
-  // Products with kernels beside them, which `launches` counts: the bytes that these read and write.
+  // Products with kernels beside them, which `launches` counts: the bytes that these read and
+  // write.
   Bytes (*beside)(const OpShape&, DataType) = nullptr;
   // Forward ops that count in model FLOPs: their products with the sizes of one rank.
   ModelProducts (*model_products)(const OpShape&) = nullptr;

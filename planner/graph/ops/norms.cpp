@@ -68,8 +68,8 @@ OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, norma
 // Kernels of their own: one reads both again for the gradients of parameters (apex's
 // cuComputePartGradGammaBeta, PyTorch's GammaBetaBackward), one reads both gradients to add them.
 bool adds_apart(const OpShape& s) { return s.stepwise && s.accumulate; }
-std::int64_t passes_apart(const OpShape& s, std::int64_t trained) {
-  return (s.apart && trained > 0 ? 2 : 0) + (adds_apart(s) ? 2 : 0);
+std::int64_t gradient_passes(const OpShape& s, std::int64_t trained) {
+  return 2 + input_gradient_passes(s) + (s.apart && trained > 0 ? 2 : 0) + (adds_apart(s) ? 2 : 0);
 }
 int launches_apart(const OpShape& s, std::int64_t trained) {
   return 1 + (s.apart && trained > 0 ? 1 : 0) + (adds_apart(s) ? 1 : 0);
@@ -80,12 +80,12 @@ int rms_norm_gradient_launches(const OpShape& s) { return launches_apart(s, trai
 // present value.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 14 : 13) * s.rows * s.columns),
-          Bytes(((2 + input_gradient_passes(s) + passes_apart(s, trained_of_two(s))) * s.rows + 1) * s.columns * e(type) + 8 * s.rows +
+          Bytes((gradient_passes(s, trained_of_two(s)) * s.rows + 1) * s.columns * e(type) + 8 * s.rows +
                 8 * trained_of_two(s) * s.columns)};
 }
 OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
   return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
-          Bytes(((2 + input_gradient_passes(s) + passes_apart(s, trained_of_one(s))) * s.rows + 1) * s.columns * e(type) + 4 * s.rows +
+          Bytes((gradient_passes(s, trained_of_one(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows +
                 8 * trained_of_one(s) * s.columns)};
 }
 
