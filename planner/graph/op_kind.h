@@ -200,9 +200,8 @@ struct OpShape {
   bool master = false;        // the fp32 master copy is present
   bool scaled = false;        // they and cross_entropy_gradient: the loss scale is present (LossScale)
   // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel that
-  // reads and writes all elements.
+  // reads and writes all elements. layer_norm, rms_norm: a kernel behind the gradient adds it.
   bool stepwise = false;
-  // layer_norm and rms_norm, too: what the gradient adds to is added by a kernel behind it.
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
   // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a
   // kernel of their own.
