@@ -68,9 +68,13 @@ std::optional<std::string> illegal_data(const OpGraph& /*graph*/, const Training
                                         const ParallelSpec& spec) {
   const std::int64_t batch = training.global_batch;
   if (spec.dp() < 1) return fmt::format("the data-parallel degree is {}; it must be at least 1", spec.dp());
-  if (spec.micro_batch < 1 || batch % spec.micro_batch != 0)
-    return fmt::format("micro-batches of {} cannot split a global batch of {} sequences; legal micro-batches: {}",
-                       spec.micro_batch, batch, list_degrees(divisors(batch)));
+  if (spec.micro_batch < 1 || batch % spec.micro_batch != 0) {
+    const int ranks = spec.mesh.batch_ranks();
+    const bool divides = ranks > 1 && batch % ranks == 0;
+    return fmt::format("micro-batches of {} cannot split a global batch of {} sequences{}; legal micro-batches: {}",
+                       spec.micro_batch, batch, divides ? fmt::format(" over {} data-parallel ranks", ranks) : "",
+                       list_degrees(divisors(divides ? batch / ranks : batch)));
+  }
   if (!spec.replica_micro_batches.empty()) return illegal_replicas(training, spec);
   if (batch / spec.micro_batch % spec.mesh.batch_ranks() == 0) return std::nullopt;
   return fmt::format(

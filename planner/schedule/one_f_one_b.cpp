@@ -81,7 +81,7 @@ Round slowest_round(std::span<const Seconds> forward, std::span<const Seconds> b
     if (forward[s] + backward[s] > slowest.time) slowest = {.first = s, .last = s, .time = forward[s] + backward[s]};
   while (true) {
     const Seconds rate = slowest.time / (slowest.last - slowest.first + 1);
-    // Of rounds that turn back on stage u: the one whose time is most above the rate.
+    // The round that turns back on stage u and takes most above the rate.
     Round round, best = slowest;
     Seconds above(-1.0), most;
     for (int u = 0; u < stages; ++u) {
@@ -105,8 +105,8 @@ Round slowest_round(std::span<const Seconds> forward, std::span<const Seconds> b
   }
 }
 
-// Of a step that goes on with these rounds once it has been through the pipeline; nothing where it
-// ends before.
+// The time of a step that goes on with these rounds once it has been through the pipeline; nothing
+// where it ends before.
 Seconds time_of_rounds(const Round& round, std::span<const Seconds> forward, std::span<const Seconds> backward,
                        std::span<const Seconds> transfer, int micro_batches) {
   const int n = static_cast<int>(forward.size()) - round.first;

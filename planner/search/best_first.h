@@ -63,8 +63,8 @@ struct BestFirst {
 struct BestFirstSteps {
   // Makes the candidates of a part; may be empty where all are made.
   std::function<std::vector<Open>(const Open& part)> look_into;
-  // A better bound of a candidate than its first one, or the same, asked for when its turn comes; may
-  // be empty.
+  // A better bound of a candidate than its first one, or the same, asked for when its turn comes;
+  // may be empty.
   std::function<Score(const Open& candidate)> sharpened = {};
   // How many candidates may be simulated next, together; zero ends the search.
   std::function<std::int64_t()> room;

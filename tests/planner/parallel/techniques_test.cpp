@@ -351,6 +351,11 @@ TEST_CASE("Degrees that cannot be say why, and what can") {
       "data parallelism over 4 cannot split a global batch of 16 sequences in micro-batches of 8; legal degrees: 1, 2");
   spec.micro_batch = 3;
   CHECK(reason(tiny_gpt2(), spec) ==
+        "micro-batches of 3 cannot split a global batch of 16 sequences over 4 data-parallel ranks; legal "
+        "micro-batches: 1, 2, 4");
+  spec = layout(tiny_gpt2(), 1, 1, 1);
+  spec.micro_batch = 3;
+  CHECK(reason(tiny_gpt2(), spec) ==
         "micro-batches of 3 cannot split a global batch of 16 sequences; legal micro-batches: 1, 2, 4, 8, 16");
   CHECK(reason(tiny_gpt2(), layout(tiny_gpt2(), 0, 1, 1)) == "the data-parallel degree is 0; it must be at least 1");
 

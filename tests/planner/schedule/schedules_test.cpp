@@ -516,7 +516,7 @@ TEST_CASE("Transfers slow the steady state of 1F1B on equal stages by 2 t (p - 1
 
 TEST_CASE("Stages in a row that are slower than those behind them set 1F1B's pace, with the transfers between them") {
   const ScheduleRow& row = row_of(ScheduleKind::one_f_one_b);
-  // Of six stages, those at 1 to 3 are slow: three micro-batches go down and back in 3 * 6 + 4 t.
+  // Stages 1 to 3 of six are slow: three micro-batches go down and back in 3 * 6 + 4 t.
   const std::vector<Seconds> forward = {Seconds(1), Seconds(2), Seconds(2), Seconds(2), Seconds(1), Seconds(1)};
   const std::vector<Seconds> backward = {Seconds(2), Seconds(4), Seconds(4), Seconds(4), Seconds(2), Seconds(2)};
   const std::vector<Seconds> transfer = repeat(5, 0.25);

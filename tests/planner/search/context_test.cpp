@@ -174,7 +174,7 @@ TEST_CASE("context parallelism is searched where each rank has 1,024 tokens, and
   CHECK(exchanged_by(shortest_shared_sequence, {}) == 1);
   CHECK(exchanged_by(shortest_shared_sequence, {{Choice::cp_method, ContextMethod::ulysses}}) == any_context_ranks);
   CHECK(exchanged_by(medium_sequence, {}) == any_context_ranks);
-  // Of deep models, from that on.
+  // Deep models from that on alone.
   OpGraph deep = graph_of("tiny-llama", shortest_shared_sequence);
   deep.blocks.resize(deep_model + 1);
   CHECK(usual_width(deep, training.engine, {}).most_context_ranks == 1);
