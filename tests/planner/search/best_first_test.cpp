@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -43,6 +45,40 @@ TEST_CASE("a search is settled once none can beat its best plan or tie with it, 
   add(search, std::vector{open_at(9.0)});
   CHECK_FALSE(is_certified(search));
   CHECK_FALSE(is_settled(search));
+}
+
+TEST_CASE("a candidate whose sharper bound is above the best plan is not simulated") {
+  BestFirst search{.top = 1};
+  const Candidate candidate;
+  const DeviceMesh mesh;
+  std::vector<Open> all;
+  for (std::uint64_t place = 0; place < 6; ++place)
+    all.push_back({.bound = {1.0, 0.0}, .place = place, .candidate = &candidate, .part = 0, .mesh = &mesh});
+  add(search, all);
+  // The later a candidate's place, the less it takes, and the less its sharper bound.
+  const auto sharp = [](const Open& one) { return 10.0 - static_cast<double>(one.place); };
+  std::vector<std::uint64_t> asked, simulated;
+  run(search, {.look_into = {},
+               .sharpened = [&](const Open& one) {
+                 asked.push_back(one.place);
+                 return std::max(one.bound, Score{sharp(one), 0.0});
+               },
+               .room = [] { return std::int64_t{1}; },
+               .is_new = {},
+               .simulate = [&](std::span<const Open> turns) {
+                 std::vector<Ranked> ranked;
+                 for (const Open& one : turns) {
+                   CHECK(one.bound.first == sharp(one));
+                   simulated.push_back(one.place);
+                   ranked.push_back(plan_of(1, sharp(one) + 0.5));
+                 }
+                 return ranked;
+               }});
+  // Each is asked once, and the first to be simulated rules the others out.
+  CHECK(asked == std::vector<std::uint64_t>{0, 1, 2, 3, 4, 5});
+  CHECK(simulated == std::vector<std::uint64_t>{5});
+  CHECK(search.simulated == 1);
+  CHECK(is_certified(search));
 }
 
 TEST_CASE("behind a certain best plan few variants of a set of degrees are simulated, none far above it") {

@@ -81,7 +81,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   std::mt19937 random(11);
   double share = 0.0;
   int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0, smaller_known = 0,
-      some_layers = 0, as_given = 0;
+      some_layers = 0, as_given = 0, lacking = 0, lacking_in_groups = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = setting % 10 == 0   ? graph_of("tiny-mlp", 16)
@@ -171,6 +171,18 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       CHECK(!floors.lacks_room(group.spec));
       CHECK(!floors.lacks_room_in_any_shards(layout, choices));
       CHECK(floors.can_hold(layout, choices));
+      // What lacks room whatever the groups of shards lacks it in the layout's own.
+      if (cluster.devices() > 1) {
+        Cluster half_of_it = tight;
+        half_of_it.groups.front().device.memory_capacity = Bytes(simulated.memory.peak().count / 2);
+        CandidateMaker of_less(graph, half_of_it, training);
+        LayoutFloors with_less(graph, half_of_it, training, request, width, of_less);
+        if (with_less.lacks_room_in_any_shards(layout, choices)) {
+          CHECK(!with_less.can_hold(layout, choices));
+          ++lacking;
+          lacking_in_groups += layout.mesh.dp_shard > 0;
+        }
+      }
       CHECK(floors.time_within_memory(layout, choices) <= time);
       CHECK(floors.memory_of(layout, choices, of_micro_batch.memory) <= simulated.memory.peak());
       const Bytes by_share = floors.memory_by_share(layout, choices);
@@ -189,6 +201,8 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   CHECK(smaller_known > 50);
   CHECK(some_layers > 20);
   CHECK(as_given > 20);
+  CHECK(lacking > 20);
+  CHECK(lacking_in_groups > 0);
 }
 
 TEST_CASE("floors of groups that exchange tokens for heads are below their layouts, as given and by share") {
