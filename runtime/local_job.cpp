@@ -19,6 +19,7 @@
 #include "planner/base/error.h"
 #include "planner/base/file.h"
 #include "planner/base/json.h"
+#include "planner/base/parallel_for.h"
 #include "planner/program/lower.h"
 #include "runtime/warm_up.h"
 
@@ -199,7 +200,8 @@ void LocalJob::prepare(const InitialValues& initial) {
     rank.backend->attach_thread();
     rank.executor = std::make_unique<Executor>(program, groups_, *rank.backend, *rank.communicator, rank.arena,
                                                SampleRange{first_sample(job_.layout, job_.training, replica), samples});
-    initialise(*job_.graph, program, rank.arena, job_.training.precision, initial);
+    initialise(*job_.graph, program, rank.arena, job_.training.precision, initial,
+               std::max(threads_of_this_machine() / static_cast<int>(ranks_.size()), 1));
   });
 }
 

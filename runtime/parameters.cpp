@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "planner/base/allocated.h"
+#include "planner/base/parallel_for.h"
 #include "runtime/checkpoint/logical_slice.h"
 #include "runtime/device/cpu/host_conversion.h"
 
@@ -37,6 +38,26 @@ void for_each_element(const OpGraph& graph, const HeldSlice& held, Visit visit) 
     for (std::int64_t column = held.slice.column; column < held.slice.column + held.slice.columns; ++column)
       visit(at++, row * logical_columns + column);
 }
+
+// Parts of a slice of whole rows, or of a single row of parts of it, about as large as each other.
+std::vector<HeldSlice> divided(const HeldSlice& held, std::int64_t parts) {
+  std::vector<HeldSlice> result;
+  const bool by_rows = held.slice.rows > 1;
+  const std::int64_t pieces = by_rows ? held.slice.rows : held.slice.columns;
+  parts = std::clamp<std::int64_t>(parts, 1, std::max<std::int64_t>(pieces, 1));
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const std::int64_t begin = pieces * part / parts, count = pieces * (part + 1) / parts - begin;
+    HeldSlice own = held;
+    (by_rows ? own.slice.row : own.slice.column) += begin;
+    (by_rows ? own.slice.rows : own.slice.columns) = count;
+    own.at += by_rows ? begin * held.slice.columns : begin;
+    result.push_back(own);
+  }
+  return result;
+}
+
+// Elements from which on a thread more is worth its start.
+constexpr std::int64_t elements_of_a_thread = 1 << 16;
 
 std::int64_t elements_of(const Program& program, int buffer, DataType type) {
   return program.buffers[buffer].bytes / size_of(type);
@@ -75,7 +96,7 @@ InitialValues initializer(std::uint64_t seed) {
 }
 
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
-                const InitialValues& initial) {
+                const InitialValues& initial, int threads) {
   for (const Bucket& bucket : program.buckets)
     for (const std::optional<int> buffer :
          {bucket.first_moment, bucket.second_moment, bucket.first_scales, bucket.second_scales})
@@ -91,7 +112,12 @@ void initialise(const OpGraph& graph, const Program& program, const Arena& arena
     auto values = allocated<float>(held, "the initial values of a block's parameters");
     for (const HeldSlice& part : slices_of(graph, program, static_cast<int>(b), held_ranges(bucket, whole))) {
       const std::function<float(std::int64_t)> value = initial(graph.tensors[part.tensor]);
-      for_each_element(graph, part, [&](std::int64_t at, std::int64_t logical) { values[at] = value(logical); });
+      const auto fill = [&](const HeldSlice& own) {
+        for_each_element(graph, own, [&](std::int64_t at, std::int64_t logical) { values[at] = value(logical); });
+      };
+      const std::vector<HeldSlice> parts =
+          divided(part, std::min<std::int64_t>(threads, part.slice.elements() / elements_of_a_thread));
+      parallel_for(static_cast<int>(parts.size()), parts.size(), [&](int, std::size_t own) { fill(parts[own]); });
     }
     const float* const shard = values.data() + (whole ? begin_in_whole(bucket) : 0);
     write_numbers(arena, bucket.parameters, precision, values.data(), held);

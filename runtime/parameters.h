@@ -22,9 +22,9 @@ using InitialValues = std::function<std::function<float(std::int64_t)>(const Ten
 InitialValues initializer(std::uint64_t seed);
 
 // Fills this rank's parameters (padding with zeros) in `precision`, the master copies, and the
-// optimizer state with zeros.
+// optimizer state with zeros, by so many threads: a billion normal values take one about 40 s.
 void initialise(const OpGraph& graph, const Program& program, const Arena& arena, DataType precision,
-                const InitialValues& values);
+                const InitialValues& values, int threads);
 
 // Writes fp32 values to a buffer of `type`, rounded to it, from its start or so many elements
 // behind it.

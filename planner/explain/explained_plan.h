@@ -7,12 +7,12 @@
 #include <optional>
 #include <string>
 
+#include "planner/base/parallel_for.h"
 #include "planner/cost/cost_model.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/objective.h"
 #include "planner/plan/plan.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/parallel_for.h"
 #include "planner/search/search.h"
 #include "planner/search/simulated_steps.h"
 #include "planner/simulator/block_shapes.h"

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "planner/search/parallel_for.h"
+#include "planner/base/parallel_for.h"
 #include "planner/search/space.h"
 
 namespace parplan {

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
+#include "planner/base/parallel_for.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/candidates.h"
-#include "planner/search/parallel_for.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {

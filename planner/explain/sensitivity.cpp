@@ -8,11 +8,11 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/parallel_for.h"
 #include "planner/cluster/host_share.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/cluster/routes.h"
 #include "planner/parallel/techniques.h"
-#include "planner/search/parallel_for.h"
 
 namespace parplan {
 namespace {

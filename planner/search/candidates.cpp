@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "planner/base/parallel_for.h"
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/recompute.h"
@@ -15,7 +16,6 @@
 #include "planner/plan/unlike_replicas.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/layout_cuts.h"
-#include "planner/search/parallel_for.h"
 #include "planner/search/rank_cuts.h"
 #include "planner/search/replica_shares.h"
 

@@ -14,13 +14,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include "planner/base/parallel_for.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/spec_hash.h"
 #include "planner/search/best_first.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
 #include "planner/search/open_parts.h"
-#include "planner/search/parallel_for.h"
 #include "planner/search/restrictions.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/search/simulated_steps.h"

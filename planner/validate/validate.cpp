@@ -10,12 +10,12 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/base/parallel_for.h"
 #include "planner/graph/engine_graph.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/plan/memory_verdict.h"
 #include "planner/plan/recompute.h"
 #include "planner/report/error_band.h"
-#include "planner/search/parallel_for.h"
 #include "planner/suggest.h"
 #include "planner/validate/collective_run.h"
 
@@ -64,7 +64,7 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
   result.engine = stated.training.engine.name;
   if (!result.skipped.empty()) return result;
   try {
-    const OpGraph graph = as_run_by(stated.training.engine, graph_of(stated.model), stated.training.fp8);
+    const OpGraph graph = as_run_by(stated.training, graph_of(stated.model));
     SuggestRequest request;
     request.graph = &graph;
     request.model_name = stated.model.name;

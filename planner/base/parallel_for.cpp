@@ -1,4 +1,4 @@
-#include "planner/search/parallel_for.h"
+#include "planner/base/parallel_for.h"
 
 #include <algorithm>
 #include <atomic>
