@@ -6,7 +6,7 @@
 namespace parplan {
 
 OpGraph graph_of(const ModelSpec& model, std::int64_t sequence_length, const TrainingSpec& training) {
-  return as_trained(training, as_run_by(training.engine, build_graph(model, sequence_length), training.fp8));
+  return as_trained(training, as_run_by(training, build_graph(model, sequence_length)));
 }
 
 // The names are the same for every sequence length.

@@ -297,6 +297,12 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }
 
+OpGraph as_run_by(const TrainingSpec& training, OpGraph graph) {
+  Engine engine = training.engine;
+  if (is_own(engine)) engine.vocabulary_multiple = own_vocabulary_multiple(training.precision);
+  return as_run_by(engine, std::move(graph), training.fp8);
+}
+
 OpGraph quantized(OpGraph graph) {
   const Engine own;
   return Rewriting(own, true, std::move(graph)).rewrite();

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "planner/graph/engine.h"
 #include "planner/graph/op_graph.h"
+#include "planner/graph/training_spec.h"
 
 namespace parplan {
 
@@ -12,6 +12,13 @@ namespace parplan {
 // once, the casts; and with the vocabulary padded as it pads it. parplan's own runtime runs the
 // graph as it is.
 OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8 = false);
+// The same for a training: parplan's own runtime pads the vocabulary where matrix units compute
+// (own_vocabulary_multiple).
+OpGraph as_run_by(const TrainingSpec& training, OpGraph graph);
+// What a rank's rows of the vocabulary are padded to a multiple of by parplan's own runtime. Matrix
+// units read 16 bytes at a time, so that rows of logits of an odd length take cuBLASLt 4 to 36
+// times as long (docs/gpu.md); 128 is what Megatron-LM and llm.c pad to. In fp32 they do not.
+constexpr int own_vocabulary_multiple(DataType precision) { return precision == DataType::fp32 ? 1 : 128; }
 // The graph with a cast of each activation that products of layers read.
 OpGraph quantized(OpGraph graph);
 

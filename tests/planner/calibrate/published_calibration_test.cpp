@@ -28,7 +28,7 @@ struct Simulated {
 
 Simulated simulate(const PublishedRun& run) {
   const StatedRun stated = state(run, as_stated);
-  Simulated result{.graph = as_run_by(stated.training.engine, graph_of_published(stated.model)), .plan = {}};
+  Simulated result{.graph = as_run_by(stated.training, graph_of_published(stated.model)), .plan = {}};
   SuggestRequest request;
   request.graph = &result.graph;
   request.model_name = stated.model.name;

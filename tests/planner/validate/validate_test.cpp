@@ -70,7 +70,7 @@ TEST_CASE("a run of which all is stated is simulated as it stands") {
   CHECK(validated.assumed.empty());
   const StatedRun stated = state(stated_run(), as_stated);
   CHECK(stated.training.engine == find_engine("megatron", engines));
-  const OpGraph graph = as_run_by(stated.training.engine, graph_of_published(stated.model));
+  const OpGraph graph = as_run_by(stated.training, graph_of_published(stated.model));
   CHECK(static_cast<double>(parameter_count(graph)) == doctest::Approx(1.66e9).epsilon(0.01));
   ClusterOptions options;
   options.devices = 32;
