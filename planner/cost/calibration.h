@@ -31,7 +31,8 @@ std::vector<KernelFit> fit_kernels(std::span<const KernelMeasurement> rows, cons
 
 // The rates that plans use where a kind was not measured, from `measured.fits`: memory at the rate
 // of kernels that only add and copy, matrix rates as the harmonic mean over the products of a type.
-// Rates that were not measured keep their values in `rates`.
+// Rates that were not measured keep their values in `rates`, those in fp8 among them, but none is
+// above what it is a share of: a file that says so would be refused.
 DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates);
 
 }  // namespace parplan

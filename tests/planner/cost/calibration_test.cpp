@@ -209,5 +209,25 @@ TEST_CASE("rates for what was not measured come from the fits") {
   CHECK(rates.vector == before.vector);
 }
 
+TEST_CASE("no step sustains more than was measured in a loop, and fp8 keeps its rates") {
+  MeasuredKernels measured = truth(BackendKind::cuda);
+  KernelFit with_casts = measured.fits.front();
+  REQUIRE(with_casts.kind == OpKind::linear);
+  with_casts.type = DataType::fp8;
+  measured.fits.push_back(with_casts);
+  DeviceRates before = device_of(BackendKind::cuda).rates.front();
+  before.matrix_half = FlopsPerSecond(900e12);
+  before.matrix_fp8 = FlopsPerSecond(1500e12);
+  before.sustained_half = FlopsPerSecond(880e12);
+  before.sustained_fp8 = FlopsPerSecond(1200e12);
+  before.sustained_memory = BytesPerSecond(5e12);
+  const DeviceRates rates = fitted_rates(measured, before);
+  REQUIRE(rates.matrix_half < before.sustained_half);
+  CHECK(rates.sustained_half == rates.matrix_half);
+  CHECK(rates.matrix_fp8 == before.matrix_fp8);
+  CHECK(rates.sustained_fp8 == before.sustained_fp8);
+  CHECK(rates.sustained_memory == rates.memory);
+}
+
 }  // namespace
 }  // namespace parplan
