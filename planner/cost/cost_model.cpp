@@ -138,6 +138,16 @@ DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, De
     return rates;
   }
   const int capability = compute_capability_of(device.name).value_or(0);
+  // parplan's own kernels are for Ampere (docs/gpu.md): on an H200 forward reached 348 TFLOP/s where
+  // FlashAttention-2 is known for 354, and backward, seven products instead of five, 231 (5/7 of
+  // 304: 217).
+  constexpr int own_kernels = 80;
+  constexpr double own_gradient = 5.0 / 7.0;
+  if (is_own(engine) && capability > own_kernels) {
+    use(Rate::ampere_attention, rates.ampere_attention, Rate::ampere_attention_gradient,
+        rates.ampere_attention_gradient * own_gradient);
+    return rates;
+  }
   if (engine.attention_up_to == 0 || capability == 0) {
     rates.attention = rates.attention_gradient = {};
   } else if (capability > engine.attention_up_to) {
