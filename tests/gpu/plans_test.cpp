@@ -355,7 +355,8 @@ TEST_CASE("plans with context parallelism train on GPUs as the one-rank referenc
           TrainingSpec training = training_in(type);
           if (trial == 1) training.clip_norm = 0.5;
           LayoutRequest request;
-          request[Choice::cp] = trial == 3 ? 4 : 2;
+          // (tiny-llama's two groups of key/value heads are exchanged over two ranks at most.)
+          request[Choice::cp] = trial == 3 && (gathers || graph.name != "tiny-llama") ? 4 : 2;
           request[Choice::cp_method] = method;
           if (trial == 2 && gathers) request[Choice::tp] = 2;
           const int ranks = trial == 0 ? 2 : 4;
