@@ -39,7 +39,11 @@ constexpr std::array optional_rate_rows = {
     OptionalRate{Rate::ampere_attention_gradient, &DeviceRates::ampere_attention_gradient},
     OptionalRate{Rate::triton_attention, &DeviceRates::triton_attention},
     OptionalRate{Rate::triton_attention_gradient, &DeviceRates::triton_attention_gradient},
+    OptionalRate{Rate::unaligned_two_bytes, &DeviceRates::unaligned_two_bytes},
+    OptionalRate{Rate::unaligned_four_bytes, &DeviceRates::unaligned_four_bytes},
 };
+
+const std::array<std::string, 3> optional_sections = {"sustained", "attention", "unaligned"};
 
 // The two parts of a rate's name.
 std::string section_of(Rate rate) {
@@ -116,6 +120,7 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
                     .vector = between(low.vector, high.vector, t),
                     .memory = between(low.memory, high.memory, t),
                     .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
+                    .sustained_share = between(low.sustained_share, high.sustained_share, t),
                     .origins = less_sure(low.origins, high.origins)};
   for (const OptionalRate& one : optional_rate_rows) rates.*one.member = between(low.*one.member, high.*one.member, t);
   return rates;
@@ -186,7 +191,7 @@ DeviceKind read_device(const YamlNode& document) {
   for (const YamlNode& item : rates.items()) {
     item.allow_keys(
         {"active", "matrix_fp32", "matrix_half", "matrix_tf32", "matrix_fp8", "vector", "memory", "sustained",
-         "attention", "origins"});
+         "attention", "unaligned", "origins"});
     DeviceRates row;
     const auto positive_rate = [&](const char* key) {
       const YamlNode value = item.at(key);
@@ -202,13 +207,13 @@ DeviceKind read_device(const YamlNode& document) {
     row.vector = positive_rate("vector");
     row.memory = item.at("memory").as_bandwidth();
     if (row.memory.value <= 0.0) item.at("memory").fail("'memory' must be more than 0");
-    for (const std::string section : {"sustained", "attention"}) {
+    for (const std::string& section : optional_sections) {
       const auto stated = item.find(section);
       if (!stated) continue;
       std::vector<std::string> keys;
       for (const OptionalRate& one : optional_rate_rows)
         if (section_of(one.rate) == section) keys.push_back(key_of(one.rate));
-      if (section == "sustained") keys.emplace_back("memory");
+      if (section == "sustained") keys.insert(keys.end(), {"memory", "share"});
       stated->allow_keys(keys);
       for (const OptionalRate& one : optional_rate_rows) {
         const auto value = section_of(one.rate) == section ? stated->find(key_of(one.rate)) : std::nullopt;
@@ -216,9 +221,15 @@ DeviceKind read_device(const YamlNode& document) {
         row.*one.member = value->as_flop_rate();
         if ((row.*one.member).value <= 0.0 || row.*one.member > row.*one.reached)
           value->fail(fmt::format("expected more than 0 and at most what a {} reaches, found '{}'",
-                                  section == "attention" ? "product" : "kernel", value->as_string()));
+                                  section == "sustained" ? "kernel" : "product", value->as_string()));
       }
-      const auto memory_rate = section == "sustained" ? stated->find("memory") : std::nullopt;
+      if (section != "sustained") continue;
+      if (const auto share = stated->find("share")) {
+        row.sustained_share = share->as_number();
+        if (!(row.sustained_share > 0.0 && row.sustained_share <= 1.0))
+          share->fail(fmt::format("expected more than 0 and at most 1, found '{}'", share->as_string()));
+      }
+      const auto memory_rate = stated->find("memory");
       if (!memory_rate) continue;
       row.sustained_memory = memory_rate->as_bandwidth();
       if (row.sustained_memory.value <= 0.0 || row.sustained_memory > row.memory)
@@ -323,9 +334,10 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
     const auto write_known = [&](const std::string& key, FlopsPerSecond rate, auto write) {
       if (rate.value > 0.0) out << YAML::Key << key << YAML::Value << write(rate);
     };
-    for (const std::string section : {"sustained", "attention"}) {
+    for (const std::string& section : optional_sections) {
       const bool has_memory = section == "sustained" && row.sustained_memory.value > 0.0;
-      if (!has_memory && std::ranges::none_of(optional_rate_rows, [&](const OptionalRate& one) {
+      const bool has_share = section == "sustained" && row.sustained_share > 0.0;
+      if (!has_memory && !has_share && std::ranges::none_of(optional_rate_rows, [&](const OptionalRate& one) {
             return section_of(one.rate) == section && (row.*one.member).value > 0.0;
           }))
         continue;
@@ -333,6 +345,7 @@ std::string write_device(const DeviceKind& device, const Measurements* measureme
       for (const OptionalRate& one : optional_rate_rows)
         if (section_of(one.rate) == section) write_known(key_of(one.rate), row.*one.member, write_flop_rate);
       if (has_memory) out << YAML::Key << "memory" << YAML::Value << write_bandwidth(row.sustained_memory);
+      if (has_share) out << YAML::Key << "share" << YAML::Value << fmt::format("{}", row.sustained_share);
       out << YAML::EndMap;
     }
     if (row.origins != RateOrigins{}) write_origins(out, row.origins);

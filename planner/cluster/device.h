@@ -48,6 +48,9 @@ struct DeviceRates {
   FlopsPerSecond sustained_fp8{};      // the first two in fp8
   FlopsPerSecond sustained_fp8_weights{};
   BytesPerSecond sustained_memory{};   // kernels that move data, but for copies and the like
+  // What products and attention in half precision and fp8 sustain of the rate at which parplan
+  // measure saw them in a loop (DeviceKind::measured). 0: not known, taken for all of it.
+  double sustained_share = 0.0;
   // Fused attention in half precision, forward and backward: by kernels for such GPUs, by those for
   // Ampere, and by Triton's of 2022. 0: a share of products.
   FlopsPerSecond attention{};
@@ -56,6 +59,10 @@ struct DeviceRates {
   FlopsPerSecond ampere_attention_gradient{};
   FlopsPerSecond triton_attention{};
   FlopsPerSecond triton_attention_gradient{};
+  // Products in half precision with rows that begin at odd multiples of 2 bytes, and at others that
+  // 16 does not divide. 0: not known, as fast as others.
+  FlopsPerSecond unaligned_two_bytes{};
+  FlopsPerSecond unaligned_four_bytes{};
   RateOrigins origins = {};  // kernel_launch: of the device's
   bool operator==(const DeviceRates&) const = default;
 };

@@ -28,6 +28,8 @@ constexpr std::array<const char*, count_of<Rate>> rate_texts = {"matrix_fp32",
                                                                 "attention.ampere_backward",
                                                                 "attention.triton_forward",
                                                                 "attention.triton_backward",
+                                                                "unaligned.two_bytes",
+                                                                "unaligned.four_bytes",
                                                                 "kernel_launch"};
 
 }  // namespace

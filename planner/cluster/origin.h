@@ -41,6 +41,8 @@ enum class Rate : std::uint8_t {
   ampere_attention_gradient,
   triton_attention,
   triton_attention_gradient,
+  unaligned_two_bytes,
+  unaligned_four_bytes,
   kernel_launch,
   count_
 };

@@ -103,6 +103,9 @@ Rate known(Rate sustained, Rate reached) {
 
 // In everything as slow as the slower of two.
 DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
+  const auto share_of = [](const DeviceRates& rates) {
+    return rates.sustained_share > 0.0 ? rates.sustained_share : 1.0;
+  };
   return {.active = a.active,
           .matrix_fp32 = std::min(a.matrix_fp32, b.matrix_fp32),
           .matrix_half = std::min(a.matrix_half, b.matrix_half),
@@ -117,9 +120,14 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           .sustained_fp8_weights =
               std::min(known(a.sustained_fp8_weights, a.matrix_fp8), known(b.sustained_fp8_weights, b.matrix_fp8)),
           .sustained_memory = std::min(known(a.sustained_memory, a.memory), known(b.sustained_memory, b.memory)),
+          .sustained_share = std::min(share_of(a), share_of(b)),
           // 0, a share of the slower one's products, unless both are known.
           .attention = std::min(a.attention, b.attention),
           .attention_gradient = std::min(a.attention_gradient, b.attention_gradient),
+          .unaligned_two_bytes = std::min(known(a.unaligned_two_bytes, a.matrix_half),
+                                          known(b.unaligned_two_bytes, b.matrix_half)),
+          .unaligned_four_bytes = std::min(known(a.unaligned_four_bytes, a.matrix_half),
+                                           known(b.unaligned_four_bytes, b.matrix_half)),
           .origins = less_sure(a.origins, b.origins)};
 }
 
@@ -138,9 +146,9 @@ DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, De
     return rates;
   }
   const int capability = compute_capability_of(device.name).value_or(0);
-  // parplan's own kernels are for Ampere (docs/gpu.md): on an H200 forward reached 348 TFLOP/s where
-  // FlashAttention-2 is known for 354, and backward, seven products instead of five, 231 (5/7 of
-  // 304: 217).
+  // parplan's own kernels are for Ampere (docs/gpu.md): on an H200, forward reached 348 TFLOP/s
+  // where PyTorch's FlashAttention-2 reached 332, and backward, with seven products instead of
+  // five, 231 (5/7 of 279: 199).
   constexpr int own_kernels = 80;
   constexpr double own_gradient = 5.0 / 7.0;
   if (is_own(engine) && capability > own_kernels) {

@@ -1,6 +1,7 @@
 #include "planner/cost/kernel_time.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -79,6 +80,17 @@ bool is_aligned(OpKind op, const OpShape& shape, DataType type) {
   return !row_of(op).by_head || !is_half(type) || shape.head_dim * size_of(type) % alignment == 0;
 }
 
+// The rate of a layer's product, less where rows of an operand, which begin `columns` or `inner`
+// numbers of half precision apart, do not begin at multiples of 16 bytes.
+RateOf<FlopsPerSecond> by_rows(const OpShape& shape, DataType type, const DeviceRates& rates,
+                               const RateOf<FlopsPerSecond>& aligned) {
+  if (!is_half(type)) return aligned;
+  const std::int64_t bytes = std::gcd(std::gcd(shape.columns, shape.inner) * size_of(type), std::int64_t{16});
+  if (bytes == 16) return aligned;
+  return bytes == 2 ? known_or({rates.unaligned_two_bytes, Rate::unaligned_two_bytes}, aligned)
+                    : known_or({rates.unaligned_four_bytes, Rate::unaligned_four_bytes}, aligned);
+}
+
 // How much slower one device is because of the others at work; 1 where it works alone.
 double slowdown(FlopsPerSecond alone, FlopsPerSecond now) {
   return now.value > 0.0 && alone.value > 0.0 ? alone / now : 1.0;
@@ -134,6 +146,10 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
   };
   if (device.multiprocessors == 0 || !work.matrix) return at(reached);
   if (is_product && !is_aligned(op, shape, type)) return at(known_or({rates.vector, Rate::vector}, reached));
+  if (is_product && !row_of(op).by_head)
+    if (const RateOf<FlopsPerSecond> slow = by_rows(shape, multiplied_in(shape, type), rates, reached);
+        slow.rate != reached.rate)
+      return at(slow);
   if (is_attention(op)) {
     const bool is_forward = row_of(op).model_products != nullptr;
     const FlopsPerSecond known = is_forward ? rates.attention : rates.attention_gradient;
@@ -155,7 +171,8 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
           .origin = rates.origins[reached.rate]};
 }
 
-// The time by a fit. `several` is how much slower the device is because of the others at work.
+// The time by a fit. `several` is how much slower the device is because of the others at work, and
+// in a training step rather than in a loop.
 Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataType type, const OpWork& work,
                     const DeviceKind& device, const DeviceRates& rates) {
   const DeviceRates& alone = device.rates.front();
@@ -167,8 +184,10 @@ Seconds fitted_time(const KernelFit& fit, OpKind op, const OpShape& shape, DataT
     return fit.floor + (computes ? work.bytes / fit.memory * slowdown(alone.vector, rates.vector) : moving);
   }
   const DataType multiplied = multiplied_in(shape, type);
+  const bool has_share = (is_half(multiplied) || multiplied == DataType::fp8) && rates.sustained_share > 0.0;
   const double several =
-      slowdown(rate(true, multiplied, device, alone).value, rate(true, multiplied, device, rates).value);
+      slowdown(rate(true, multiplied, device, alone).value, rate(true, multiplied, device, rates).value) /
+      (has_share ? rates.sustained_share : 1.0);
   if (is_attention(op)) {
     const AttentionWork attention = attention_work(op, shape, type, device.backend);
     return fit.floor +

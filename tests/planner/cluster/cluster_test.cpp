@@ -123,6 +123,19 @@ TEST_CASE("a half precision without units of its own is computed as fp32, as tf3
   CHECK(peak(none, DataType::bf16) == FlopsPerSecond(2e12));
 }
 
+TEST_CASE("the share that a step sustains of measured loops is kept, and is no more than all") {
+  const auto with_share = [](const std::string& share) {
+    return "memory: 1 TB/s, sustained: {half: 2 TFLOP/s, share: " + share + "}}";
+  };
+  const DeviceKind device =
+      read_device(YamlNode::parse(replaced(device_text, "memory: 1 TB/s}", with_share("0.91")), "d.yaml"));
+  CHECK(device.rates.front().sustained_share == 0.91);
+  CHECK(read_device(YamlNode::parse(write_device(device), "written")) == device);
+  for (const char* share : {"0", "1.01", "-1"})
+    CHECK(device_error("memory: 1 TB/s}", with_share(share)).find("expected more than 0 and at most 1, found '") !=
+          std::string::npos);
+}
+
 TEST_CASE("rates have the origins that a file states, else the datasheet, and keep them") {
   const std::string to =
       "memory: 1 TB/s, sustained: {half: 2 TFLOP/s}, origins: {measured: [matrix_half, kernel_launch], "

@@ -454,6 +454,48 @@ TEST_CASE("devices that slow one another down do so where they were measured, to
         Seconds(1.0 + 10 * 120.0));
 }
 
+TEST_CASE("a step sustains a share of what matrix units in half precision reached in a loop, where it is known") {
+  const DeviceKind device =
+      measured_device(BackendKind::cuda, {fit_of(OpKind::linear, DataType::bf16),
+                                          fit_of(OpKind::linear, DataType::fp32), fit_of(OpKind::add, DataType::bf16)});
+  DeviceRates step = device.rates[0];
+  step.sustained_share = 0.5;
+  const auto both = [&](OpKind kind, const OpShape& shape, DataType type) {
+    return std::pair(kernel_time(kind, shape, type, device, device.rates[0]).value - 1.0,
+                     kernel_time(kind, shape, type, device, step).value - 1.0);
+  };
+  const auto [half, half_in_step] = both(OpKind::linear, product, DataType::bf16);
+  CHECK(half > 0.0);
+  CHECK(half_in_step == doctest::Approx(2.0 * half));
+  const auto [full, full_in_step] = both(OpKind::linear, product, DataType::fp32);
+  CHECK(full_in_step == full);
+  const auto [sum, sum_in_step] = both(OpKind::add, {.rows = 2, .columns = 5, .second = true}, DataType::bf16);
+  CHECK(sum_in_step == sum);
+}
+
+TEST_CASE("products with rows that matrix units cannot read at once run at the rate that is known of them") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.multiprocessors = 1;
+  DeviceRates rates = device.rates[0];
+  rates.matrix_half = FlopsPerSecond(16.0);
+  rates.memory = BytesPerSecond(1e12);
+  rates.unaligned_two_bytes = FlopsPerSecond(2.0);
+  rates.unaligned_four_bytes = FlopsPerSecond(4.0);
+  const auto rate_of = [&](OpKind kind, std::int64_t columns, std::int64_t inner, DataType type) {
+    const OpShape shape = {.rows = 4096, .columns = columns, .inner = inner};
+    return 2.0 * 4096.0 * static_cast<double>(columns * inner) / kernel_time(kind, shape, type, device, rates).value;
+  };
+  for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient}) {
+    CHECK(rate_of(kind, 4097, 512, DataType::bf16) == doctest::Approx(2.0).epsilon(0.01));
+    CHECK(rate_of(kind, 4098, 512, DataType::bf16) == doctest::Approx(4.0).epsilon(0.01));
+    CHECK(rate_of(kind, 4100, 512, DataType::fp16) == doctest::Approx(4.0).epsilon(0.01));
+    CHECK(rate_of(kind, 4096, 511, DataType::bf16) == doctest::Approx(2.0).epsilon(0.01));
+    CHECK(rate_of(kind, 4104, 512, DataType::bf16) > 8.0);
+    CHECK(rate_of(kind, 4097, 512, DataType::fp32) ==
+          doctest::Approx(rate_of(kind, 4096, 512, DataType::fp32)).epsilon(0.05));
+  }
+}
+
 TEST_CASE("attention between measured head sizes lies on a straight line, beyond them in proportion") {
   KernelFit large = fit_of(OpKind::attention, DataType::fp32, 4);
   large.rate = FlopsPerSecond(3.0);

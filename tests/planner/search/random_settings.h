@@ -243,6 +243,8 @@ inline Cluster random_cluster(std::mt19937& random, bool gpu, bool heterogeneous
       rates.early_weights = rates.sustained_half;
       rates.triton_attention = rates.ampere_attention_gradient;  // so that it draws nothing
       rates.triton_attention_gradient = rates.ampere_attention;
+      rates.unaligned_two_bytes = rates.sustained_half * 0.2;
+      rates.unaligned_four_bytes = rates.sustained_half * 0.4;
       if (!gpu || apart() % 2 == 0) continue;
       rates.matrix_fp8 = rates.matrix_half * (4.0 * share());
       rates.sustained_fp8 = rates.matrix_fp8 * share();
