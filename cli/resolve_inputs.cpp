@@ -188,6 +188,7 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
     for (const std::string& note : inputs.model.notes) fmt::print(terminal.err, "note: {}: {}\n", model, note);
   inputs.cluster = resolve_cluster(where, terminal, output);
   inputs.training = choose_training(inputs.cluster, inputs.model, what, inputs.defaults);
+  keep_kernels_of(inputs.training.engine, inputs.cluster);
   if (where.calibration)
     if (const std::string note = calibrate(inputs.cluster, inputs.training.engine, *where.calibration);
         !note.empty() && !output.quiet)

@@ -210,6 +210,7 @@ std::vector<SweepPoint> points_of(const SweepArguments& arguments, const std::ve
           SweepPoint& point = points.emplace_back();
           point.cluster = cluster;
           point.training = training;
+          keep_kernels_of(training.engine, point.cluster);
         }
       }
     }

@@ -385,6 +385,11 @@ std::string device_memory(const Cluster& cluster) {
   return fmt::format("{} to {}", format_bytes(least), format_bytes(most));
 }
 
+void keep_kernels_of(const Engine& engine, Cluster& cluster) {
+  if (is_own(engine)) return;
+  for (NodeGroup& group : cluster.groups) group.device.measured.reset();
+}
+
 Price parse_price(const std::string& text) {
   const auto fail = [&](const std::string& why) {
     throw ConfigError(fmt::format("expected a price of a device for an hour, such as '2.50 USD', found '{}'{}", text,

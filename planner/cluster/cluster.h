@@ -164,6 +164,10 @@ Bytes least_memory(const Cluster& cluster);
 // "79.1 GiB"; for heterogeneous devices from the least to the most, "31.8 GiB to 79.1 GiB".
 std::string device_memory(const Cluster& cluster);
 
+// Another engine runs other kernels than those that parplan measure timed: what was fitted to these
+// (DeviceKind::measured) is dropped, and its plans are priced by the devices' rates.
+void keep_kernels_of(const Engine& engine, Cluster& cluster);
+
 // "2.50 USD": an amount and a currency in three capital letters (ISO 4217). `parse_price` throws
 // ConfigError.
 Price parse_price(const std::string& text);

@@ -422,6 +422,7 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     result.model = model_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
+    keep_kernels_of(result.training.engine, result.cluster);
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
     result.layout = layout_of(run, result.training.engine, result.assumed);

@@ -10,6 +10,7 @@
 #include "planner/cluster/group_network.h"
 #include "planner/cluster/mesh.h"
 #include "planner/cluster/node_layout.h"
+#include "planner/graph/engine.h"
 
 using namespace parplan;
 
@@ -121,6 +122,17 @@ TEST_CASE("a half precision without units of its own is computed as fp32, as tf3
       replaced(replaced(device_text, ", half: 4 TFLOP/s", ""), "matrix_half: 3 TFLOP/s, ", ""), "d.yaml"));
   CHECK_FALSE(has_units(none, DataType::bf16));
   CHECK(peak(none, DataType::bf16) == FlopsPerSecond(2e12));
+}
+
+TEST_CASE("kernels that parplan measure timed are those of parplan's own runtime") {
+  Cluster cluster;
+  cluster.groups.resize(2);
+  for (NodeGroup& group : cluster.groups) group.device.measured.emplace().fits = {KernelFit{}};
+  const Cluster before = cluster;
+  keep_kernels_of(Engine{}, cluster);
+  CHECK(cluster == before);
+  keep_kernels_of(Engine{.name = "other"}, cluster);
+  for (const NodeGroup& group : cluster.groups) CHECK_FALSE(group.device.measured.has_value());
 }
 
 TEST_CASE("the share that a step sustains of measured loops is kept, and is no more than all") {
