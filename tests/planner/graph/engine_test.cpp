@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <variant>
 
 #include "models/families.h"
@@ -153,6 +154,24 @@ TEST_CASE("a plan's engine is read as it was written, and none passes for parpla
   Engine liar = unlike_ours();
   liar.name = "parplan";
   CHECK_THROWS_AS(read_engine_of_plan(YamlNode::parse(write_engine_of_plan(liar), "plan.yaml")), ConfigError);
+}
+
+TEST_CASE("parplan's own runtime pads the vocabulary where matrix units compute, another engine as its file says") {
+  const OpGraph graph = graph_of("gpt2", 512);
+  const auto multiples = [&](const Engine& engine, DataType precision) {
+    TrainingSpec training;
+    training.precision = precision;
+    training.engine = engine;
+    std::set<std::int64_t> found;
+    for (const Tensor& tensor : as_run_by(training, graph).tensors)
+      for (const TensorDim& dim : tensor.dims) found.insert(dim.dim == Dim::vocabulary ? dim.multiple : -dim.multiple);
+    return found;
+  };
+  for (const DataType precision : {DataType::bf16, DataType::fp16, DataType::tf32})
+    CHECK(multiples({}, precision) == std::set<std::int64_t>{-1, 128});
+  CHECK(multiples({}, DataType::fp32) == std::set<std::int64_t>{-1, 1});
+  CHECK(multiples({.name = "other"}, DataType::bf16) == std::set<std::int64_t>{-1, 1});
+  CHECK(multiples({.name = "other", .vocabulary_multiple = 64}, DataType::bf16) == std::set<std::int64_t>{-1, 64});
 }
 
 TEST_CASE("an engine runs the model's parameters and products, by other ops where it does not fuse them") {
