@@ -21,6 +21,8 @@ TEST_CASE("a padded vocabulary trains as the one-rank reference does, which pads
     for (const char* layout : {"one", "tensor", "sharded", "stages"}) {
       ParallelSpec spec;
       spec.micro_batch = 2;
+      const int blocks = static_cast<int>(graph.blocks.size());
+      spec.stage_blocks = {blocks};
       const std::string chosen = layout;
       if (chosen == "tensor") spec.mesh.degree.tp = 2;
       if (chosen == "sharded") {
@@ -29,7 +31,6 @@ TEST_CASE("a padded vocabulary trains as the one-rank reference does, which pads
       }
       if (chosen == "stages") {
         spec.mesh.degree.pp = 2;
-        const int blocks = static_cast<int>(graph.blocks.size());
         spec.stage_blocks = {blocks - blocks / 2, blocks / 2};
       }
       if (illegal(padded, training, spec)) continue;
