@@ -52,6 +52,7 @@ LoadedPlan simulate_file(const SimulateArguments& arguments, Terminal& terminal,
                       "another",
                       *loaded.plan.cluster.calibrated));
     loaded.plan.cluster = resolve_cluster(arguments.where, terminal, arguments.output);
+    keep_kernels_of(loaded.plan.training.engine, loaded.plan.cluster);
     if (loaded.plan.spec.mesh.size() > loaded.plan.cluster.devices())
       throw ConfigError(
           fmt::format("the plan takes {} devices; cluster '{}' has {}; give more with --devices or --nodes",

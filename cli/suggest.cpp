@@ -64,6 +64,7 @@ std::optional<Cluster> same_cluster_of(WhereArguments where, int devices, Engine
   where.options.nodes.reset();
   try {
     Cluster cluster = resolve_cluster(where, terminal, output);
+    keep_kernels_of(engine, cluster);
     if (where.calibration) calibrate(cluster, engine, *where.calibration);
     return cluster;
   } catch (const ConfigError&) {

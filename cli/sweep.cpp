@@ -229,8 +229,15 @@ std::string why_there_is_none(const SearchResult& found, const Cluster& cluster,
   return text;
 }
 
+// What the points of a sweep may differ in of what their graphs depend on.
+using GraphKey = std::pair<std::int64_t, DataType>;
+using Graphs = std::map<GraphKey, OpGraph>;
+GraphKey graph_key(const TrainingSpec& training) {
+  return {training.sequence_length, stated_precision(training)};
+}
+
 // Points are independent of each other: each is planned by whichever thread is free.
-void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const SweepArguments& arguments,
+void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& arguments,
               Terminal& terminal) {
   ProgressLine progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   std::mutex talking;
@@ -258,7 +265,7 @@ void plan_all(Sweep& sweep, const std::map<std::int64_t, OpGraph>& graphs, const
       SweepPoint& point = sweep.points[i];
       try {
         ArrangedResult arranged =
-            search_with_headroom(graphs.at(point.training.sequence_length), point.cluster, point.training,
+            search_with_headroom(graphs.at(graph_key(point.training)), point.cluster, point.training,
                                  arguments.layout, options, precision_of(sweep.defaults));
         SearchResult& found = arranged.found;
         if (arranged.cluster != point.cluster) point.arranged = std::move(arranged.cluster);
@@ -351,11 +358,11 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
     }
   if (talks)
     for (const std::string& note : notes) fmt::print(terminal.err, "note: {}\n", note);
-  std::map<std::int64_t, OpGraph> graphs;  // by sequence length
+  Graphs graphs;
   for (SweepPoint& point : sweep.points) {
-    const std::int64_t length = point.training.sequence_length;
-    if (!graphs.contains(length)) graphs.emplace(length, graph_of(model.spec, point.training));
-    const OpGraph& graph = graphs.at(length);
+    const auto [place, is_new] = graphs.try_emplace(graph_key(point.training));
+    if (is_new) place->second = graph_of(model.spec, point.training);
+    const OpGraph& graph = place->second;
     point.model = {.name = model.spec.name,
                    .parameters = parameter_count(graph),
                    .flops_per_sample = model_flops_per_sample(graph)};
@@ -364,7 +371,7 @@ int carry_out(const SweepArguments& arguments, Terminal& terminal) {
     WhereArguments where;
     if (!arguments.sizes.empty()) where.options.devices = point.cluster.devices();
     try {
-      check_layout(graphs.at(point.training.sequence_length), point.training, point.cluster, arguments.layout, where);
+      check_layout(graphs.at(graph_key(point.training)), point.training, point.cluster, arguments.layout, where);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{}: {}", words_of(point), message_of(error)));
     }

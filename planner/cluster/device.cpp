@@ -59,6 +59,10 @@ template <typename Unit>
 Unit between(Unit low, Unit high, double t) {
   return low + (high - low) * t;
 }
+// 0, not known, where one of them is.
+double between_known(double low, double high, double t) {
+  return low > 0.0 && high > 0.0 ? between(low, high, t) : 0.0;
+}
 
 // {measured: [memory], interpolated: [sustained.half]}: rates that `row` states, and the launch.
 RateOrigins read_origins(const YamlNode& section, const YamlNode& row) {
@@ -120,9 +124,10 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
                     .vector = between(low.vector, high.vector, t),
                     .memory = between(low.memory, high.memory, t),
                     .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
-                    .sustained_share = between(low.sustained_share, high.sustained_share, t),
+                    .sustained_share = between_known(low.sustained_share, high.sustained_share, t),
                     .origins = less_sure(low.origins, high.origins)};
-  for (const OptionalRate& one : optional_rate_rows) rates.*one.member = between(low.*one.member, high.*one.member, t);
+  for (const OptionalRate& one : optional_rate_rows)
+    rates.*one.member = FlopsPerSecond(between_known((low.*one.member).value, (high.*one.member).value, t));
   return rates;
 }
 

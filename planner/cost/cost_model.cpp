@@ -124,10 +124,10 @@ DeviceRates slower(const DeviceRates& a, const DeviceRates& b) {
           // 0, a share of the slower one's products, unless both are known.
           .attention = std::min(a.attention, b.attention),
           .attention_gradient = std::min(a.attention_gradient, b.attention_gradient),
-          .unaligned_two_bytes = std::min(known(a.unaligned_two_bytes, a.matrix_half),
-                                          known(b.unaligned_two_bytes, b.matrix_half)),
-          .unaligned_four_bytes = std::min(known(a.unaligned_four_bytes, a.matrix_half),
-                                           known(b.unaligned_four_bytes, b.matrix_half)),
+          .unaligned_two_bytes = known(std::min(a.unaligned_two_bytes, b.unaligned_two_bytes),
+                                       std::max(a.unaligned_two_bytes, b.unaligned_two_bytes)),
+          .unaligned_four_bytes = known(std::min(a.unaligned_four_bytes, b.unaligned_four_bytes),
+                                        std::max(a.unaligned_four_bytes, b.unaligned_four_bytes)),
           .origins = less_sure(a.origins, b.origins)};
 }
 
@@ -154,6 +154,8 @@ DeviceRates with_attention_of(const Engine& engine, const DeviceKind& device, De
   if (is_own(engine) && capability > own_kernels) {
     use(Rate::ampere_attention, rates.ampere_attention, Rate::ampere_attention_gradient,
         rates.ampere_attention_gradient * own_gradient);
+    Origin& origin = rates.origins[Rate::attention_gradient];
+    origin = std::max(origin, Origin::interpolated);
     return rates;
   }
   if (engine.attention_up_to == 0 || capability == 0) {

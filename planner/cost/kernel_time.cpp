@@ -82,8 +82,8 @@ bool is_aligned(OpKind op, const OpShape& shape, DataType type) {
 
 // The rate of a layer's product, less where rows of an operand, which begin `columns` or `inner`
 // numbers of half precision apart, do not begin at multiples of 16 bytes.
-RateOf<FlopsPerSecond> by_rows(const OpShape& shape, DataType type, const DeviceRates& rates,
-                               const RateOf<FlopsPerSecond>& aligned) {
+RateOf<FlopsPerSecond> rate_by_rows(const OpShape& shape, DataType type, const DeviceRates& rates,
+                                    const RateOf<FlopsPerSecond>& aligned) {
   if (!is_half(type)) return aligned;
   const std::int64_t bytes = std::gcd(std::gcd(shape.columns, shape.inner) * size_of(type), std::int64_t{16});
   if (bytes == 16) return aligned;
@@ -146,10 +146,6 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
   };
   if (device.multiprocessors == 0 || !work.matrix) return at(reached);
   if (is_product && !is_aligned(op, shape, type)) return at(known_or({rates.vector, Rate::vector}, reached));
-  if (is_product && !row_of(op).by_head)
-    if (const RateOf<FlopsPerSecond> slow = by_rows(shape, multiplied_in(shape, type), rates, reached);
-        slow.rate != reached.rate)
-      return at(slow);
   if (is_attention(op)) {
     const bool is_forward = row_of(op).model_products != nullptr;
     const FlopsPerSecond known = is_forward ? rates.attention : rates.attention_gradient;
@@ -167,8 +163,11 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
                                    .memory = memory_rate(op, rates).value,
                                    .multiprocessors = device.multiprocessors,
                                    .hides_results = hides_results(device)};
-  return {.time = time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates),
-          .origin = rates.origins[reached.rate]};
+  const Arithmetic tiled = {.time = time_of(best_tiling(product_of(op, shape, type), product_rates), product_rates),
+                            .origin = rates.origins[reached.rate]};
+  if (row_of(op).by_head) return tiled;
+  const Arithmetic unaligned = at(rate_by_rows(shape, multiplied_in(shape, type), rates, reached));
+  return unaligned.time > tiled.time ? unaligned : tiled;
 }
 
 // The time by a fit. `several` is how much slower the device is because of the others at work, and

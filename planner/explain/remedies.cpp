@@ -15,6 +15,7 @@
 #include "planner/cluster/host_share.h"
 #include "planner/explain/larger_cluster.h"
 #include "planner/explain/request_fits.h"
+#include "planner/graph/engine_graph.h"
 #include "planner/parallel/recompute.h"
 #include "planner/program/bucket_work.h"
 #include "planner/search/space_rows.h"
@@ -185,9 +186,14 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
   add(smaller_batch(request));
   OpGraph shorter;
   add(shorter_sequence(request, shorter));
+  OpGraph padded;  // as parplan's own runtime pads it in half precision
   for (const DataType half : {DataType::bf16, DataType::fp16}) {
     SuggestRequest changed = request;
     changed.training.precision = half;
+    if (is_own(changed.training.engine)) {
+      padded = as_run_by(changed.training, *request.graph);
+      changed.graph = &padded;
+    }
     if (is_half(request.training.precision) || !has_units(request.cluster, half) || !fits(changed)) continue;
     add(remedy(changed, "precision",
                fmt::format("precision {} instead of {}", name(half), name(request.training.precision)), name(half)));

@@ -9,11 +9,11 @@ namespace parplan {
 // that attention stands for; where it drops elements, dropout, but in models with RMS norms, which
 // are trained without (Touvron et al. 2023, and those after); where its loss is not fused, a copy
 // of the logits in fp32; where products of layers are in fp8 (`fp8`) and it casts their inputs
-// once, the casts; and with the vocabulary padded as it pads it. parplan's own runtime runs the
-// graph as it is.
+// once, the casts; and with the vocabulary padded as its facts say. parplan's own runtime runs the
+// ops of the graph as they are.
 OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8 = false);
-// The same for a training: parplan's own runtime pads the vocabulary where matrix units compute
-// (own_vocabulary_multiple).
+// The graph that plans are made of: parplan's own runtime, whose facts know no precision, pads the
+// vocabulary where matrix units compute (own_vocabulary_multiple).
 OpGraph as_run_by(const TrainingSpec& training, OpGraph graph);
 // What a rank's rows of the vocabulary are padded to a multiple of by parplan's own runtime. Matrix
 // units read 16 bytes at a time, so that rows of logits of an odd length take cuBLASLt 4 to 36

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,20 @@ TEST_CASE("each point's plan is the first that suggest finds there") {
       CHECK(row.at(key) == value);
     }
   }
+}
+
+TEST_CASE("a cluster's rows are the same whatever other clusters, of another precision, are swept before it") {
+  // tiny-gpt2's 61 rows of the vocabulary are padded in bf16 alone.
+  const auto memory = [](const std::string& clusters) {
+    std::map<std::string, std::int64_t> found;
+    const Json swept = sweep_json({"sweep", tiny_gpt2, "--cluster", clusters, "--devices", "2", "--global-batch", "8",
+                                   "--dp", "1", "--tp", "2", "--micro-batch", "4"});
+    for (const Json& row : swept.at("rows"))
+      found[row.at("cluster").get<std::string>()] = row.at("memory_peak_bytes").get<std::int64_t>();
+    REQUIRE(found.size() == 2);
+    return found;
+  };
+  CHECK(memory(std::string(cpu_8) + ",dgx-h100") == memory(std::string("dgx-h100,") + cpu_8));
 }
 
 TEST_CASE("a sweep tries slices of products with the best layouts, as suggest does") {

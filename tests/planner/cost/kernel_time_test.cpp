@@ -491,6 +491,8 @@ TEST_CASE("products with rows that matrix units cannot read at once run at the r
     CHECK(rate_of(kind, 4100, 512, DataType::fp16) == doctest::Approx(4.0).epsilon(0.01));
     CHECK(rate_of(kind, 4096, 511, DataType::bf16) == doctest::Approx(2.0).epsilon(0.01));
     CHECK(rate_of(kind, 4104, 512, DataType::bf16) > 8.0);
+    // Never faster than a product whose rows are longer and aligned.
+    CHECK(rate_of(kind, 3, 512, DataType::bf16) <= rate_of(kind, 8, 512, DataType::bf16));
     CHECK(rate_of(kind, 4097, 512, DataType::fp32) ==
           doctest::Approx(rate_of(kind, 4096, 512, DataType::fp32)).epsilon(0.05));
   }

@@ -10,6 +10,7 @@
 #include "models/find_model.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/node_layout.h"
+#include "planner/graph/engine_graph.h"
 #include "planner/graph/trained_graph.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/suggest.h"
@@ -335,7 +336,7 @@ TEST_CASE("parts of the layout that were given are changed as little as helps") 
     SuggestRequest changed = request;
     changed.cluster = remedy.cluster;
     changed.training = remedy.training;
-    OpGraph graph = build_graph(crowded.model, remedy.training.sequence_length);
+    OpGraph graph = as_run_by(remedy.training, build_graph(crowded.model, remedy.training.sequence_length));
     changed.graph = &graph;
     // The remedy's own part is changed, the others stay.
     if (remedy.of == "zero_stage") changed.layout[Choice::zero_stage] = remedy.plan.spec.zero_stage;
