@@ -14,8 +14,8 @@ using namespace testing;
 TEST_CASE("a padded vocabulary trains as the one-rank reference does, which pads none") {
   for (const std::string& model : models) {
     const OpGraph graph = graph_of(model);
-    // 61 and 64 rows become 96 on one rank, and twice 48 on two; or all of them are the first of two
-    // ranks', and the other has nothing but padding.
+    // 61 and 64 rows become 96 on one rank, and twice 48 on two; or the first of two ranks has all
+    // of them, and the other nothing but padding.
     for (const int multiple : {48, 64}) {
       const OpGraph padded = as_run_by(Engine{.vocabulary_multiple = multiple}, graph);
       TrainingSpec training = training_of();
