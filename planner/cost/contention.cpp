@@ -25,20 +25,22 @@ int channels_of(Bytes bytes, const GroupNetwork& network, bool nvlink) {
 
 }  // namespace
 
+Contention contention(InstructionKind kind, Bytes bytes, Seconds duration, const GroupNetwork& network,
+                      const DeviceKind& device, const DeviceRates& rates) {
+  if (!is_accelerator(device.backend) || network.ranks <= 1 || duration <= Seconds(0.0)) return {};
+  const BytesPerSecond memory = rates.sustained_memory.value > 0.0 ? rates.sustained_memory : rates.memory;
+  Contention taken{.memory = 2.0 * passes(kind, network.ranks) * ((bytes / memory) / duration)};
+  const int channels = channels_of(bytes, network, device.nvlinks > 0);
+  if (device.multiprocessors > 0) taken.multiprocessors = static_cast<double>(channels) / device.multiprocessors;
+  return taken;
+}
+
 Contention contention(const Instruction& instruction, Seconds duration, const CostModel& model) {
-  if (!communicates(instruction.kind) || !is_accelerator(model.device->backend)) return {};
+  if (!communicates(instruction.kind)) return {};
   if (instruction.kind == InstructionKind::send || instruction.kind == InstructionKind::receive) return {};
   if (model.execution.stream_of(instruction.stream) == model.execution.stream_of(Stream::compute)) return {};
-  const GroupNetwork& network = model.network(instruction.group);
-  if (network.ranks <= 1 || duration <= Seconds(0.0)) return {};
-  const Bytes bytes = communicated_bytes(instruction);
-  const BytesPerSecond memory =
-      model.rates.sustained_memory.value > 0.0 ? model.rates.sustained_memory : model.rates.memory;
-  Contention taken{.memory = 2.0 * passes(instruction.kind, network.ranks) * ((bytes / memory) / duration)};
-  const int channels = channels_of(bytes, network, model.device->nvlinks > 0);
-  if (model.device->multiprocessors > 0)
-    taken.multiprocessors = static_cast<double>(channels) / model.device->multiprocessors;
-  return taken;
+  return contention(instruction.kind, communicated_bytes(instruction), duration, model.network(instruction.group),
+                    *model.device, model.rates);
 }
 
 bool needs_multiprocessors(const Instruction& instruction) {

@@ -25,6 +25,9 @@ inline Contention operator+(Contention a, Contention b) {
 // What a collective of `duration` on an accelerator takes. Kernels take nothing, nor do transfers
 // between two ranks, whose few channels are left out, and what is in line with kernels anyway.
 Contention contention(const Instruction& instruction, Seconds duration, const CostModel& model);
+// The same of a collective over `bytes`, as long as it does not wait in line with kernels.
+Contention contention(InstructionKind kind, Bytes bytes, Seconds duration, const GroupNetwork& network,
+                      const DeviceKind& device, const DeviceRates& rates);
 
 // Which share a kernel is slowed by: products and attention are bound by multiprocessors, all
 // others by memory, which fewer multiprocessors saturate as well.
@@ -35,10 +38,14 @@ struct BoundTimes {
   Seconds multiprocessors;
   Seconds memory;
 };
+inline BoundTimes operator+(const BoundTimes& a, const BoundTimes& b) {
+  return {.multiprocessors = a.multiprocessors + b.multiprocessors, .memory = a.memory + b.memory};
+}
 // How much longer kernels take beside such collectives than alone: 0 where nothing is taken. At
 // least a quarter of everything is left to them.
+inline constexpr double most_taken = 0.75;
 inline Seconds slowed_by(const BoundTimes& times, Contention beside) {
-  const auto longer = [](double share) { return 1.0 / (1.0 - std::min(share, 0.75)) - 1.0; };
+  const auto longer = [](double share) { return 1.0 / (1.0 - std::min(share, most_taken)) - 1.0; };
   return times.multiprocessors * longer(beside.multiprocessors) + times.memory * longer(beside.memory);
 }
 

@@ -12,10 +12,28 @@
 #include "planner/base/error.h"
 
 namespace parplan {
+namespace {
 
-std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
+// By stage: the place of its last backward among the actions of its rank.
+std::vector<std::size_t> last_backwards(const Schedule& schedule) {
+  std::vector<std::size_t> last(schedule.rank_of_stage.size());
+  for (const std::vector<Action>& actions : schedule.ranks)
+    for (std::size_t i = 0; i < actions.size(); ++i)
+      if (actions[i].phase == Phase::backward) last[static_cast<std::size_t>(actions[i].stage)] = i;
+  return last;
+}
+
+}  // namespace
+
+Seconds Slowing::of(Seconds beside, Seconds duration) const {
+  if (beside >= duration + throughout) return throughout;
+  return std::max(share * (beside - kept), Seconds(0.0));
+}
+
+std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
                                  std::span<const Seconds> backward, std::span<const Seconds> transfer,
-                                 std::span<const Seconds> weights, int first_back) {
+                                 std::span<const Seconds> weights, int first_back,
+                                 std::span<const StageReductions> reductions) {
   const int stages = schedule.stages();
   PARPLAN_ASSERT(stages >= 1 && forward.size() == schedule.rank_of_stage.size() && backward.size() == forward.size() &&
                      transfer.size() + 1 == forward.size(),
@@ -35,18 +53,21 @@ std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Secon
   std::array<std::vector<Seconds>, 2> link_free{std::vector<Seconds>(forward.size()),
                                                 std::vector<Seconds>(forward.size())};
   std::vector<std::size_t> next(schedule.ranks.size());
-  std::vector<Seconds> rank_free(schedule.ranks.size());
+  std::vector<PlayedEnd> ranks(schedule.ranks.size());
+  std::vector<Seconds> reduced(reductions.empty() ? 0 : schedule.ranks.size());  // what ranks have begun to reduce
+  const std::vector<std::size_t> last_backward =
+      reductions.empty() ? std::vector<std::size_t>() : last_backwards(schedule);
   for (bool advanced = true; std::exchange(advanced, false);)
     for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
       for (; next[r] < schedule.ranks[r].size(); ++next[r], advanced = true) {
         const Action& action = schedule.ranks[r][next[r]];
         const std::optional<Flow> flow = flow_of(action.phase);
         if (!flow) {
-          rank_free[r] += weights[action.stage];
+          ranks[r].time += weights[action.stage];
           continue;
         }
         if (*flow == Flow::backward && action.stage < first_back) continue;
-        Seconds start = rank_free[r];
+        Seconds start = ranks[r].time;
         if (const std::optional<Action> input = input_of(action, stages)) {
           const std::optional<Seconds>& ready = there[index_of(*flow)][at(*input)];
           if (!ready) break;
@@ -54,7 +75,17 @@ std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Secon
         }
         Seconds end = start + (*flow == Flow::forward ? forward : backward)[action.stage];
         if (action.phase == Phase::backward_inputs) end -= weights[action.stage];
-        rank_free[r] = end;
+        if (!reductions.empty()) {
+          const StageReductions& reduces = reductions[action.stage];
+          const Slowing& slowing = *flow == Flow::forward ? reduces.forward : reduces.backward;
+          const bool is_last = *flow == Flow::backward && last_backward[action.stage] == next[r];
+          // Beside reductions of the rank's other stages, and of its own.
+          const Seconds longer = slowing.of(reduced[r] - start, end - start);
+          ranks[r].slowed = is_last ? std::max(longer, reduces.own) : longer;
+          end += ranks[r].slowed;
+          if (is_last) reduced[r] = std::max(reduced[r] + reduces.all, end + reduces.left);
+        }
+        ranks[r].time = end;
         std::optional<Seconds>& arrives = there[index_of(*flow)][at(action)];
         arrives = end;
         if (!sends(schedule, action) || (*flow == Flow::backward && action.stage == first_back)) continue;
@@ -65,12 +96,15 @@ std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Secon
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
     PARPLAN_ASSERT(next[r] == schedule.ranks[r].size(),
                    fmt::format("rank {} stops at {}", r, write_action(schedule.ranks[r][next[r]])));
-  return rank_free;
+  return ranks;
 }
 
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
-                    std::span<const Seconds> transfer, std::span<const Seconds> weights, int first_back) {
-  return std::ranges::max(played_ends(schedule, forward, backward, transfer, weights, first_back));
+                    std::span<const Seconds> transfer, std::span<const Seconds> weights, int first_back,
+                    std::span<const StageReductions> reductions) {
+  return std::ranges::max(played_ends(schedule, forward, backward, transfer, weights, first_back, reductions), {},
+                          &PlayedEnd::time)
+      .time;
 }
 
 Seconds pipeline_time(const ScheduleForms& schedule, std::span<const Seconds> forward,

@@ -8,6 +8,23 @@
 
 namespace parplan {
 
+// What slows the work of a rank once its stages reduce their gradients behind their last backward: a
+// forward or a backward of the stage beside such reductions.
+struct Slowing {
+  Seconds throughout;  // how much longer it takes where they are in flight all the while
+  // Where they are so for part of it: this share of what goes beyond `kept` takes longer.
+  Seconds kept;
+  double share = 0.0;
+  // At least so much longer where they are in flight for `beside` of its `duration`.
+  Seconds of(Seconds beside, Seconds duration) const;
+};
+struct StageReductions {
+  Seconds all;      // so long are its reductions in flight
+  Seconds left;     // of these, what is left at least when its last backward ends
+  Seconds own;      // what its last backward takes longer beside the first of them
+  Slowing forward, backward;
+};
+
 // When the last action of a schedule ends, if each action starts as soon as its rank is free and
 // its input has arrived, and each transfer as soon as its link is free in that direction. Times are
 // per micro-batch: one for each stage, and for transfers (in either direction) one between each
@@ -15,12 +32,20 @@ namespace parplan {
 // of a stage's backward that backward_weights is, where stages run it apart. Since nothing waits
 // for an exchange buffer, and longer parts never make the whole shorter, the result is a lower
 // bound where every part is one. Stages before `first_back` have no backward, and wait for none.
+// `reductions`: by stage, with backwards that are whole; none slow anything where it is empty.
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
-                    std::span<const Seconds> transfer, std::span<const Seconds> weights = {}, int first_back = 0);
-// The same for each rank: when its own last action ends.
-std::vector<Seconds> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
+                    std::span<const Seconds> transfer, std::span<const Seconds> weights = {}, int first_back = 0,
+                    std::span<const StageReductions> reductions = {});
+// The same for each rank.
+struct PlayedEnd {
+  Seconds time;    // when its own last action ends
+  Seconds slowed;  // what reductions make that action take longer
+  bool operator==(const PlayedEnd&) const = default;
+};
+std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
                                  std::span<const Seconds> backward, std::span<const Seconds> transfer,
-                                 std::span<const Seconds> weights, int first_back = 0);
+                                 std::span<const Seconds> weights, int first_back = 0,
+                                 std::span<const StageReductions> reductions = {});
 
 // One stage of a pipeline and the way to it, in times of one micro-batch.
 struct StagePath {

@@ -96,9 +96,13 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
   if (where.exchange.ranks > 1) set_context_groups(where.exchange, where.keys, model.networks);
   Costs& costs = entry->second;
   for (const LoweredBlock& block : shapes_[shapes]->kinds) {
-    costs.forward.push_back(cost_segment(block.forward, model).parts);
+    const CostedSegment forward = cost_segment(block.forward, model);
     const bool in_parts = !block.backward_inputs.instructions.empty();
-    costs.backward.push_back(cost_segment(in_parts ? block.backward_inputs : block.backward, model).parts);
+    const CostedSegment backward = cost_segment(in_parts ? block.backward_inputs : block.backward, model);
+    costs.forward.push_back(forward.parts);
+    costs.backward.push_back(backward.parts);
+    costs.forward_kernels.push_back(forward.kernels);
+    costs.backward_kernels.push_back(in_parts ? BoundTimes{} : backward.kernels);
     costs.weights_seconds.emplace_back();
     if (!block.backward_weights.instructions.empty()) {
       const StepTime weights = cost_segment(block.backward_weights, model).parts;
@@ -381,6 +385,8 @@ const Estimator::DataCosts& Estimator::data_costs_of(const ParallelSpec& spec, c
     entry->second.own.push_back(costs_of_buckets(shapes.own_elements[kind], shapes.frozen_elements[kind],
                                                  has_backward(graph_, graph_.kinds[kind]), placements.state.homes,
                                                  kind));
+  for (const BucketElements& trained : shapes.own_elements)
+    entry->second.reductions.push_back(reductions_of(trained, spec, shards, view, where));
   const StateHomes of_tied = homes_of_tied(placements.state.homes);
   entry->second.tied = shapes.tied_is_frozen ? costs_of_buckets({}, shapes.tied_elements, true, of_tied, {})
                                              : costs_of_buckets(shapes.tied_elements, {}, true, of_tied, {});
@@ -420,6 +426,27 @@ std::span<const LoweredBlock> Estimator::lowered_blocks(const ParallelSpec& spec
 std::shared_ptr<const BlockShapes> Estimator::blocks_for(LoweredFor purpose, const ParallelSpec& spec,
                                                          const Placements& placements, Recompute recompute) {
   return known_shapes_->of(graph_, training_, cluster_.backend(), spec, placements, recompute, purpose);
+}
+
+std::vector<Estimator::Reduction> Estimator::reductions_of(const BucketElements& trained, const ParallelSpec& spec,
+                                                           const DataShards& shards, const MeshView& view,
+                                                           const Environment& where) const {
+  const std::int64_t whole = padded(trained, spec, training_);
+  const bool beside_kernels =
+      execution_of(*where.device, training_.engine).stream_of(Stream::dp) != index_of(Stream::compute);
+  if (spec.replicas() == 1 || whole == 0 || shards.gradients || spec.dp_method == DataMethod::master ||
+      !beside_kernels || !accumulated_reduction(whole, shards, training_).copies().empty())
+    return {};
+  std::vector<Reduction> reductions;
+  const auto add = [&](InstructionKind kind, std::int64_t elements, const GroupNetwork& network) {
+    const Bytes bytes(elements * reduced_bytes(training_));
+    const Seconds duration = collective_time(kind, bytes, network, where.device->backend);
+    reductions.push_back({duration, contention(kind, bytes, duration, network, *where.device, where.rates)});
+  };
+  for_each_unit(trained, spec, training_,
+                [&](std::int64_t elements) { add(gradient_reduction(shards, training_), elements, *view.shard); });
+  if (spec.mesh.dp_shard > 0) add(InstructionKind::all_reduce_sum, whole / spec.shard_ranks(), *view.replicas);
+  return reductions;
 }
 
 std::vector<Seconds> Estimator::kind_seconds(const ParallelSpec& spec, const Placements& placements, int stage,
@@ -564,23 +591,56 @@ Seconds Estimator::norm_copy(int environment) const {
   return host_copy_time(Bytes(size_of(DataType::fp32)), *where.device, where.rates, where.host);
 }
 
-// With backwards in two parts: the latest end of a rank's actions with the reductions that follow
-// them, and the norm's own part (without a norm: its update), by playing the actions.
-Seconds Estimator::end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm) {
-  const std::vector<Seconds> ends =
-      played_ends(schedule.actions(shape), forward_, backward_, transfer_, weights_, first_back_);
+// By playing the actions: the latest end of a rank's actions with the reductions that follow them,
+// and the norm's own part (without a norm: its update). `follows_first`: what follows the first
+// stage's last backward.
+Seconds Estimator::end_of_ranks(const Schedule& schedule, bool in_parts, bool norm, Seconds follows_first) {
+  const std::vector<PlayedEnd> ends =
+      played_ends(schedule, forward_, backward_, transfer_, weights_, first_back_, reductions_);
   Seconds latest;
-  for (int rank = 0; rank < shape.ranks; ++rank) {
-    // The last action is of one of the rank's stages.
+  for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    // The last action is of one of the rank's stages: with backwards in two parts, of any.
+    const int last = schedule.ranks[rank].back().stage;
     Seconds behind(std::numeric_limits<double>::infinity()), norms;
-    const Seconds regathers = norm ? Seconds(0.0) : ranks_[static_cast<std::size_t>(rank)].regathers;
-    for (int s = 0; s < shape.stages; ++s) {
-      if (rank_of_stage_[s] != rank) continue;
+    for (int s = 0; s < schedule.stages(); ++s) {
+      if (rank_of_stage_[s] != static_cast<int>(rank)) continue;
       const StageBound& bound = bounds_[s];
-      behind = std::min(behind, norm ? bound.behind : std::max(bound.behind + regathers, bound.finish_behind));
       norms += bound.norms;
+      if (!in_parts && s != last) continue;
+      behind = std::min(behind, norm ? bound.behind
+                                     : std::max(bound.behind + ranks_[rank].regathers, bound.finish_behind));
     }
-    latest = std::max(latest, ends[rank] + behind + (norm ? norms : Seconds(0.0)));
+    // A backward that reductions slow hides as much more of them.
+    Seconds follows = std::max(behind - ends[rank].slowed, Seconds(0.0)) + (norm ? norms : Seconds(0.0));
+    if (!in_parts && last == 0) follows = std::max(follows, follows_first);
+    latest = std::max(latest, ends[rank].time + follows);
+  }
+  return latest;
+}
+
+// By the closed form: the latest end of a stage's last backward, on the way through it, with what
+// follows it. That of the first stage is the pipeline's end.
+Seconds Estimator::end_of_stages(const ScheduleForms& schedule, const PipelineShape& shape, Seconds ends_first,
+                                 const std::function<Seconds(const StageBound&)>& follows) const {
+  Seconds latest = ends_first + follows(bounds_.front());
+  if (schedule.through_stage == nullptr || shape.stages != shape.ranks) return latest;
+  Seconds all, before, back;  // of the stages before: both ways, and back alone
+  for (int s = 0; s < shape.stages; ++s) all += forward_[s] + backward_[s];
+  for (const Seconds transfer : transfer_) all += 2.0 * transfer;
+  for (int s = 1; s < shape.stages; ++s) {
+    before += forward_[s - 1] + backward_[s - 1] + 2.0 * transfer_[s - 1];
+    back += backward_[s - 1] + transfer_[s - 1];
+    // The way through any stage is no longer than the pipeline. Which transfers are slow does not
+    // matter: those of stages before this one end later.
+    if (ends_first - back + follows(bounds_[s]) <= latest) continue;
+    const StagePath path{.stage = s,
+                         .forward = forward_[s],
+                         .backward = backward_[s],
+                         .before = before,
+                         .after = all - before - forward_[s] - backward_[s],
+                         .round_trip = all - before,
+                         .slowest_transfer = {}};
+    latest = std::max(latest, time_through_stage(schedule, path, shape) - back + follows(bounds_[s]));
   }
   return latest;
 }
@@ -673,6 +733,8 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
        {&forward_, &backward_, &transfer_, &plain_forward_, &plain_backward_, &before_, &weights_})
     one->clear();
   bounds_.clear();
+  reductions_.clear();
+  const bool plays_reductions = schedule.closed_form == nullptr && knows_reductions(spec, placements, view);
   first_back_ = 0;
   Seconds before;
 
@@ -713,6 +775,11 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
                                 : bound_of_stage(spec, placements, range, tied_on_rank(s), s,
                                                  rank == rank_of_stage_.front(), sequential, way, shapes, *data_costs));
     const StageBound& bound = bounds_.back();
+    // Those of the first stage that its backward does not hide are the step's end.
+    if (plays_reductions)
+      reductions_.push_back(s == 0      ? StageReductions()
+                            : as_before ? reductions_.back()
+                                        : reductions_of_stage(range, tied_on_rank(s), stages == shape.ranks, way, *data_costs));
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
     plain_forward_.push_back(bound.plain_forward);
@@ -743,18 +810,18 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   const StageBound& first = bounds_.front();
 
   const Seconds agreed = norm ? agreement(spec, placements, view) : Seconds(0.0);
-  // The closed forms have every stage wait for a gradient.
-  const auto pipeline = [&](const std::vector<Seconds>& forward, const std::vector<Seconds>& backward) {
-    return first_back_ == 0 ? pipeline_time(schedule, forward, backward, transfer_, shape)
-                            : played_time(schedule.actions(shape), forward, backward, transfer_, {}, first_back_);
-  };
   // Without a norm, no stage waits for another's gradients.
+  const auto follows = [&](const StageBound& bound) {
+    if (norm) return bound.behind + bound.norms;
+    if (&bound != &first) return std::max(bound.behind + bound.regathers, bound.finish_behind);
+    return std::max({bound.behind + step.regathers, bound.finish_behind, step.first_finish});
+  };
+  // The closed forms have every stage wait for a gradient.
+  const bool plays = in_parts || schedule.closed_form == nullptr || first_back_ > 0;
   const Seconds whole =
-      first.begin + (in_parts ? end_of_parts(schedule, shape, norm)
-                              : pipeline(forward_, backward_) +
-                                    (norm ? first.behind + first.norms
-                                          : std::max({first.behind + step.regathers, first.finish_behind,
-                                                      step.first_finish})));
+      first.begin + (plays ? end_of_ranks(schedule.actions(shape), in_parts, norm, follows(first))
+                           : end_of_stages(schedule, shape,
+                                           pipeline_time(schedule, forward_, backward_, transfer_, shape), follows));
   // Updates by the host also wait for a copy of the norm, and for this rank's gradients.
   const Seconds normed = std::max({whole, step.synchronised, step.data, step.copies}) + agreed +
                          (on_host && view.is_uniform ? norm_copy(view.environments.front()) : Seconds(0.0));
@@ -772,9 +839,9 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   estimate.time *= shape.micro_batches;
   const Seconds computing = estimate.time.total();
   const auto plain_time = [&] {
-    return in_parts
-               ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_, weights_, first_back_)
-               : pipeline(plain_forward_, plain_backward_);
+    return plays ? played_time(schedule.actions(shape), plain_forward_, plain_backward_, transfer_,
+                               in_parts ? std::span<const Seconds>(weights_) : std::span<const Seconds>(), first_back_)
+                 : pipeline_time(schedule, plain_forward_, plain_backward_, transfer_, shape);
   };
   const Seconds with_transfers = plain_time();
   std::ranges::fill(transfer_, Seconds(0.0));

@@ -15,6 +15,7 @@
 #include "planner/graph/training_spec.h"
 #include "planner/plan/layout.h"
 #include "planner/plan/parallel_spec.h"
+#include "planner/cost/contention.h"
 #include "planner/plan/pipeline_time.h"
 #include "planner/plan/placement.h"
 #include "planner/plan/spec_hash.h"
@@ -218,6 +219,7 @@ class Estimator {
     std::vector<StepTime> forward, backward;                    // by Block::kind
     std::vector<Seconds> forward_seconds, backward_seconds;     // their totals
     std::vector<Seconds> weights_seconds;  // the second part of a backward in two, in the totals
+    std::vector<BoundTimes> forward_kernels, backward_kernels;  // of whole backwards
   };
   struct Environment {
     PerAxis<GroupNetwork> along;  // that blocks communicate over
@@ -265,9 +267,17 @@ class Estimator {
     // With a master, of every micro-batch: parameters to the replicas, and their gradients back.
     Seconds hand_out, collect;
   };
+  // A collective of a reduction, and what it takes from kernels beside it.
+  struct Reduction {
+    Seconds duration;
+    Contention takes;
+  };
   struct DataCosts {
     std::vector<BucketCosts> own;  // by Block::kind
     BucketCosts tied;
+    // Those behind a block's last backward, likewise; none is known where copies take turns with
+    // them.
+    std::vector<std::vector<Reduction>> reductions;
     // Bytes of parameters, gradients and optimizer, likewise; the tied parameter used twice.
     std::vector<std::int64_t> own_state;
     std::int64_t tied_state = 0;
@@ -378,6 +388,8 @@ class Estimator {
   const GroupNetwork& next_network(const DeviceMesh& mesh, MeshView& view, int from, int to);
   const DataCosts& data_costs_of(const ParallelSpec& spec, const Placements& placements, const BlockShapes& shapes,
                                  const MeshView& view, int environment);
+  std::vector<Reduction> reductions_of(const BucketElements& trained, const ParallelSpec& spec,
+                                       const DataShards& shards, const MeshView& view, const Environment& where) const;
   MemoryUse memory_of_rank(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
                            int rank, std::span<const HeldStage> held);
   // Returns what the last block saves, where the rank holds it: it has slots of its own.
@@ -395,12 +407,23 @@ class Estimator {
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
                             const WayOfStage& way, const BlockShapes& shapes, const DataCosts& data);
+  // Whether `reductions_of_stage` knows what stages do behind their last backward: with replicas that
+  // are alike, where nothing but other stages' reductions is on the data axis's stream.
+  bool knows_reductions(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
+  // The reductions of a stage, and what they slow at least. Its gradient is reduced block by block,
+  // from the last one on.
+  StageReductions reductions_of_stage(BlockRange range, BlockRange tied_on_rank, bool alone_on_rank,
+                                      const WayOfStage& way, const DataCosts& data) const;
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies(const WayOfStage& way) const;
   // `goes_back`: in the shape of a V; `on_host`: the host updates.
   StepBound bound_of_ranks(const PipelineShape& shape, bool goes_back, bool on_host);
   Seconds norm_copy(int environment) const;
-  Seconds end_of_parts(const ScheduleForms& schedule, const PipelineShape& shape, bool norm);
+  // When all that ranks do before their gradients are known everywhere ends, from the step's first
+  // forward on: by playing the schedule's actions, and by its closed form.
+  Seconds end_of_ranks(const Schedule& schedule, bool in_parts, bool norm, Seconds follows_first);
+  Seconds end_of_stages(const ScheduleForms& schedule, const PipelineShape& shape, Seconds ends_first,
+                        const std::function<Seconds(const StageBound&)>& follows) const;
   static StagePath path_of(const CutFrame& frame, int stage, BlockRange range);
   Seconds agreement(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
 
@@ -475,6 +498,7 @@ class Estimator {
   std::vector<BlockRange> ranges_;   // by stage
   std::vector<HeldStage> held_;
   std::vector<StageBound> bounds_;   // by stage
+  std::vector<StageReductions> reductions_;  // likewise, where they are known and actions are played
   std::vector<RankBound> ranks_;
   std::vector<Seconds> before_;      // by stage: forwards and transfers of the stages before it
   std::vector<Seconds> forward_, backward_, transfer_, plain_forward_, plain_backward_, weights_;  // by stage

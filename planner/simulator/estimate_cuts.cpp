@@ -121,15 +121,24 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
   path.backward = bound.backward;
   StageOfCut result{
       .opening = {}, .pipeline = time_through_stage(schedule, path, frame.shape), .alone = bound.data, .end = {}};
+  // The end of the stage's last backward, whichever transfers of stages before it are slow.
+  const Seconds back = frame.computing[range.first] - frame.forward[range.first] + frame.crossing[stage];
+  path.slowest_transfer = {};
+  const Seconds last_backward =
+      (frame.slowest_transfer > std::min(path.forward, path.backward) ? time_through_stage(schedule, path, frame.shape)
+                                                                      : result.pipeline) -
+      back;
   if (frame.synchronises) {
     const Seconds before = frame.forward[range.first] + frame.crossing[stage];
     const Seconds busy = frame.shape.micro_batches * std::max(bound.forward + bound.backward, bound.occupied);
     result.opening = bound.begin + bound.behind + bound.norms;
     result.alone = std::max({result.alone, before + busy + bound.behind + bound.norms,
-                             before + frame.shape.micro_batches * std::max(bound.out, bound.back)});
+                             before + frame.shape.micro_batches * std::max(bound.out, bound.back),
+                             last_backward + bound.behind + bound.norms});
     result.end = frame.agreed + bound.finish;
   } else {
     result.opening = bound.begin + std::max(bound.behind + bound.regathers, bound.finish_behind);
+    result.alone = std::max(result.alone, last_backward + result.opening - bound.begin);
   }
   return result;
 }

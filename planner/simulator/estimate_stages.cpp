@@ -37,6 +37,64 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) c
   return {forward, backward};
 }
 
+bool Estimator::knows_reductions(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const {
+  const DataShards shards = data_shards(placements, spec.replicas());
+  return spec.replicas() > 1 && spec.dp_method != DataMethod::master && !shards.gradients && !shards.parameters &&
+         !replica_ && view.is_uniform && !is_sequential(view.environments.front()) &&
+         !runs_backward_in_parts(spec.schedule) && spec.offload == Offload();
+}
+
+// Between reductions of other stages on the rank, it is not known which of them is in flight: then
+// each takes what the least of all takes. Nor is it known which kernels are beside reductions that
+// end before the work does: of work that takes c alone, n without kernels, at least (x - n) s is
+// lost in x beside reductions that take a share s.
+StageReductions Estimator::reductions_of_stage(BlockRange range, BlockRange tied_on_rank, bool alone_on_rank,
+                                               const WayOfStage& way, const DataCosts& data) const {
+  StageReductions result;
+  Contention least{.multiprocessors = 1.0, .memory = 1.0};
+  for (std::size_t kind = 0; kind < data.reductions.size(); ++kind) {
+    if (data.own[kind].reduce > Seconds(0.0) && data.reductions[kind].empty()) return result;
+    for (const Reduction& one : data.reductions[kind])
+      least = {.multiprocessors = std::min(least.multiprocessors, one.takes.multiprocessors),
+               .memory = std::min(least.memory, one.takes.memory)};
+  }
+  if (tied_on_rank.size() > 0) return result;
+  const auto slowing = [&](Seconds duration, const BoundTimes& kernels) {
+    double share = 1.0;
+    if (kernels.multiprocessors > Seconds(0.0)) share = std::min(share, least.multiprocessors);
+    if (kernels.memory > Seconds(0.0)) share = std::min(share, least.memory);
+    return Slowing{.throughout = slowed_by(kernels, least),
+                   .kept = duration - kernels.multiprocessors - kernels.memory,
+                   .share = std::min(share, most_taken)};
+  };
+  Seconds forward, backward, end, reduced;  // the latter two of the last backward, from its start on
+  BoundTimes of_forward, of_backward;
+  std::vector<InFlight> in_flight;
+  for (int block = range.last; block-- > range.first;) {
+    const Costs& costs = *way.of_block(block).costs;
+    const auto kind = static_cast<std::size_t>(graph_.blocks[block].kind);
+    const Seconds own = costs.backward_seconds[kind];
+    forward += costs.forward_seconds[kind];
+    backward += own;
+    of_forward = of_forward + costs.forward_kernels[kind];
+    of_backward = of_backward + costs.backward_kernels[kind];
+    if (own > Seconds(0.0)) end = end_beside(in_flight, end, own, costs.backward_kernels[kind]);
+    reduced = std::max(reduced, end);
+    for (const Reduction& one : data.reductions[kind]) {
+      in_flight.push_back({.start = reduced,
+                           .end = reduced + one.duration,
+                           .takes = alone_on_rank ? one.takes : least});
+      reduced += one.duration;
+      result.all += one.duration;
+    }
+  }
+  result.left = reduced - end;
+  result.own = end - backward;
+  result.forward = slowing(forward, of_forward);
+  result.backward = slowing(backward, of_backward);
+  return result;
+}
+
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; c_k a block's
 // computation in that phase, g_k the gather of its parameters (ZeRO-3), r_k the reduction of its
 // gradients after its backward (ZeRO-2, 3: of every micro-batch; else of the last one only).

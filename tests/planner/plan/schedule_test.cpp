@@ -185,7 +185,8 @@ TEST_CASE("Weight gradients wait for nothing, and nothing on other ranks waits f
   const std::vector<Seconds> forward(2, Seconds(1.0)), backward(2, Seconds(5.0)), transfer(1, Seconds(10.0)),
       weights(2, Seconds(2.0));
   // Stage 1: 1 + 3 from 11 on, then 2. Its gradient arrives at 15 + 10; stage 0 has 3 + 2 left.
-  CHECK(played_ends(schedule, forward, backward, transfer, weights) == std::vector{Seconds(30.0), Seconds(17.0)});
+  CHECK(played_ends(schedule, forward, backward, transfer, weights) ==
+        std::vector{PlayedEnd{Seconds(30.0), {}}, PlayedEnd{Seconds(17.0), {}}});
   CHECK(played_time(schedule, forward, backward, transfer, weights) == Seconds(30.0));
   CHECK(!input_of({0, Phase::backward_weights, 0}, 2));
   CHECK(!output_of({1, Phase::backward_weights, 0}, 2));
