@@ -516,6 +516,53 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the bound counts the kernels that reductions slow, and what follows the last backward of any stage") {
+  ModelSpec model = load_model("llama3-8b", source + "/models").spec;
+  model.vocabulary = 8192;
+  const OpGraph graph = build_graph(model, 2048);
+  Cluster cluster = cluster_of("dgx-h100", 64);
+  TrainingSpec training = training_of(128, DataType::bf16);
+  training.sequence_length = 2048;
+  ParallelSpec spec;
+  spec.mesh.degree = {.pp = 4, .dp = 16};
+  spec.zero_stage = 1;
+  spec.input_slots = InputSlots::one_more;
+  const auto gap = [&](const std::vector<int>& cut, bool plays) {
+    spec.stage_blocks = cut;
+    REQUIRE(!illegal(graph, training, spec));
+    Estimator estimator(graph, cluster, training);
+    const Placements placements = place(graph, spec);
+    const ScheduleForms forms = forms_of(row_of(spec.schedule));
+    const Bound bound = estimator.bound(spec, placements, plays ? as_played(forms) : forms);
+    REQUIRE(bound.spare >= Bytes(0));
+    const StepResult simulated =
+        simulate_spec(graph, estimator.networks(), training, spec, placements, schedule_of(spec, training), nullptr);
+    return simulated.time.total() / bound.lower_bound - 1.0;
+  };
+  // Cuts of which the second leaves the first stage little to reduce.
+  for (const ScheduleKind schedule : {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::interleaved}) {
+    const bool interleaves = schedule == ScheduleKind::interleaved;
+    spec.schedule = schedule;
+    spec.virtual_stages = interleaves ? 2 : 1;
+    const std::vector<int> even = interleaves ? std::vector{5, 4, 4, 4, 4, 4, 4, 5} : std::vector{9, 9, 8, 8};
+    const std::vector<int> uneven = interleaves ? std::vector{1, 4, 4, 5, 5, 5, 5, 5} : std::vector{1, 11, 11, 11};
+    for (const std::vector<int>& cut : {even, uneven}) {
+      INFO(row_of(schedule).name << ", stages " << fmt::format("{}", cut));
+      CHECK(gap(cut, true) >= -1e-12);
+      CHECK(gap(cut, true) < 0.012);
+      CHECK(gap(cut, false) >= -1e-12);
+      CHECK(gap(cut, false) < (interleaves ? 0.04 : 0.03));
+    }
+  }
+  // Long reductions of the second stage end after the first stage's.
+  for (Link& link : cluster.groups.front().node.links) link.bandwidth *= 1.0 / 32;
+  spec.mesh.degree = {.pp = 16, .dp = 4};
+  spec.virtual_stages = 1;
+  spec.schedule = ScheduleKind::one_f_one_b;
+  CHECK(gap({1, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}, false) >= -1e-12);
+  CHECK(gap({1, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}, false) < 0.1);
+}
+
 TEST_CASE("the bound knows boundaries between stages that lie nearer to each other than the first") {
   // Racks of four nodes, one node per stage, two replicas of three stages: 0 1 2 | 3 in the first
   // rack, 4 5 in the second.
