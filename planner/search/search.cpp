@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -386,11 +387,16 @@ class SpaceSearch {
     try_with(row, search_.best, tried);
     if (row.with_each && !are_long()) try_with(row, simulated_, tried);
   }
+  // A layout that is tried, and the cut of the plan that it is tried for.
+  struct Tried {
+    ParallelSpec spec;
+    std::vector<int> cut;
+  };
   // With those of these plans, but for what was tried. A layout is taken to be as far above its
   // bound as the plan.
   void try_with(const TriedRow& row, std::span<const Ranked> plans, std::vector<ParallelSpec>& tried) {
     const double best = best_score(search_)->first;
-    std::vector<ParallelSpec> specs;
+    std::vector<Tried> layouts;
     std::vector<std::optional<double>> above;
     for (const Ranked& one : plans)
       for (ParallelSpec& spec : row.layouts({.space = space(),
@@ -400,19 +406,31 @@ class SpaceSearch {
                                              .behind = one.score.first / best}))
         if (is_legal(graph_, training_, spec) && std::ranges::find(tried, spec) == tried.end()) {
           tried.push_back(spec);
-          specs.push_back(std::move(spec));
+          layouts.push_back({std::move(spec), one.plan.spec.stage_blocks});
           above.push_back(one.score.first / one.bound.first);
         }
-    try_layouts(specs, std::move(above));
+    try_layouts(layouts, std::move(above));
+  }
+
+  // The candidates of a layout, and those with another cut.
+  std::vector<Candidate> candidates_with(const Tried& layout) {
+    const auto made = [&](const ParallelSpec& spec) {
+      return make_candidates(std::span(makers_).first(1), {&spec, 1}, mixes(), options_.objective).fitting;
+    };
+    std::vector<Candidate> all = made(layout.spec);
+    const auto has_cut = [&](const Candidate& one) { return one.spec.stage_blocks == layout.cut; };
+    if (!layout.spec.stage_blocks.empty() || std::ranges::any_of(all, has_cut)) return all;
+    ParallelSpec with_cut = layout.spec;
+    with_cut.stage_blocks = layout.cut;
+    if (is_legal(graph_, training_, with_cut)) std::ranges::move(made(with_cut), std::back_inserter(all));
+    return all;
   }
 
   // `above`: by layout, what its plan is taken to score over its bound.
-  void try_layouts(const std::vector<ParallelSpec>& specs, std::vector<std::optional<double>> above) {
+  void try_layouts(const std::vector<Tried>& layouts, std::vector<std::optional<double>> above) {
     std::vector<OtherCandidate> turns;
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      const std::span one(&specs[i], 1);
-      for (Candidate& candidate :
-           make_candidates(std::span(makers_).first(1), one, mixes(), options_.objective).fitting) {
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      for (Candidate& candidate : candidates_with(layouts[i])) {
         candidates_.push_back(std::move(candidate));
         const Candidate& made = candidates_.back();
         turns.push_back({.bound = score_of(made.spec, made.bound.lower_bound, made.bound.memory),
@@ -623,7 +641,7 @@ class SpaceSearch {
   // Limits on looking at other cuts.
   // Places of a block on a stage, over layouts: up to the first number, all layouts are looked at.
   static constexpr std::int64_t few_other_places = 16'384, most_other_places = 262'144;
-  static constexpr std::size_t most_other_cuts = 4096;
+  static constexpr std::size_t most_other_cuts = 1024;
   static constexpr std::int64_t most_other_simulated = 8, most_other_sharp = 64;
   static constexpr std::int64_t free_other_calls = 100'000;
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
