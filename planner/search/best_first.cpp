@@ -55,14 +55,23 @@ bool is_beaten_elsewhere(const BestFirst& search, const Score& score, const Degr
 }
 
 // Whether it cannot be ranked beside the plans of its degrees, or is not taken to be.
-bool is_beaten(const BestFirst& search, const Open& open) {
+bool is_beaten(const BestFirst& search, const BestFirstSteps& steps, const Open& open) {
   if (is_beaten_elsewhere(search, open.bound, open.mesh->degree)) return true;
-  if (search.best.empty() || open.bound.first < tied_limit(search)) return false;
+  if (search.best.empty()) return false;
+  const bool may_tie = open.bound.first < tied_limit(search);
+  const auto may_be_wanted = [&] {
+    return open.candidate == nullptr || !steps.may_be_plainer ||
+           std::ranges::none_of(search.best, [&](const Ranked& one) {
+             return one.score <= open.bound && !steps.may_be_plainer(open, one);
+           });
+  };
+  if (may_tie && may_be_wanted()) return false;
   int of_degrees = 0;
   for (const Ranked& one : search.best)
     if (one.plan.spec.mesh.degree == open.mesh->degree && ++of_degrees == search.top_each)
-      return open.bound >= one.score || open.bound.first >= one.bound.first * (1.0 + alike_above_bounds) ||
-             std::ranges::count(search.behind, open.mesh->degree) >= most_variants_behind;
+      return open.bound >= one.score ||
+             (!may_tie && (open.bound.first >= one.bound.first * (1.0 + alike_above_bounds) ||
+                           std::ranges::count(search.behind, open.mesh->degree) >= most_variants_behind));
   return false;
 }
 
@@ -128,7 +137,7 @@ void run(BestFirst& search, const BestFirstSteps& steps) {
   std::vector<Open> beaten;
   const auto find_next = [&] {
     while (!search.open.empty() && !is_out(search, search.open.front().bound)) {
-      if (!is_beaten(search, search.open.front())) return true;
+      if (!is_beaten(search, steps, search.open.front())) return true;
       beaten.push_back(pop(search));
     }
     return false;

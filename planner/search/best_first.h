@@ -66,6 +66,10 @@ struct BestFirstSteps {
   // A better bound of a candidate than its first one, or the same, asked for when its turn comes;
   // may be empty.
   std::function<Score(const Open& candidate)> sharpened = {};
+  // Whether a candidate may be plainer than a plan: among those that are as good as the best but
+  // for a tie, the plainest is wanted, and they are simulated until none is left that may be. Empty:
+  // all of them are.
+  std::function<bool(const Open& candidate, const Ranked& plan)> may_be_plainer = {};
   // How many candidates may be simulated next, together; zero ends the search.
   std::function<std::int64_t()> room;
   // Whether no equivalent candidate was taken before; may be empty.

@@ -102,6 +102,11 @@ class SpaceSearch {
     do {
       parplan::run(search_, {.look_into = [this](const Open& part) { return look_into(part.part); },
                              .sharpened = [this](const Open& one) { return sharpened(*one.candidate, one.bound); },
+                             .may_be_plainer =
+                                 [this](const Open& one, const Ranked& plan) {
+                                   const Candidate& candidate = *one.candidate;
+                                   return plainness(candidate.spec, candidate.bound.memory) < plainness_of(plan);
+                                 },
                              .room = [this] { return room(); },
                              .is_new = [this](const Open& candidate) { return is_new(candidate); },
                              .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
@@ -614,17 +619,23 @@ class SpaceSearch {
            (spec.pp() > 1 && spec.schedule != ScheduleKind::one_f_one_b ? 1 : 0);
   }
 
-  // Among ranked plans that are as good as the best one but for a tie, that which needs the least:
-  // least beyond the plain, then fewest devices, then least memory.
+  // Less is plainer: what a plan needs beyond the plain, its devices, its memory.
+  std::tuple<int, int, Bytes> plainness(const ParallelSpec& spec, const MemoryUse& memory) const {
+    return {needs_of(spec), spec.mesh.size(), memory.peak()};
+  }
+  std::tuple<int, int, Bytes> plainness_of(const Ranked& one) const {
+    return plainness(one.plan.spec, one.plan.result.memory);
+  }
+
+  // The plainest among ranked plans that are as good as the best one but for a tie.
   void put_plainest_first() {
     if (options_.objective == Objective::memory || search_.best.empty()) return;
     const double limit = search_.best.front().score.first * (1.0 + tied_plans);
     const auto end = std::ranges::find_if(search_.best, [&](const Ranked& one) {
       return one.score.first > limit || (search_.to_beat && one.score >= *search_.to_beat);
     });
-    const auto plainest = std::ranges::min_element(search_.best.begin(), end, {}, [&](const Ranked& one) {
-      return std::tuple(needs_of(one.plan.spec), one.plan.spec.mesh.size(), one.plan.result.memory.peak());
-    });
+    const auto plainest = std::ranges::min_element(search_.best.begin(), end, {},
+                                                   [&](const Ranked& one) { return plainness_of(one); });
     if (plainest != end) std::rotate(search_.best.begin(), plainest, plainest + 1);
   }
 
