@@ -149,17 +149,13 @@ std::vector<Open> OpenParts::leave_out(std::size_t number) {
 
 std::vector<Open> OpenParts::look_into_degrees(std::size_t number) {
   std::vector<Open> opened;
-  std::vector<std::pair<std::int64_t, Seconds>> floors;  // by micro-batch
-  const auto floor_of = [&](ParallelSpec spec, std::int64_t micro_batch) {
-    const auto known = std::ranges::find(floors, micro_batch, &std::pair<std::int64_t, Seconds>::first);
-    if (known != floors.end()) return known->second;
-    spec.micro_batch = micro_batch;
-    return floors.emplace_back(micro_batch, floors_.of_micro_batch_at_peak(spec).time).second;
-  };
   for (SpaceGroups& listed : space_.groups(parts_[number].space)) {
     Groups& groups = groups_.emplace_back(Groups{.spec = std::move(listed.spec), .sizes = {}});
-    for (const SpaceGroups::Size& size : listed.sizes)
-      groups.sizes.push_back({size, floor_of(groups.spec, size.micro_batch)});
+    ParallelSpec one = groups.spec;
+    for (const SpaceGroups::Size& size : listed.sizes) {
+      one.micro_batch = size.micro_batch;
+      groups.sizes.push_back({size, floors_.of_micro_batch_at_peak(one).time});
+    }
     std::ranges::stable_sort(groups.sizes, {}, &Groups::Size::floor);
     opened.push_back(open_groups(number, groups, 0));
   }
