@@ -43,15 +43,26 @@ std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Sec
   for (const std::vector<Action>& actions : schedule.ranks)
     for (const Action& action : actions) micro_batches = std::max(micro_batches, action.micro_batch + 1);
   const auto count = static_cast<std::size_t>(micro_batches);
-  const auto at = [&](const Action& action) {
-    return static_cast<std::size_t>(action.stage) * count + static_cast<std::size_t>(action.micro_batch);
+  constexpr Seconds not_yet(-1.0);
+  // Per flow, by stage: where its result goes and what its input waits for, as in input_of and
+  // output_of; and when the link that it is sent over is free.
+  struct Way {
+    bool has_input = false, sends = false;
+    Seconds transfer, link_free;
   };
+  std::array<std::vector<Way>, 2> ways;
+  for (auto& of_flow : ways) of_flow.resize(forward.size());
+  for (int s = 0; s + 1 < stages; ++s) {
+    const bool crosses = schedule.rank_of_stage[s] != schedule.rank_of_stage[s + 1];
+    Way &down = ways[index_of(Flow::forward)][s], &up = ways[index_of(Flow::backward)][s + 1];
+    down.sends = crosses;
+    up.sends = crosses && s + 1 != first_back;
+    down.transfer = up.transfer = transfer[s];
+    ways[index_of(Flow::forward)][s + 1].has_input = ways[index_of(Flow::backward)][s].has_input = true;
+  }
   // Per flow, by stage and micro-batch: when the result arrives where it is needed.
-  std::array<std::vector<std::optional<Seconds>>, 2> there;
-  for (auto& of_phase : there) of_phase.resize(forward.size() * count);
-  // Per flow, by the sending stage.
-  std::array<std::vector<Seconds>, 2> link_free{std::vector<Seconds>(forward.size()),
-                                                std::vector<Seconds>(forward.size())};
+  std::array<std::vector<Seconds>, 2> there;
+  for (auto& of_flow : there) of_flow.assign(forward.size() * count, not_yet);
   std::vector<std::size_t> next(schedule.ranks.size());
   std::vector<PlayedEnd> ranks(schedule.ranks.size());
   std::vector<Seconds> reduced(reductions.empty() ? 0 : schedule.ranks.size());  // what ranks have begun to reduce
@@ -61,24 +72,28 @@ std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Sec
     for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
       for (; next[r] < schedule.ranks[r].size(); ++next[r], advanced = true) {
         const Action& action = schedule.ranks[r][next[r]];
-        const std::optional<Flow> flow = flow_of(action.phase);
-        if (!flow) {
-          ranks[r].time += weights[action.stage];
+        const auto stage = static_cast<std::size_t>(action.stage);
+        if (action.phase == Phase::backward_weights) {
+          ranks[r].time += weights[stage];
           continue;
         }
-        if (*flow == Flow::backward && action.stage < first_back) continue;
+        const bool is_forward = action.phase == Phase::forward;
+        if (!is_forward && action.stage < first_back) continue;
+        const std::size_t flow = index_of(is_forward ? Flow::forward : Flow::backward);
+        Way& way = ways[flow][stage];
+        const std::size_t place = stage * count + static_cast<std::size_t>(action.micro_batch);
         Seconds start = ranks[r].time;
-        if (const std::optional<Action> input = input_of(action, stages)) {
-          const std::optional<Seconds>& ready = there[index_of(*flow)][at(*input)];
-          if (!ready) break;
-          start = std::max(start, *ready);
+        if (way.has_input) {
+          const Seconds ready = there[flow][is_forward ? place - count : place + count];
+          if (ready == not_yet) break;
+          start = std::max(start, ready);
         }
-        Seconds end = start + (*flow == Flow::forward ? forward : backward)[action.stage];
-        if (action.phase == Phase::backward_inputs) end -= weights[action.stage];
+        Seconds end = start + (is_forward ? forward : backward)[stage];
+        if (action.phase == Phase::backward_inputs) end -= weights[stage];
         if (!reductions.empty()) {
-          const StageReductions& reduces = reductions[action.stage];
-          const Slowing& slowing = *flow == Flow::forward ? reduces.forward : reduces.backward;
-          const bool is_last = *flow == Flow::backward && last_backward[action.stage] == next[r];
+          const StageReductions& reduces = reductions[stage];
+          const Slowing& slowing = is_forward ? reduces.forward : reduces.backward;
+          const bool is_last = !is_forward && last_backward[stage] == next[r];
           // Beside reductions of the rank's other stages, and of its own.
           const Seconds longer = slowing.of(reduced[r] - start, end - start);
           ranks[r].slowed = is_last ? std::max(longer, reduces.own) : longer;
@@ -86,12 +101,8 @@ std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Sec
           if (is_last) reduced[r] = std::max(reduced[r] + reduces.all, end + reduces.left);
         }
         ranks[r].time = end;
-        std::optional<Seconds>& arrives = there[index_of(*flow)][at(action)];
-        arrives = end;
-        if (!sends(schedule, action) || (*flow == Flow::backward && action.stage == first_back)) continue;
-        Seconds& link = link_free[index_of(*flow)][action.stage];
-        link = std::max(end, link) + transfer[*flow == Flow::forward ? action.stage : action.stage - 1];
-        arrives = link;
+        if (way.sends) end = way.link_free = std::max(end, way.link_free) + way.transfer;
+        there[flow][place] = end;
       }
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
     PARPLAN_ASSERT(next[r] == schedule.ranks[r].size(),
