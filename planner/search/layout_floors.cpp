@@ -171,11 +171,33 @@ Floor LayoutFloors::of_devices(int devices) const {
 
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
   if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
-  return of_samples(spec, seconds_of_sample(spec), below);
+  return of_samples(spec, on_its_devices(spec, &LayoutFloors::seconds_of_sample), below);
+}
+
+// A stage is as fast as the slowest of its devices, and so no faster than they are on average; and
+// all stages have as many.
+LayoutFloors::SampleSeconds LayoutFloors::on_its_devices(const ParallelSpec& spec, SecondsOn seconds_on) {
+  NetworkCache& networks = maker_.estimator().networks();
+  if (cluster_.groups.size() == 1) return {.least = (this->*seconds_on)(spec, networks.device(spec.mesh, 0))};
+  SampleSeconds all{.least = std::vector<Seconds>(blocks_.size(), infinite), .speed = 0.0};
+  std::vector<std::pair<int, const std::vector<Seconds>*>> groups;  // devices, and what these take
+  for (std::size_t g = 0; g < cluster_.groups.size(); ++g) {
+    const int devices = devices_of_group(cluster_, g, spec.mesh.size());
+    if (devices == 0) continue;
+    groups.emplace_back(devices, &(this->*seconds_on)(spec, networks.device_of_group(spec.mesh, g)));
+    take_least(*groups.back().second, all.least);
+  }
+  for (const auto& [devices, seconds] : groups) {
+    double speed = 0.0;  // with the kind of block that suits them best
+    for (std::size_t kind = 0; kind < seconds->size(); ++kind)
+      speed = std::max(speed, (*seconds)[kind] > Seconds(0.0) ? all.least[kind] / (*seconds)[kind] : 1.0);
+    all.speed += speed * devices / spec.mesh.size();
+  }
+  return all;
 }
 
 // `kernels`: what those of a block take for a sample at least, by Block::kind.
-Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below) {
+Floor LayoutFloors::of_samples(const ParallelSpec& spec, const SampleSeconds& kernels, Seconds below) {
   const int devices = spec.mesh.size();
   Floor floor = of_devices(devices);
   FlopsPerSecond fastest;
@@ -187,8 +209,14 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
   of_micro_batch_.clear();
   for (std::size_t kind = 0; kind < flops_.size(); ++kind)
     of_micro_batch_.push_back(static_cast<double>(spec.micro_batch) *
-                              std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels[kind]));
-  floor.time = std::max(floor.time, least_time(of_micro_batch_, shape_of(spec, training_), below) * (1 - 1e-9));
+                              std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels.least[kind]));
+  const PipelineShape shape = shape_of(spec, training_);
+  Seconds time = least_time(of_micro_batch_, shape, below);
+  if (kernels.speed < 1.0) {
+    const Seconds all = static_cast<double>(spec.micro_batch) * work_of(blocks_, kernels.least, shape.ranks).all;
+    time = std::max(time, shape.micro_batches * (all / (shape.ranks * kernels.speed)));
+  }
+  floor.time = std::max(floor.time, time * (1 - 1e-9));
   return floor;
 }
 
@@ -198,14 +226,13 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds
 // each Segment is fused or not, whichever takes less (LoweredFor). They are so with the tokens of a
 // sample, too, and those of attention with its pairs of queries and keys and with its heads, of
 // which every rank of a context axis has its share.
-const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
-  const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
+const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec,
+                                                            const NetworkCache::StageDevice& device) {
   const auto [entry, inserted] =
       samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(),
                             spec.cp_method, spec.mesh.cp_ulysses},
                            std::vector<Seconds>(blocks_.size()));
-  // The devices of a stage follow from the order of axes, where they are not alike.
-  if (!inserted || cluster_.groups.size() > 1) return entry->second;
+  if (!inserted) return entry->second;
   ParallelSpec largest = spec;
   largest.micro_batch = micro_batches_.back();
   double shares = static_cast<double>(largest.micro_batch);
@@ -222,9 +249,10 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& 
 }
 
 // Whatever is chosen beside the degrees.
-const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSpec& spec) {
-  const DeviceKind* const device = maker_.estimator().networks().device(spec.mesh, 0).device.get();
-  const auto [entry, inserted] = any_samples_.try_emplace({device, spec.tp(), spec.cp()}, std::vector<Seconds>());
+const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSpec& spec,
+                                                                const NetworkCache::StageDevice& device) {
+  const auto [entry, inserted] =
+      any_samples_.try_emplace({device.device.get(), spec.tp(), spec.cp()}, std::vector<Seconds>());
   if (!inserted) return entry->second;
   for (const bool sequence_parallel : {false, true})
     for (const ContextMethod method : context_methods) {
@@ -237,7 +265,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
       if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
           !is_legal(graph_, training_, one))
         continue;
-      const std::vector<Seconds>& seconds = seconds_of_sample(one);
+      const std::vector<Seconds>& seconds = seconds_of_sample(one, device);
       if (entry->second.empty())
         entry->second = seconds;
       else
@@ -250,7 +278,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
   if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
   Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
-  const std::vector<Seconds>& kernels = seconds_of_any_sample(spec);
+  const SampleSeconds kernels = on_its_devices(spec, &LayoutFloors::seconds_of_any_sample);
   ParallelSpec one = spec;
   for (const std::int64_t size : micro_batches_) {
     if (training_.global_batch / spec.mesh.batch_ranks() % size != 0) continue;
@@ -445,13 +473,17 @@ Seconds LayoutFloors::time_on_links(const ParallelSpec& spec) {
 // each kind, rounded up.
 Seconds LayoutFloors::data_time(const ParallelSpec& spec) {
   if (spec.replicas() == 1) return Seconds(0.0);
+  constexpr std::size_t most_kept = 1024;
+  if (data_times_.size() >= most_kept) data_times_.clear();
+  const auto [known, inserted] = data_times_.try_emplace(of_any_schedule(spec));
+  if (!inserted) return known->second;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
   std::vector<Seconds> least(blocks_.size(), infinite);
   const int paces = static_cast<int>(estimator.paces(spec, placements).size());
   for (int stage = 0; stage < paces; ++stage) take_least(estimator.kind_data_seconds(spec, placements, stage), least);
   const LeastWork work = work_of(blocks_, least, spec.pp());
-  return std::max(work.all / spec.pp(), work.slowest) * (1 - 1e-9);
+  return known->second = std::max(work.all / spec.pp(), work.slowest) * (1 - 1e-9);
 }
 
 Seconds LayoutFloors::data_time_of_any_order(const ParallelSpec& spec) {
@@ -471,10 +503,33 @@ Seconds LayoutFloors::time_of_any_shards(const ParallelSpec& spec) {
   return time * (1 - 1e-9);
 }
 
-LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
+// Blocks take as long under every schedule that runs backwards whole.
+ParallelSpec LayoutFloors::of_any_schedule(ParallelSpec spec) {
+  const ParallelSpec any;
+  if (!runs_backward_in_parts(spec.schedule)) spec.schedule = any.schedule;
+  spec.virtual_stages = any.virtual_stages;
+  spec.micro_batch_group = any.micro_batch_group;
+  spec.recompute = any.recompute;
+  spec.recompute_layers = any.recompute_layers;
+  spec.stage_recompute.clear();
+  spec.stage_blocks.clear();
+  return spec;
+}
+
+// By layouts on all stages, whatever their schedule, ZeRO stage and shards.
+const LayoutFloors::LeastStages& LayoutFloors::least_stages(const ParallelSpec& spec,
+                                                            std::span<const Recompute> choices) {
+  StagesKey key{.layout = of_any_schedule(spec), .choices = {choices.begin(), choices.end()}};
+  if (spec.recompute_layers > 0) key.choices.push_back(Recompute::none);
+  key.layout.zero_stage = ParallelSpec().zero_stage;
+  key.layout.mesh.dp_shard = ParallelSpec().mesh.dp_shard;
+  constexpr std::size_t most_kept = 1024;
+  if (least_stages_.size() >= most_kept) least_stages_.clear();
+  const auto [known, inserted] = least_stages_.try_emplace(std::move(key));
+  LeastStages& result = known->second;
+  if (!inserted) return result;
   const Placements& placements = maker_.placements_of(spec);
   Estimator& estimator = maker_.estimator();
-  const PipelineShape shape = shape_of(spec, training_);
   const std::vector<std::pair<int, int>> paces = estimator.paces(spec, placements);
   std::vector<std::vector<Seconds>> stages;  // by kind
   for (std::size_t stage = 0; stage < paces.size(); ++stage) {
@@ -483,31 +538,38 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
       continue;
     }
     stages.emplace_back(blocks_.size(), infinite);
-    for (const Recompute recompute : choices)
+    for (const Recompute recompute : known->first.choices)
       take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), recompute), stages.back());
-    if (spec.recompute_layers > 0)
-      take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), Recompute::none), stages.back());
   }
   std::vector<Seconds> least(blocks_.size(), infinite);
   for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
-  const LeastWork work = work_of(blocks_, least, shape.ranks);
-  if (shape.stages == 1)
-    return {.all = work.all, .slowest = work.all, .transfer = {}, .time = shape.micro_batches * work.all};
+  result.work = work_of(blocks_, least, spec.pp());
+  result.speeds = stages.size() > 1 ? speeds_of(stages, least) : static_cast<double>(spec.pp());
+  if (spec.pp() == 1) return result;
   Bytes crossing(std::numeric_limits<std::int64_t>::max());
   const int parts = transfer_parts(placements.residual, spec.mesh, training_.engine);
-  for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, choices.front()))
-    crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes) / parts));
+  for (const Recompute recompute : known->first.choices)
+    for (const LoweredBlock& block : estimator.lowered_blocks(spec, placements, recompute))
+      crossing = std::min(crossing, Bytes(std::max(block.input_bytes, block.output_bytes) / parts));
   // Some cut may have a boundary over which no gradient returns.
   const bool surely_returns = passes_gradient_on(graph_, 1);
-  const Seconds transfer = !surely_returns ? Seconds(0.0)
-                           : boundaries_are_alike(cluster_, spec.mesh)
-                               ? collective_time(InstructionKind::send, crossing,
-                                                 estimator.networks().stages(spec.mesh, 0, 1), cluster_.backend())
-                               : (fastest_links_.value > 0.0 ? crossing / fastest_links_ : Seconds(0.0));
+  result.transfer = !surely_returns ? Seconds(0.0)
+                    : boundaries_are_alike(cluster_, spec.mesh)
+                        ? collective_time(InstructionKind::send, crossing,
+                                          estimator.networks().stages(spec.mesh, 0, 1), cluster_.backend())
+                        : (fastest_links_.value > 0.0 ? crossing / fastest_links_ : Seconds(0.0));
+  return result;
+}
+
+LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  const auto& [work, speeds, transfer] = least_stages(spec, choices);
+  const PipelineShape shape = shape_of(spec, training_);
+  if (shape.stages == 1)
+    return {.all = work.all, .slowest = work.all, .transfer = {}, .time = shape.micro_batches * work.all};
   const ScheduleRow& row = row_of(spec.schedule);
-  Seconds time =
-      std::max(least_of_any_cut(row, work.all, transfer, shape), least_of_slowest(row, work, transfer, shape));
-  if (stages.size() > 1) time = std::max(time, shape.micro_batches * (work.all / speeds_of(stages, least)));
+  const Seconds time =
+      std::max({least_of_any_cut(row, work.all, transfer, shape), least_of_slowest(row, work, transfer, shape),
+                shape.micro_batches * (work.all / speeds)});
   return {.all = work.all, .slowest = work.slowest, .transfer = transfer, .time = time * (1 - 1e-9)};
 }
 
