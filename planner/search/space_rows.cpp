@@ -177,13 +177,14 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
   }
   // As Megatron-LM demands: layers, with or without the embedding and the head counted as one each.
   const std::int64_t blocks = static_cast<std::int64_t>(context.graph.blocks.size());
-  std::set<std::int64_t> numbers;
+  std::vector<std::int64_t> numbers;
   if (context.width.interleaves_freely)
-    for (std::int64_t number = 2; number * spec.pp() <= blocks; ++number) numbers.insert(number);
+    for (std::int64_t number = 2; number * spec.pp() <= blocks; ++number) numbers.push_back(number);
   else
     for (std::int64_t counted = blocks - 2; counted <= blocks; ++counted)
-      if (counted % spec.pp() == 0)
-        std::ranges::copy(divisors(counted / spec.pp()), std::inserter(numbers, numbers.end()));
+      if (counted % spec.pp() == 0) std::ranges::copy(divisors(counted / spec.pp()), std::back_inserter(numbers));
+  std::ranges::sort(numbers);
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
   for (const std::int64_t number : numbers)
     if (accepts_virtual_stages(context, spec, number)) values.emplace_back(number);
 }
