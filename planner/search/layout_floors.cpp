@@ -503,6 +503,43 @@ Seconds LayoutFloors::time_of_any_shards(const ParallelSpec& spec) {
   return time * (1 - 1e-9);
 }
 
+const std::vector<LayoutFloors::LeastStages>& LayoutFloors::stages_in_any_order(const ParallelSpec& spec) {
+  ParallelSpec key = of_any_schedule(spec);
+  key.zero_stage = ParallelSpec().zero_stage;
+  key.mesh.dp_shard = ParallelSpec().mesh.dp_shard;
+  key.mesh.order = ParallelSpec().mesh.order;
+  constexpr std::size_t most_kept = 256;
+  if (stages_in_any_order_.size() >= most_kept) stages_in_any_order_.clear();
+  const auto [known, inserted] = stages_in_any_order_.try_emplace(std::move(key));
+  std::vector<LeastStages>& result = known->second;
+  if (!inserted) return result;
+  for (const ParallelSpec& one : orders_of(spec)) {
+    std::vector<std::vector<Seconds>> stages;
+    std::vector<Seconds> fastest(blocks_.size(), infinite);
+    for (int s = 0; s < one.pp(); ++s) {
+      stages.push_back(least_seconds(one, maker_.estimator().networks().device(one.mesh, s)));
+      take_least(stages.back(), fastest);
+    }
+    const LeastStages own{
+        .work = work_of(blocks_, fastest, one.pp()), .speeds = speeds_of(stages, fastest), .transfer = {}};
+    if (std::ranges::find(result, own) == result.end()) result.push_back(own);
+  }
+  return result;
+}
+
+Seconds LayoutFloors::time_of_any_order(const ParallelSpec& spec) {
+  if (may_be_unlike(spec)) return of_devices(spec.mesh.size()).time;
+  const PipelineShape shape = shape_of(spec, training_);
+  Seconds least = infinite;
+  for (const LeastStages& stages : stages_in_any_order(spec)) {
+    const Seconds at_any_speed = shape.ranks == 1
+                                     ? shape.micro_batches * stages.work.all
+                                     : least_time(row_of(spec.schedule), stages.work, shape, infinite);
+    least = std::min(least, std::max(at_any_speed, shape.micro_batches * (stages.work.all / stages.speeds)));
+  }
+  return least * (1 - 1e-9);
+}
+
 // Blocks take as long under every schedule that runs backwards whole.
 ParallelSpec LayoutFloors::of_any_schedule(ParallelSpec spec) {
   const ParallelSpec any;

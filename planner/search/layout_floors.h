@@ -67,6 +67,8 @@ class LayoutFloors {
   // With a schedule and a number of stages, for any ZeRO stage and order of the axes: the blocks of
   // of_micro_batch. The devices are alike.
   Seconds time_of_any_shards(const ParallelSpec& spec);
+  // The same where they are not: as fast as the stages are in the best order of the axes.
+  Seconds time_of_any_order(const ParallelSpec& spec);
   // Communication over the data axis, with the ZeRO stage, for any order of the axes.
   Seconds data_time_of_any_order(const ParallelSpec& spec);
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
@@ -138,6 +140,7 @@ class LayoutFloors {
   struct LeastWork {
     Seconds all = {};
     Seconds slowest = {};
+    bool operator==(const LeastWork&) const = default;
   };
   static void take_least(std::span<const Seconds> seconds, std::vector<Seconds>& least);
   // How many times as fast as the fastest stage the stages are together, at most: each as fast as
@@ -157,8 +160,11 @@ class LayoutFloors {
     LeastWork work;
     double speeds = 1.0;
     Seconds transfer;
+    bool operator==(const LeastStages&) const = default;
   };
   const LeastStages& least_stages(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // By their kernels alone, with any recompute: those of each order of the axes that differ.
+  const std::vector<LeastStages>& stages_in_any_order(const ParallelSpec& spec);
   static ParallelSpec of_any_schedule(ParallelSpec spec);
   // The communication of the fullest rank over the data axis, at least.
   Seconds data_time(const ParallelSpec& spec);
@@ -278,6 +284,7 @@ class LayoutFloors {
   };
   std::unordered_map<StagesKey, LeastStages, StagesHash> least_stages_;
   std::unordered_map<ParallelSpec, Seconds, SpecHash> data_times_;
+  std::unordered_map<ParallelSpec, std::vector<LeastStages>, SpecHash> stages_in_any_order_;  // likewise
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold depends neither on the schedule nor on the order of the axes.
   struct HoldingsHash {

@@ -126,6 +126,8 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double
       return look_into_micro_batch(number);
     case Step::any_shards:
       return look_into_shards(number);
+    case Step::unlike_orders:
+      return look_into_unlike_orders(number);
     case Step::any_recompute:
       return look_for_room(number);
     case Step::any_that_fits:
@@ -250,21 +252,42 @@ std::vector<std::vector<PlacedSpec>> grouped(std::vector<PlacedSpec> layouts, bo
 
 std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
   looked_into_.push_back(number);
-  std::vector<PlacedSpec> layouts = list_layouts(number, !are_equal());
+  const bool by_time = objective_ != Objective::memory;
+  std::vector<PlacedSpec> layouts = list_layouts(number, !are_equal() && !by_time);
   std::erase_if(layouts, [this](const PlacedSpec& placed) { return !is_open(placed.spec); });
-  const bool in_any_shards = are_equal() && objective_ != Objective::memory;
+  const bool in_any_shards = are_equal() && by_time;
   std::vector<Open> opened;
   for (Recomputing& group : grouped(std::move(layouts), in_any_shards)) {
     Part part = parts_[number];
     part.place = place_of(number, group.front());
     const ParallelSpec& spec = group.front().spec;
-    if (in_any_shards)
-      part.floor.time = std::max(part.floor.time, floors_.time_of_any_shards(spec));
-    else if (objective_ != Objective::memory)
-      part.floor.time = std::max(part.floor.time, floors_.time_of(spec, choices_of(group)));
+    if (by_time)
+      part.floor.time = std::max(part.floor.time, in_any_shards ? floors_.time_of_any_shards(spec)
+                                                                : floors_.time_of_any_order(spec));
     else if (are_equal())
       part.floor.memory = std::max(part.floor.memory, floors_.memory_by_share(spec, choices_of(group)));
-    part.step = in_any_shards ? Step::any_shards : Step::any_recompute;
+    part.step = in_any_shards ? Step::any_shards : by_time ? Step::unlike_orders : Step::any_recompute;
+    opened.push_back(open_recomputing(std::move(part), std::move(group)));
+  }
+  return opened;
+}
+
+// The devices are not alike, and the objective is not memory. Layouts that differ in what they
+// recompute have the same orders.
+std::vector<Open> OpenParts::look_into_unlike_orders(std::size_t number) {
+  const Recomputing& all = *parts_[number].recomputing;
+  std::vector<Recomputing> by_order;
+  for (const PlacedSpec& placed : all) {
+    std::vector<PlacedSpec> orders = space_.orders(placed);
+    by_order.resize(orders.size());
+    for (std::size_t i = 0; i < orders.size(); ++i) by_order[i].push_back(std::move(orders[i]));
+  }
+  std::vector<Open> opened;
+  for (Recomputing& group : by_order) {
+    Part part = parts_[number];
+    part.step = Step::any_recompute;
+    part.place += static_cast<std::uint64_t>(group.front().place - all.front().place) << candidate_bits;
+    part.floor.time = std::max(part.floor.time, floors_.time_of(group.front().spec, choices_of(group)));
     opened.push_back(open_recomputing(std::move(part), std::move(group)));
   }
   return opened;

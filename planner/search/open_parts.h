@@ -86,6 +86,7 @@ class OpenParts {
     micro_batch,           // with the floor of its kernels
     micro_batch_on_links,  // with that of the links that they cross
     any_shards,            // with the floor of its schedule
+    unlike_orders,         // the same on devices that are not alike, where the order of axes matters
     any_recompute,         // and of its ZeRO stage, in groups of so many ranks
     any_that_fits,         // and of its memory
     any_order,
@@ -141,6 +142,7 @@ class OpenParts {
   Open open_recomputing(Part part, Recomputing layouts);
   std::vector<Open> look_into_micro_batch(std::size_t number);
   std::vector<Open> look_into_shards(std::size_t number);
+  std::vector<Open> look_into_unlike_orders(std::size_t number);
   std::vector<Open> look_for_room(std::size_t number);
   std::vector<Open> look_into_recomputing(std::size_t number);
   std::vector<Open> open_orders(std::size_t number);

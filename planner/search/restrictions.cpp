@@ -367,8 +367,9 @@ std::optional<double> least_beyond(const Restriction& restriction, const Searche
   if (restriction.by_devices) return least_of_devices(space, best, floors);
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider) {
-    const int most =
-        wider.samples == SampleFloors::shared_over_context ? most_parts_where_lifted : most_parts_beyond;
+    // On unlike nodes, parts are looked into once more, for the orders of the axes.
+    const int beyond = most_parts_beyond * (space.cluster.groups.size() > 1 ? 2 : 1);
+    const int most = wider.samples == SampleFloors::shared_over_context ? most_parts_where_lifted : beyond;
     if (const std::optional<double> one = least_of(wider, most, space, best, &than, floors, maker))
       least = std::min(least.value_or(*one), *one);
   }
