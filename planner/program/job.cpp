@@ -42,6 +42,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .leaves_half = leaves_half_gradients(training),
       .sums_half = is_half(gradient_type(training)),
       .repeats_all = training.engine.repeats_layers,
+      .keeps_unread = training.engine.keeps_unread_products,
       .master_computes_loss = training.engine.master_computes_loss};
 }
 

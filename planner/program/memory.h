@@ -60,6 +60,9 @@ struct RankSizes {
   // What the last block saves, and its slots, where it has its own (activation_slots.h).
   std::int64_t head_bytes = 0;
   int head_in_flight = 0;
+  // What the last block of each of the rank's stages saves on the device, at least, which is free
+  // when its gradients, and those of the block before, are reduced.
+  std::int64_t last_saved_bytes = 0;
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
   int outputs = 1, gradients = 1;  // exchange_buffers of schedule.h, on each of the rank's ways
@@ -351,8 +354,19 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   gathered(BufferRole::gathered, own.gathered);
   gathered(BufferRole::gathered_frozen, frozen.gathered);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
-  if (own.unreduced)
-    one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);
+  if (own.unreduced) {
+    RankBuffer buffer{.role = BufferRole::unreduced,
+                      .category = MemoryCategory::buffers,
+                      .bytes = *own.unreduced * gradient_bytes(training)};
+    const std::int64_t in_freed = !training.engine.reduces_where_freed || buffer.bytes == 0
+                                      ? std::int64_t{0}
+                                      : std::min<std::int64_t>(sizes.last_saved_bytes / buffer.bytes, pair);
+    buffer.slots = pair - static_cast<int>(in_freed);
+    if (buffer.slots > 0) visit(buffer);
+    buffer.slots = static_cast<int>(in_freed);
+    buffer.counted = false;
+    if (buffer.slots > 0) visit(buffer);
+  }
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.tied && !bucket.frozen && bucket.shards.gradients)
       visit(RankBuffer{.role = BufferRole::unreduced_tied,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "planner/program/activation_slots.h"
@@ -248,8 +249,15 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     }
   };
   int most_blocks = 0;  // of a stage
+  std::optional<std::int64_t> last_saved;
   for (const HeldStage& stage : held) {
     most_blocks = std::max(most_blocks, stage.blocks.size());
+    const int last = stage.blocks.last - 1;
+    const auto kind_of_last = static_cast<std::size_t>(graph_.blocks[last].kind);
+    const bool is_on_device = last >= stage.first_on_device || home_of_saved(spec, kind_of_last) == Home::device;
+    const std::int64_t freed =
+        is_on_device ? shapes_[stage.shapes.of_block(last)]->kinds[kind_of_last].saved_bytes : std::int64_t{0};
+    last_saved = std::min(last_saved.value_or(freed), freed);
     const auto [first_change, second_change] = std::minmax(stage.shapes.first_kept, stage.first_on_device);
     hold(stage, stage.blocks.first, first_change);
     hold(stage, first_change, second_change);
@@ -310,6 +318,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .in_flight = in_flight,
                                   .head_bytes = head,
                                   .head_in_flight = heads,
+                                  .last_saved_bytes = last_saved.value_or(0),
                                   .for_weights_in_flight = slots.saved,
                                   .left_in_flight = slots.left,
                                   .outputs = exchange_buffers(shape) * ways.outputs,

@@ -51,6 +51,27 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   return lower_block(graph, 1, context);
 }
 
+// A layer of a Llama as an engine runs it, with two keys' heads, on one rank of `tp`.
+LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1) {
+  ModelSpec model = load_model("llama3-8b", source + "/models").spec;
+  model.hidden = 256;
+  model.heads = 8;
+  model.kv_heads = 2;
+  model.head_dim = 32;
+  model.feature = 512;
+  model.layers = 3;
+  const OpGraph graph = as_run_by(engine, build_graph(model, 128));
+  TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
+  training.engine = engine;
+  ParallelSpec spec;
+  spec.mesh.degree.tp = tp;
+  spec.micro_batch = 3;
+  spec.recompute = recompute;
+  const Placements placements = place(graph, spec);
+  return lower_block(graph, 1, block_context(block_layout(spec, placements, recompute), placements.residual, {},
+                                             training, BackendKind::cuda, true));
+}
+
 Engine megatron_2021() { return find_engine("megatron-2021", source + "/configs/engines"); }
 
 int count(const Segment& segment, InstructionKind kind) {
@@ -254,6 +275,39 @@ TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32
   }
 }
 
+TEST_CASE("PyTorch's cross-entropy has three of the logits in fp32 at once, four where they are parts") {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.hidden = 64;
+  model.heads = model.kv_heads = 2;
+  model.head_dim = 32;
+  model.feature = 256;
+  model.layers = 1;
+  model.vocabulary = 131072;
+  for (const int tp : {1, 2}) {
+    const auto head = [&](bool fills) {
+      const Engine engine{.name = "other", .fused_loss = false, .fills_loss_gradient = fills};
+      const OpGraph graph = as_run_by(engine, build_graph(model, 512));
+      TrainingSpec training{.global_batch = 2, .sequence_length = 512, .precision = DataType::bf16};
+      training.engine = engine;
+      ParallelSpec spec;
+      spec.mesh.degree.tp = tp;
+      spec.micro_batch = 2;
+      const Placements placements = place(graph, spec);
+      return lower_block(graph, static_cast<int>(graph.blocks.size()) - 1,
+                         block_context(block_layout(spec, placements, Recompute::none), placements.residual, {},
+                                       training, BackendKind::cuda, true));
+    };
+    const std::int64_t logits = std::int64_t{2} * 512 * 131072 / tp;
+    const LoweredBlock filled = head(true), in_place = head(false);
+    CHECK(filled.saved_bytes == in_place.saved_bytes);  // one of them
+    CHECK(filled.forward.scratch_bytes == in_place.forward.scratch_bytes);
+    const std::int64_t more = (tp == 1 ? 2 : 3) * 4 * logits;
+    CHECK(filled.backward.scratch_bytes >= more);
+    CHECK(filled.backward.scratch_bytes < more + logits);
+    CHECK(in_place.backward.scratch_bytes < 3 * logits);  // the gradient in bf16
+  }
+}
+
 TEST_CASE("where products' inputs are cast to fp8 once, these are saved, and those in bf16 only if others read them") {
   const Engine engine = find_engine("megatron", source + "/configs/engines");
   for (const Sizes& of : {Sizes{256, 1, 512, 8}, Sizes{128, 3, 1024, 16}})
@@ -298,6 +352,44 @@ TEST_CASE("every other product is computed again with all that is neither produc
   CHECK(computed_again(block) ==
         "layer_norm layers.0.attention_norm; linear layers.0.attention.output; add_layer_norm layers.0.attention_add; "
         "activation layers.0.feed_forward.activation; ");
+}
+
+TEST_CASE("a product that is kept is not computed again for what is made of it") {
+  // Attention reads queries and keys as rotary positions turned them, which are made again from
+  // their product. Kept: the input, queries with keys and values, attention's result and a number of
+  // each head, and the gate's product.
+  const Engine engine{.name = "other"};
+  const LoweredBlock block = gated_layer(engine, Recompute::every_other_product);
+  CHECK(computed_again(block) ==
+        "rms_norm layers.0.attention_norm; rotary layers.0.attention.rotary; linear layers.0.attention.output; "
+        "add_rms_norm layers.0.attention_add; linear layers.0.feed_forward.up; gate layers.0.feed_forward.gated; ");
+  const std::int64_t tokens = 3 * 128;
+  CHECK(block.saved_bytes == tokens * (2 * (256 + 256 + 2 * 2 * 32 + 256 + 512) + 4 * 8));
+  // Eager PyTorch keeps the last product's result, too, which no backward reads.
+  const Engine eager{.name = "other", .keeps_unread_products = true};
+  const LoweredBlock unread = gated_layer(eager, Recompute::every_other_product);
+  CHECK(unread.saved_bytes == block.saved_bytes + 2 * tokens * 256);
+  CHECK(computed_again(unread) == computed_again(block));
+  for (const Recompute other : {Recompute::none, Recompute::full, Recompute::norms | Recompute::mlp})
+    CHECK(gated_layer(eager, other).saved_bytes == gated_layer(engine, other).saved_bytes);
+}
+
+TEST_CASE("an RMS norm in steps is eight kernels, and its gradient sixteen, which move what PyTorch's do") {
+  const auto moved = [](const Engine& engine, OpKind op, bool of_backward) {
+    const LoweredBlock block = gated_layer(engine, Recompute::none);
+    std::pair<int, std::int64_t> of_all{};
+    for (const Instruction& one : (of_backward ? block.backward : block.forward).instructions)
+      if (one.kind == InstructionKind::kernel && one.op == op) {
+        of_all.first += launches(one.op, one.shape);
+        of_all.second += row_of(op).work(one.shape, one.type).bytes.count;
+      }
+    return of_all;
+  };
+  const Engine engine{.name = "other", .fused_norm = false, .fused_rms_norm = false, .fused_sums = false};
+  const std::int64_t elements = 3 * 128 * 256;
+  CHECK(moved(engine, OpKind::rms_norm, false) == std::pair(2 * 8, 2 * 36 * elements));
+  // Behind each, a kernel adds the residual sum's gradient: it reads two tensors and writes one.
+  CHECK(moved(engine, OpKind::rms_norm_gradient, true) == std::pair(2 * (16 + 1), 2 * (92 + 3 * 2) * elements));
 }
 
 TEST_CASE("what an engine does not fuse stays apart") {
