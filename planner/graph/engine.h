@@ -31,7 +31,7 @@ struct Engine {
   int softmax_up_to = 0;         // the longest sequence; 0: any
   bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel
   bool fused_gate = true;        // an activation times the other half; else two kernels, and the activation is kept
-  bool fused_rms_norm = true;    // an RMS norm; else each step of it is a kernel, with casts to fp32 before and behind
+  bool fused_rms_norm = true;    // an RMS norm; else each step of it is a kernel, in fp32
   bool fused_rotary = true;      // rotary positions; else as complex numbers in fp32, with casts before and behind
   bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
   // Of gradients: what a norm and a residual sum both read has those of both added in the norm's
@@ -97,9 +97,13 @@ struct Engine {
   bool flattens_gradients = false;
   // The same by one kernel, which widens them as it copies them.
   bool widens_gradients = false;
-  // Where gradients are sharded, a block's are where activations were that its backward freed, until
+  // Where gradients are sharded, a block's are where activations were that backwards freed, until
   // they are reduced.
   bool reduces_where_freed = false;
+  // Gradients come to be as backwards make them, and are gone behind the update: with one backward
+  // of each block a step they are in use beside what blocks before have saved. The allocator keeps
+  // memory for both, since they come from a stream of their own (fully_shard's reductions).
+  bool makes_gradients_late = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
   // Where parameters are sharded, gathers may run so many blocks further ahead than the plan says:

@@ -179,6 +179,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       .inputs = lowering.slots.inputs,
       .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&
                        !(lowering.is_replica() && lowering.job.training.engine.master_computes_loss),
+      .one_backward = schedule.stages() == 1 &&
+                      std::ranges::count(schedule.ranks.front(), Phase::forward, &Action::phase) == 1,
       .updates = !lowering.is_replica()};
   std::vector<RankBuffer> buffers;
   for_each_buffer(sizes, lowering.job.training, [&](const RankBuffer& buffer) { buffers.push_back(buffer); });
@@ -372,6 +374,7 @@ void make_buffers(Lowering& lowering) {
                                   buffer.category, buffer.bytes, is_persistent(buffer.role));
     lowering.program.buffers[number].home = buffer.home;
     lowering.program.buffers[number].counted = buffer.counted;
+    lowering.program.buffers[number].kept = buffer.kept;
     keep(lowering, buffer, slot, number);
   };
   for (std::size_t i = 0; i < buffers.size();) {

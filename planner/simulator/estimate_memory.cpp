@@ -255,8 +255,12 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     const int last = stage.blocks.last - 1;
     const auto kind_of_last = static_cast<std::size_t>(graph_.blocks[last].kind);
     const bool is_on_device = last >= stage.first_on_device || home_of_saved(spec, kind_of_last) == Home::device;
-    const std::int64_t freed =
-        is_on_device ? shapes_[stage.shapes.of_block(last)]->kinds[kind_of_last].saved_bytes : std::int64_t{0};
+    const LoweredBlock& lowered = shapes_[stage.shapes.of_block(last)]->kinds[kind_of_last];
+    const bool input_apart =
+        (inputs_lie_apart || stage.is_handed_its_input) && last > 0 && last == stage.blocks.first;
+    const std::int64_t freed = !is_on_device ? std::int64_t{0}
+                               : input_apart ? saved_bytes_without_input(lowered)
+                                             : lowered.saved_bytes;
     last_saved = std::min(last_saved.value_or(freed), freed);
     const auto [first_change, second_change] = std::minmax(stage.shapes.first_kept, stage.first_on_device);
     hold(stage, stage.blocks.first, first_change);
@@ -326,7 +330,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .gathered = gathered_buffers(spec.prefetch_depth, training_.engine, most_blocks),
                                   .input_bytes = input,
                                   .inputs = inputs,
-                                  .computes_loss = holds_last},
+                                  .computes_loss = holds_last,
+                                  .one_backward = shape.stages == 1 && shape.micro_batches == 1},
                                  training_);
   memory.overhead = overhead_of(spec);
   return memory;

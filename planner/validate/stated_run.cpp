@@ -33,8 +33,8 @@ constexpr std::array node_rows = {
     NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600},
     NodeRow{"a100-sxm4-40gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600, "a100-sxm4-40gb"},
     NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch", 8, "dgx-h100", 3200},
-    // Grand Teton: eight SXM5 modules, fully connected by NVLink, 400 Gbit/s for each (torchtitan@b5bcd76c66
-    // benchmarks/llama3_h100_202412_torchtitan.md).
+    // Grand Teton: eight SXM5 modules, fully connected by NVLink, 400 Gbit/s for each
+    // (torchtitan@b5bcd76c66 benchmarks/llama3_h100_202412_torchtitan.md).
     NodeRow{"h100-96gb-hbm2e-500w", "nvlink4-nvswitch", 8, "dgx-h100", 3200, "h100-sxm-96gb-500w", "",
             "nodes as of a DGX H100, and what products sustain at 500 W"},
     NodeRow{"h200-sxm-141gb", "nvlink4-nvswitch", 8, "hgx-h200", 3200},
@@ -388,6 +388,11 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     if (run.data_parallel == "fsdp" && pp > 1) stage = std::min<std::int64_t>(stage, engine.most_zero_in_pipelines);
     layout[Choice::zero_stage] = stage;
   }
+  // torchtitan@9dec370 torchtitan/parallelisms/pipelining_utils.py:79-81: unless it is told
+  // otherwise, a pipeline has as many micro-batches as ranks.
+  if (run.engine == "torchtitan" && pp > 1 && run.global_batch && *run.global_batch % (dp * pp) == 0 &&
+      !run.micro_batch)
+    run.micro_batch = *run.global_batch / (dp * pp);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
   if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed)) {
     layout[Choice::sequence_parallel] = true;

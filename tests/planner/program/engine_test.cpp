@@ -356,8 +356,8 @@ TEST_CASE("every other product is computed again with all that is neither produc
 
 TEST_CASE("a product that is kept is not computed again for what is made of it") {
   // Attention reads queries and keys as rotary positions turned them, which are made again from
-  // their product. Kept: the input, queries with keys and values, attention's result and a number of
-  // each head, and the gate's product.
+  // their product. Kept: the input, queries with keys and values, attention's result and a number
+  // of each head, and the gate's product.
   const Engine engine{.name = "other"};
   const LoweredBlock block = gated_layer(engine, Recompute::every_other_product);
   CHECK(computed_again(block) ==
@@ -372,6 +372,72 @@ TEST_CASE("a product that is kept is not computed again for what is made of it")
   CHECK(computed_again(unread) == computed_again(block));
   for (const Recompute other : {Recompute::none, Recompute::full, Recompute::norms | Recompute::mlp})
     CHECK(gated_layer(eager, other).saved_bytes == gated_layer(engine, other).saved_bytes);
+}
+
+namespace {
+
+// What the first rank of a small GPT holds, of `batch` sequences in micro-batches.
+MemoryUse memory_of(const Engine& engine, std::int64_t sequence, int batch, int micro_batch, int zero_stage = 0,
+                    int pp = 1) {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.hidden = 256;
+  model.heads = model.kv_heads = 4;
+  model.head_dim = 64;
+  model.feature = 1024;
+  model.layers = 4;
+  model.vocabulary = 1000;
+  model.context = 4096;
+  const OpGraph graph = as_run_by(engine, build_graph(model, sequence));
+  const int dp = zero_stage == 0 ? 1 : 2;
+  TrainingSpec training{.global_batch = std::int64_t{dp} * batch, .sequence_length = sequence,
+                        .precision = DataType::bf16};
+  training.engine = engine;
+  ParallelSpec spec;
+  spec.mesh.degree.dp = dp;
+  spec.mesh.degree.pp = pp;
+  spec.zero_stage = zero_stage;
+  spec.micro_batch = micro_batch;
+  const int blocks = static_cast<int>(graph.blocks.size());
+  spec.stage_blocks = pp == 1 ? std::vector<int>{blocks} : std::vector<int>{blocks / 2, blocks - blocks / 2};
+  return lower(job_of(graph, training, spec, BackendKind::cuda), 0).memory;
+}
+
+}  // namespace
+
+TEST_CASE("gradients that come late are in use instead of what was saved, and reserved beside it") {
+  const Engine early{.name = "other"}, late{.name = "other", .makes_gradients_late = true};
+  // More is saved than there are gradients, or less.
+  const MemoryUse many = memory_of(early, 512, 4, 4), many_late = memory_of(late, 512, 4, 4);
+  CHECK(many.gradients > Bytes(0));
+  CHECK(many_late.gradients == Bytes(0));
+  CHECK(many_late.activations == many.activations);
+  const MemoryUse few = memory_of(early, 32, 1, 1), few_late = memory_of(late, 32, 1, 1);
+  CHECK(few_late.gradients == few.gradients);
+  CHECK(few_late.activations < few.activations);
+  for (const auto& [before, after] : {std::pair(many, many_late), std::pair(few, few_late)}) {
+    CHECK(before.reserve == Bytes(0));
+    CHECK(after.reserve > Bytes(0));
+    CHECK(after.peak() == before.peak());
+  }
+  CHECK(many_late.reserve == many.gradients);
+  // Sums over micro-batches are there from the first backward on.
+  CHECK(memory_of(late, 512, 4, 2) == memory_of(early, 512, 4, 2));
+  CHECK(memory_of(late, 512, 4, 4, 0, 2) == memory_of(early, 512, 4, 4, 0, 2));
+}
+
+TEST_CASE("gradients that wait for their reduction are where the last block's activations were, as far as they go") {
+  const Engine apart{.name = "other"}, freed{.name = "other", .reduces_where_freed = true};
+  // Two buffers take turns, each of the gradients of positions; the head saves its logits.
+  const auto freed_of = [&](std::int64_t sequence) {
+    return memory_of(apart, sequence, 4, 4, 3).buffers - memory_of(freed, sequence, 4, 4, 3).buffers;
+  };
+  CHECK(memory_of(apart, 512, 4, 4, 1) == memory_of(freed, 512, 4, 4, 1));
+  CHECK(freed_of(64) == Bytes(0));
+  const Bytes one = freed_of(512);
+  CHECK(one.count >= std::int64_t{4096} * 256 * 4);
+  CHECK(one.count < std::int64_t{4200} * 256 * 4);
+  CHECK(freed_of(4096) == 2 * one);
+  CHECK(memory_of(apart, 512, 4, 4, 3).peak() > memory_of(freed, 512, 4, 4, 3).peak());
 }
 
 TEST_CASE("an RMS norm in steps is eight kernels, and its gradient sixteen, which move what PyTorch's do") {

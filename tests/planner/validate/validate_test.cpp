@@ -357,7 +357,12 @@ TEST_CASE("nodes that are published in part are assumed, and torchtitan is that 
   run.dp = 8;
   run.pp = 2;
   CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::zero_stage) == 1);
+  // It has as many micro-batches as the pipeline has ranks.
+  run.micro_batch.reset();
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::micro_batch) == *run.global_batch / (8 * 2));
+  CHECK(state(run, as_stated).assumed.size() == 1);  // the nodes
   // Asynchronous tensor parallelism goes around rings.
+  run.sequence_parallel = true;
   CHECK(!state(run, as_stated).layout[Choice::tp_overlap]);
   run.notes = "FSDP8 x TP2 x PP2 + AsyncTP";
   CHECK(std::get<TensorOverlap>(*state(run, as_stated).layout[Choice::tp_overlap]) == TensorOverlap::ring);
