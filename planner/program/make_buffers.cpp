@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -123,14 +122,9 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   };
   const Schedule& schedule = lowering.schedule;
   int most_blocks = 0;  // of a stage
-  std::optional<std::int64_t> last_saved;
   for (const int stage : lowering.stages) {
     const BlockRange range = lowering.blocks_of(stage);
     most_blocks = std::max(most_blocks, range.size());
-    const int last = range.last - 1;
-    const std::int64_t freed =
-        lowering.home_of_saved(last) == Home::device ? lowering.segments_of(last).saved_bytes : std::int64_t{0};
-    last_saved = std::min(last_saved.value_or(freed), freed);
     for (int b = range.first; b < range.last; ++b) {
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
       const Home home = lowering.home_of_saved(b);
@@ -155,6 +149,10 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
   for (const RankBucket& bucket : lowering.rank_buckets)
     scratch = std::max(scratch, orthogonalization_scratch(lowering, bucket));
+  std::int64_t freed = 0;
+  if (const int last = static_cast<int>(lowering.graph.blocks.size()) - 1;
+      schedule.stages() == 1 && lowering.home_of_saved(last) == Home::device)
+    freed = lowering.segments_of(last).saved_bytes;
   const RankSizes sizes{
       .buckets = buckets,
       .saved = saved,
@@ -169,7 +167,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       .in_flight = lowering.slots.saved,
       .head_bytes = head,
       .head_in_flight = lowering.slots.head,
-      .last_saved_bytes = last_saved.value_or(0),
+      .last_saved_bytes = freed,
       .for_weights_in_flight = lowering.slots.for_weights,
       .left_in_flight = lowering.slots.left,
       .outputs = lowering.slots.outputs,

@@ -60,8 +60,8 @@ struct RankSizes {
   // What the last block saves, and its slots, where it has its own (activation_slots.h).
   std::int64_t head_bytes = 0;
   int head_in_flight = 0;
-  // What the last block of each of the rank's stages saves on the device, at least, which is free
-  // when its gradients, and those of the block before, are reduced.
+  // Without a pipeline, what the last block saves on the device, which is free when its gradients,
+  // and those of the block before, are reduced.
   std::int64_t last_saved_bytes = 0;
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;

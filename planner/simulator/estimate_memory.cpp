@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "planner/program/activation_slots.h"
@@ -249,19 +248,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
     }
   };
   int most_blocks = 0;  // of a stage
-  std::optional<std::int64_t> last_saved;
   for (const HeldStage& stage : held) {
     most_blocks = std::max(most_blocks, stage.blocks.size());
-    const int last = stage.blocks.last - 1;
-    const auto kind_of_last = static_cast<std::size_t>(graph_.blocks[last].kind);
-    const bool is_on_device = last >= stage.first_on_device || home_of_saved(spec, kind_of_last) == Home::device;
-    const LoweredBlock& lowered = shapes_[stage.shapes.of_block(last)]->kinds[kind_of_last];
-    const bool input_apart =
-        (inputs_lie_apart || stage.is_handed_its_input) && last > 0 && last == stage.blocks.first;
-    const std::int64_t freed = !is_on_device ? std::int64_t{0}
-                               : input_apart ? saved_bytes_without_input(lowered)
-                                             : lowered.saved_bytes;
-    last_saved = std::min(last_saved.value_or(freed), freed);
     const auto [first_change, second_change] = std::minmax(stage.shapes.first_kept, stage.first_on_device);
     hold(stage, stage.blocks.first, first_change);
     hold(stage, first_change, second_change);
@@ -309,6 +297,13 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   const bool goes_back_down = held.front().blocks.last > graph_.first_trained;
   const ExchangeWays ways =
       exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks, goes_back_down ? 0 : shape.stages);
+  std::int64_t freed = 0;
+  if (shape.stages == 1) {
+    const int last = held.front().blocks.last - 1;
+    const auto kind = static_cast<std::size_t>(graph_.blocks[last].kind);
+    if (last >= held.front().first_on_device || home_of_saved(spec, kind) == Home::device)
+      freed = shapes_[held.front().shapes.of_block(last)]->kinds[kind].saved_bytes;
+  }
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .for_weights = for_weights_,
@@ -322,7 +317,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .in_flight = in_flight,
                                   .head_bytes = head,
                                   .head_in_flight = heads,
-                                  .last_saved_bytes = last_saved.value_or(0),
+                                  .last_saved_bytes = freed,
                                   .for_weights_in_flight = slots.saved,
                                   .left_in_flight = slots.left,
                                   .outputs = exchange_buffers(shape) * ways.outputs,
