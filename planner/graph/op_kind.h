@@ -140,6 +140,7 @@ enum class Fp8Casts : std::uint8_t {
   none,          // not in fp8
   each_product,  // each product finds the scales of its two factors, and casts them (torchao's
                  // Float8Linear with dynamic scaling does; so does parplan's own runtime)
+  but_weights,   // likewise, but for a weight that a slice of the same product before it has cast
   once,          // an input and a gradient are cast as they are first read, for both of their products,
                  // and weights once a step (NVIDIA's TransformerEngine)
 };

@@ -25,6 +25,7 @@ struct BlockContext {
   Coordinates at;
   DataType precision = DataType::fp32;
   Fp8Casts fp8 = Fp8Casts::none;  // products of layers (multiplies_in_fp8)
+  bool slices_share_casts = false;  // slices of one product cast its weight once, where each product casts
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;

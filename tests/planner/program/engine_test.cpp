@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "models/families.h"
 #include "models/find_model.h"
@@ -52,7 +54,8 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
 }
 
 // A layer of a Llama as an engine runs it, with two keys' heads, on one rank of `tp`.
-LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1) {
+// With `slices`, in fp8 and by slices beside the ring of these ranks.
+LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1, bool slices = false) {
   ModelSpec model = load_model("llama3-8b", source + "/models").spec;
   model.hidden = 256;
   model.heads = 8;
@@ -60,13 +63,16 @@ LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1) 
   model.head_dim = 32;
   model.feature = 512;
   model.layers = 3;
-  const OpGraph graph = as_run_by(engine, build_graph(model, 128));
+  const OpGraph graph = as_run_by(engine, build_graph(model, 128), slices);
   TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
   training.engine = engine;
+  training.fp8 = slices;
   ParallelSpec spec;
   spec.mesh.degree.tp = tp;
   spec.micro_batch = 3;
   spec.recompute = recompute;
+  spec.sequence_parallel = slices;
+  if (slices) spec.tp_overlap = TensorOverlap::ring;
   const Placements placements = place(graph, spec);
   return lower_block(graph, 1, block_context(block_layout(spec, placements, recompute), placements.residual, {},
                                              training, BackendKind::cuda, true));
@@ -438,6 +444,29 @@ TEST_CASE("gradients that wait for their reduction are where the last block's ac
   CHECK(one.count < std::int64_t{4200} * 256 * 4);
   CHECK(freed_of(4096) == 2 * one);
   CHECK(memory_of(apart, 512, 4, 4, 3).peak() > memory_of(freed, 512, 4, 4, 3).peak());
+}
+
+TEST_CASE("slices of a product in fp8 cast its weight once, and in parplan's own runtime each its own") {
+  for (const int tp : {2, 4})
+    for (const bool own : {false, true}) {
+      const LoweredBlock block = gated_layer(own ? Engine{} : Engine{.name = "other"}, Recompute::none, tp, true);
+      int products = 0;
+      for (const Segment* segment : {&block.forward, &block.backward})
+        for (const OpKind op : {OpKind::linear, OpKind::linear_input_gradient}) {
+          std::map<std::string, std::vector<OpShape>> slices;
+          for (const Instruction& one : segment->instructions)
+            if (one.kind == InstructionKind::kernel && one.op == op) slices[one.name].push_back(one.shape);
+          for (const auto& [name, shapes] : slices) {
+            CAPTURE(name);
+            std::int64_t cast = 0;
+            for (const OpShape& shape : shapes) cast += row_of(op).casts(shape).right;
+            const std::int64_t weight = shapes.front().columns * shapes.front().inner;
+            CHECK(cast == weight * (own ? static_cast<std::int64_t>(shapes.size()) : 1));
+            products += static_cast<int>(shapes.size()) == tp ? 1 : 0;
+          }
+        }
+      CHECK(products >= 5);  // whose rows come around the ring or go around it
+    }
 }
 
 TEST_CASE("an RMS norm in steps is eight kernels, and its gradient sixteen, which move what PyTorch's do") {
