@@ -31,6 +31,7 @@ struct Engine {
   int softmax_up_to = 0;         // the longest sequence; 0: any
   bool fused_gelu = true;        // a GELU by itself; else each step of its formula is a kernel
   bool fused_gate = true;        // an activation times the other half; else two kernels, and the activation is kept
+  bool fused_rms_norm = true;    // an RMS norm; else each step of it is a kernel, in fp32
   bool fused_rotary = true;      // rotary positions; else as complex numbers in fp32, with casts before and behind
   bool fused_update = true;      // an optimizer's update; else each step of it is a kernel
   // Of gradients: what a norm and a residual sum both read has those of both added in the norm's
@@ -50,6 +51,9 @@ struct Engine {
   // Where the loss is not fused, it subtracts maxima into another copy of the logits in fp32, while
   // the first is still there.
   bool copies_logits = false;
+  // A loss that is not fused fills the gradient of its log-softmax in a tensor of its own, of which
+  // another makes that of the logits, while the log-softmax is held (PyTorch's cross_entropy).
+  bool fills_loss_gradient = false;
   // Products are cuBLAS's of CUDA 12.0 to 12.4, slower on Hopper (sustained.early_half of device
   // files).
   bool early_cublas = false;
@@ -93,6 +97,13 @@ struct Engine {
   bool flattens_gradients = false;
   // The same by one kernel, which widens them as it copies them.
   bool widens_gradients = false;
+  // Where gradients are sharded, a block's are where activations were that backwards freed, until
+  // they are reduced.
+  bool reduces_where_freed = false;
+  // Gradients come to be as backwards make them, and are gone behind the update: with one backward
+  // of each block a step they are in use beside what blocks before have saved. The allocator keeps
+  // memory for both, since they come from a stream of their own (fully_shard's reductions).
+  bool makes_gradients_late = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
   // Where parameters are sharded, gathers may run so many blocks further ahead than the plan says:
@@ -123,6 +134,7 @@ struct Engine {
   bool has_mlp_recompute = true;         // of the feed-forward's inside alone
   bool has_full_recompute = true;        // of whole layers
   bool has_every_other_product_recompute = true;  // of every other product, and what is neither product nor attention
+  bool keeps_unread_products = false;             // it keeps the products that it names, whoever reads them
   bool has_recompute_per_stage = true;   // of more on one stage than on another
   bool has_recompute_of_some_layers = true;  // of whole layers: the first ones of each stage
   bool has_modules_of_some_layers = true;    // likewise of modules of these layers

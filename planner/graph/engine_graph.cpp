@@ -117,6 +117,7 @@ class Rewriting {
     OpShape& attributes = to_.ops.back().attributes;
     attributes.stepwise |= !engine_.fused_sums;
     attributes.apart |= !engine_.fused_norm_gradient;
+    attributes.composed |= !engine_.fused_rms_norm && op.kind == OpKind::rms_norm;
   }
 
   void copy(const Op& op) {
@@ -249,7 +250,9 @@ class Rewriting {
     }
     written.inputs[0] = wide->second;
     written.attributes.stepwise = true;
-    written.attributes.second = op.kind == OpKind::cross_entropy_sums && engine_.copies_logits;
+    written.attributes.second = op.kind == OpKind::cross_entropy_sums   ? engine_.copies_logits
+                                : op.kind == OpKind::cross_entropy_loss ? engine_.fills_loss_gradient
+                                                                        : false;
     written.parameters = mapped(op.parameters);
     written.outputs = mapped(op.outputs);
     to_.ops.push_back(std::move(written));
@@ -291,7 +294,7 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
   facts.dropout =
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
-                        facts.fused_rotary && facts.fused_sums && facts.fused_norm_gradient &&
+                        facts.fused_rotary && facts.fused_rms_norm && facts.fused_sums && facts.fused_norm_gradient &&
                         facts.fused_bias_gradient && !facts.copies_keys && !facts.dropout;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;

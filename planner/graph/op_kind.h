@@ -140,6 +140,7 @@ enum class Fp8Casts : std::uint8_t {
   none,          // not in fp8
   each_product,  // each product finds the scales of its two factors, and casts them (torchao's
                  // Float8Linear with dynamic scaling does; so does parplan's own runtime)
+  but_weights,   // likewise, but for a weight that a slice of the same product before it has cast
   once,          // an input and a gradient are cast as they are first read, for both of their products,
                  // and weights once a step (NVIDIA's TransformerEngine)
 };
@@ -191,6 +192,7 @@ struct OpShape {
   bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
   // `add`: operand b is present; sgd: momentum is; packed_attention: the table is; copy_keys: what
   // is kept is. cross_entropy_sums: maxima are subtracted into another copy of the logits.
+  // cross_entropy_loss and its gradient: that of the log-softmax is filled (fills_loss_gradient).
   bool second = false;
   // dx += instead of dx =; attention around a ring: with what the steps before it have left.
   bool accumulate = false;
@@ -204,8 +206,9 @@ struct OpShape {
   bool stepwise = false;
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
   // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a
-  // kernel of their own.
+  // kernel of their own. cross_entropy_*: the logits are a part of the vocabulary's.
   bool apart = false;
+  bool composed = false;      // rms_norm and its gradient: each step is a kernel, in fp32
   bool drops = false;         // attention: drops probabilities, in its kernel
   bool in_sum = false;        // dropout: a part of the kernel of the sum behind it
   // Weight gradients of products: written in half precision, for a kernel behind it to add, or with

@@ -25,6 +25,7 @@ struct BlockContext {
   Coordinates at;
   DataType precision = DataType::fp32;
   Fp8Casts fp8 = Fp8Casts::none;  // products of layers (multiplies_in_fp8)
+  bool slices_share_casts = false;  // slices of one product cast its weight once, where each product casts
   BackendKind backend = BackendKind::cpu;
   double loss_weight = 1.0;  // of a token: 1 / tokens of the global batch that have a target
   Fusions fusions;
@@ -33,6 +34,7 @@ struct BlockContext {
   bool leaves_half = false;  // products leave the gradients of weights in half precision (OpShape::in_half)
   bool sums_half = false;    // where products add them, they do so in half precision
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
+  bool keeps_unread = false;  // recompute of every other product keeps what it names, whoever reads it
   bool master_computes_loss = true;  // Engine; else replicas do, where there is a master
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool splits_backward = false;  // its stage runs backwards in two parts (Phase)

@@ -34,6 +34,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .fp8 = !training.fp8                    ? Fp8Casts::none
              : training.engine.fp8_casts_once ? Fp8Casts::once
                                               : Fp8Casts::each_product,
+      .slices_share_casts = !is_own(training.engine),
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
       .fusions = {.norms = fuse && training.engine.fused_norm, .activations = fuse && training.engine.fused_activation},
@@ -42,6 +43,7 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .leaves_half = leaves_half_gradients(training),
       .sums_half = is_half(gradient_type(training)),
       .repeats_all = training.engine.repeats_layers,
+      .keeps_unread = training.engine.keeps_unread_products,
       .master_computes_loss = training.engine.master_computes_loss};
 }
 

@@ -44,13 +44,34 @@ BlockLowering block_lowering(const OpGraph& graph, int number, const BlockContex
   return result;
 }
 
-// What the forward leaves for the backward, the block's input first.
+// What the forward leaves for the backward, the block's input first. Ops that run again find what
+// is kept, too: what the rule keeps is not computed again for them.
 std::vector<TensorId> kept_tensors(const BlockLowering& lowering, const RecomputeRow& recompute) {
   const Block& block = lowering.block;
+  const TrainingBlock& training = lowering.training;
   std::vector<TensorId> kept;
   if (block.input) kept.push_back(*block.input);
-  for (const TensorId id : lowering.training.saved) {
-    if (id != block.input && (!may_recompute(block) || recompute.keeps(lowering.graph, block, id))) kept.push_back(id);
+  const bool keeps_all = !may_recompute(block);
+  std::vector<bool> wanted(lowering.graph.tensors.size(), false);
+  for (const TensorId id : training.saved) {
+    if (id == block.input) continue;
+    if (keeps_all || recompute.keeps(lowering.graph, block, id))
+      kept.push_back(id);
+    else
+      wanted[id] = true;
+  }
+  const bool keeps_unread = lowering.context.keeps_unread && recompute.kind == Recompute::every_other_product;
+  if (keeps_all) return kept;
+  for (std::size_t i = training.forward.size(); i-- > 0;) {
+    const Op& op = lowering.graph.ops[training.forward[i].forward_op];
+    for (const TensorId output : op.outputs)
+      if ((wanted[output] || keeps_unread) && !contains(kept, output) &&
+          recompute.keeps(lowering.graph, block, output)) {
+        kept.push_back(output);
+        wanted[output] = false;
+      }
+    if (std::ranges::any_of(op.outputs, [&](TensorId output) { return wanted[output]; }))
+      for (const TensorId input : op.inputs) wanted[input] = wanted[input] || !contains(kept, input);
   }
   return kept;
 }

@@ -149,6 +149,10 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
   for (const RankBucket& bucket : lowering.rank_buckets)
     scratch = std::max(scratch, orthogonalization_scratch(lowering, bucket));
+  std::int64_t freed = 0;
+  if (const int last = static_cast<int>(lowering.graph.blocks.size()) - 1;
+      schedule.stages() == 1 && lowering.home_of_saved(last) == Home::device)
+    freed = lowering.segments_of(last).saved_bytes;
   const RankSizes sizes{
       .buckets = buckets,
       .saved = saved,
@@ -163,6 +167,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       .in_flight = lowering.slots.saved,
       .head_bytes = head,
       .head_in_flight = lowering.slots.head,
+      .last_saved_bytes = freed,
       .for_weights_in_flight = lowering.slots.for_weights,
       .left_in_flight = lowering.slots.left,
       .outputs = lowering.slots.outputs,
@@ -172,6 +177,8 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
       .inputs = lowering.slots.inputs,
       .computes_loss = lowering.stages.back() + 1 == schedule.stages() &&
                        !(lowering.is_replica() && lowering.job.training.engine.master_computes_loss),
+      .one_backward = schedule.stages() == 1 &&
+                      std::ranges::count(schedule.ranks.front(), Phase::forward, &Action::phase) == 1,
       .updates = !lowering.is_replica()};
   std::vector<RankBuffer> buffers;
   for_each_buffer(sizes, lowering.job.training, [&](const RankBuffer& buffer) { buffers.push_back(buffer); });
@@ -365,6 +372,7 @@ void make_buffers(Lowering& lowering) {
                                   buffer.category, buffer.bytes, is_persistent(buffer.role));
     lowering.program.buffers[number].home = buffer.home;
     lowering.program.buffers[number].counted = buffer.counted;
+    lowering.program.buffers[number].kept = buffer.kept;
     keep(lowering, buffer, slot, number);
   };
   for (std::size_t i = 0; i < buffers.size();) {

@@ -55,7 +55,9 @@ MemoryUse rank_memory(const RankSizes& sizes, const TrainingSpec& training) {
   std::array<Last, count_of<Home>> last;  // by home
   for_each_buffer(sizes, training, [&](const RankBuffer& buffer) {
     const std::size_t part = part_of(buffer.category, buffer.home);
-    if (buffer.counted) bytes[part] += align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
+    const Bytes all = align_up(Bytes(buffer.bytes), buffer_alignment) * (buffer.times * buffer.slots);
+    if (buffer.counted) bytes[part] += all;
+    if (buffer.kept) reserve += all;
     if (buffer.home == Home::device)
       reserve += reserve_of(buffer.bytes, buffer.category, training) * (buffer.times * buffer.slots);
     // Behind scratch, which state alone lacks, state is padded.
@@ -90,6 +92,7 @@ void plan_memory(Program& program, const TrainingSpec& training, Bytes overhead)
     end = buffer.offset + buffer.bytes;
     if (buffer.counted) program.memory.part(buffer.category, buffer.home) += Bytes(buffer.bytes);
     last[buffer.home] = &buffer;
+    if (buffer.kept) program.memory.reserve += align_up(Bytes(buffer.bytes), buffer_alignment);
     if (buffer.home == Home::device) program.memory.reserve += reserve_of(buffer.bytes, buffer.category, training);
   }
   program.memory.overhead = overhead;

@@ -60,6 +60,9 @@ struct RankSizes {
   // What the last block saves, and its slots, where it has its own (activation_slots.h).
   std::int64_t head_bytes = 0;
   int head_in_flight = 0;
+  // Without a pipeline, what the last block saves on the device, which is free when its gradients,
+  // and those of the block before, are reduced.
+  std::int64_t last_saved_bytes = 0;
   int for_weights_in_flight = 0;   // slots of activation_slots.h
   int left_in_flight = 0;
   int outputs = 1, gradients = 1;  // exchange_buffers of schedule.h, on each of the rank's ways
@@ -68,6 +71,8 @@ struct RankSizes {
   std::int64_t input_bytes = 0;
   int inputs = 0;
   bool computes_loss = true;
+  // Each block has one backward a step, on one stage: there are no sums over micro-batches.
+  bool one_backward = true;
   bool updates = true;  // else a master does, which keeps the optimizer's state and the norm
 };
 
@@ -183,7 +188,25 @@ struct RankBuffer {
   int slots = 1;
   std::size_t of = 0;  // the bucket or the saved block that it belongs to
   bool counted = true;  // else another buffer is in its place, always or when memory is fullest
+  bool kept = false;    // not counted, since it is not in use when most is, but kept by the engine's allocator
 };
+
+// Under Engine::makes_gradients_late, which of what is saved and the gradients is in use when most
+// is: all that forwards save when backwards begin, all gradients when they end.
+struct InUse {
+  bool saved = true, gradients = true;
+};
+inline InUse in_use(const RankSizes& sizes, const TrainingSpec& training) {
+  if (!training.engine.makes_gradients_late || !sizes.one_backward) return {};
+  std::int64_t saved = 0, gradients = 0;
+  for (const SavedSizes& block : sizes.saved)
+    if (block.home == Home::device) saved += block.bytes * block.times;
+  for (const BucketSizes& bucket : sizes.buckets)
+    if (!bucket.frozen && bucket.homes.gradients == Home::device)
+      gradients += (bucket.shards.gradients ? bucket.elements / bucket.shard_ranks : bucket.elements) * bucket.times *
+                   gradient_bytes(training);
+  return {.saved = saved >= gradients, .gradients = saved < gradients};
+}
 
 // Whether the master copy is all that a rank keeps of its shard of the parameters.
 inline bool holds_master_alone(const BucketSizes& bucket, const TrainingSpec& training) {
@@ -203,6 +226,7 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   };
   std::int64_t staged_gradients = 0;
   Largest own, frozen, tied;
+  const InUse used = in_use(sizes, training);
   const auto for_each_bucket = [&](auto of_bucket) {
     for (std::size_t i = 0; i < sizes.buckets.size(); ++i) of_bucket(i, sizes.buckets[i]);
   };
@@ -232,8 +256,12 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                       .home = bucket.homes.gradients,
                       .bytes = local(bucket, bucket.shards.gradients) * gradient_bytes(training),
                       .times = bucket.times,
-                      .of = i};
+                      .of = i,
+                      .counted = used.gradients || bucket.homes.gradients != Home::device};
+    buffer.kept = !buffer.counted;
     visit(buffer);
+    buffer.counted = true;
+    buffer.kept = false;
     buffer.role = BufferRole::second_gradients;
     if (bucket.accumulates_twice) visit(buffer);
     buffer.role = BufferRole::half_gradients;
@@ -351,8 +379,19 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
   gathered(BufferRole::gathered, own.gathered);
   gathered(BufferRole::gathered_frozen, frozen.gathered);
   if (tied.gathered) one(BufferRole::gathered_tied, MemoryCategory::buffers, *tied.gathered * element);
-  if (own.unreduced)
-    one(BufferRole::unreduced, MemoryCategory::buffers, *own.unreduced * gradient_bytes(training), pair);
+  if (own.unreduced) {
+    RankBuffer buffer{.role = BufferRole::unreduced,
+                      .category = MemoryCategory::buffers,
+                      .bytes = *own.unreduced * gradient_bytes(training)};
+    const std::int64_t in_freed = !training.engine.reduces_where_freed || buffer.bytes == 0
+                                      ? std::int64_t{0}
+                                      : std::min<std::int64_t>(sizes.last_saved_bytes / buffer.bytes, pair);
+    buffer.slots = pair - static_cast<int>(in_freed);
+    if (buffer.slots > 0) visit(buffer);
+    buffer.slots = static_cast<int>(in_freed);
+    buffer.counted = false;
+    if (buffer.slots > 0) visit(buffer);
+  }
   for_each_bucket([&](std::size_t i, const BucketSizes& bucket) {
     if (bucket.tied && !bucket.frozen && bucket.shards.gradients)
       visit(RankBuffer{.role = BufferRole::unreduced_tied,
@@ -365,7 +404,8 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
         staging_buffers);
   // On the host, whole: there, which of them comes last depends on the order of blocks.
   const auto of_blocks = [&](BufferRole role, std::span<const SavedSizes> blocks, int slots) {
-    for (std::size_t i = 0; i < blocks.size(); ++i)
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const bool is_in_use = used.saved || role != BufferRole::saved || blocks[i].home != Home::device;
       visit(RankBuffer{.role = role,
                        .category = MemoryCategory::activations,
                        .home = blocks[i].home,
@@ -374,7 +414,10 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
                                     : align_up(Bytes(blocks[i].bytes), buffer_alignment).count,
                        .times = blocks[i].times,
                        .slots = slots,
-                       .of = i});
+                       .of = i,
+                       .counted = is_in_use,
+                       .kept = !is_in_use});
+    }
   };
   of_blocks(BufferRole::saved, sizes.saved, sizes.in_flight);
   if (sizes.head_in_flight > 0)

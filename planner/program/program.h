@@ -296,6 +296,7 @@ struct Buffer {
   bool persistent = false;  // keeps its value between steps
   Home home{};
   bool counted = true;  // in the Program's memory (RankBuffer::counted)
+  bool kept = false;    // RankBuffer::kept
   bool operator==(const Buffer&) const = default;
 };
 

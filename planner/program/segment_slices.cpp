@@ -63,8 +63,11 @@ struct SlicedProduct {
   }
   // The slice of a rank's rows; `in_place_of`: what it reads or writes instead of its part of one
   // operand's value.
-  void multiply(int rank, OperandSource source, const Value& in_place_of) const {
-    emit_op(lowering, op, shape, label, [&](const TrainingOperand& operand) {
+  void multiply(int step, int rank, OperandSource source, const Value& in_place_of) const {
+    OpShape of_step = shape;
+    if (step > 0 && of_step.fp8 == Fp8Casts::each_product && lowering.of.context.slices_share_casts)
+      of_step.fp8 = Fp8Casts::but_weights;
+    emit_op(lowering, op, of_step, label, [&](const TrainingOperand& operand) {
       if (operand.source == source) return in_place_of;
       const Value whole = value_of(operand);
       return operand.source == OperandSource::parameter ? whole : rows_of(whole, rank, ranks());
@@ -119,7 +122,7 @@ void multiply_arriving(SegmentLowering& lowering, const TrainingOp& op, const Op
     const Value held = step == 0 ? rows.own : rows_of(rows.whole, rank, product.ranks());
     if (step + 1 < product.ranks())
       product.pass(rows.what, held, rows_of(rows.whole, product.before(step + 1), product.ranks()));
-    product.multiply(rank, arriving, held);
+    product.multiply(step, rank, arriving, held);
   }
 }
 
@@ -143,7 +146,7 @@ Value multiply_and_sum(SegmentLowering& lowering, const TrainingOp& op, const Op
   const std::string what = lowering.tensor(output).name + ".sums";
   for (int step = 0; step < product.ranks(); ++step) {
     const Value& sum = sums[step % 2];
-    product.multiply(product.before(step + 1), OperandSource::output, sum);
+    product.multiply(step, product.before(step + 1), OperandSource::output, sum);
     if (step > 0)
       emit_kernel(lowering, OpKind::accumulate, {.rows = bytes / size_of(product.type())}, label, what,
                   {{arrived, Access::read}, {sum, Access::update}});

@@ -297,6 +297,13 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   const bool goes_back_down = held.front().blocks.last > graph_.first_trained;
   const ExchangeWays ways =
       exchange_ways(is_v_shaped(spec.schedule), rank, shape.ranks, goes_back_down ? 0 : shape.stages);
+  std::int64_t freed = 0;
+  if (shape.stages == 1) {
+    const int last = held.front().blocks.last - 1;
+    const auto kind = static_cast<std::size_t>(graph_.blocks[last].kind);
+    if (last >= held.front().first_on_device || home_of_saved(spec, kind) == Home::device)
+      freed = shapes_[held.front().shapes.of_block(last)]->kinds[kind].saved_bytes;
+  }
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
                                   .for_weights = for_weights_,
@@ -310,6 +317,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .in_flight = in_flight,
                                   .head_bytes = head,
                                   .head_in_flight = heads,
+                                  .last_saved_bytes = freed,
                                   .for_weights_in_flight = slots.saved,
                                   .left_in_flight = slots.left,
                                   .outputs = exchange_buffers(shape) * ways.outputs,
@@ -317,7 +325,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                   .gathered = gathered_buffers(spec.prefetch_depth, training_.engine, most_blocks),
                                   .input_bytes = input,
                                   .inputs = inputs,
-                                  .computes_loss = holds_last},
+                                  .computes_loss = holds_last,
+                                  .one_backward = shape.stages == 1 && shape.micro_batches == 1},
                                  training_);
   memory.overhead = overhead_of(spec);
   return memory;

@@ -26,12 +26,17 @@ struct NodeRow {
   double gbit_s_per_node = 0.0;
   std::string_view instead = "";
   std::string_view source = "";  // of the run: contains this
+  std::string_view assumed = "";  // of what is not published of them
 };
 constexpr std::array node_rows = {
     NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "jean-zay-a100", 400, "", "bigscience"},
     NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600},
     NodeRow{"a100-sxm4-40gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600, "a100-sxm4-40gb"},
     NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch", 8, "dgx-h100", 3200},
+    // Grand Teton: eight SXM5 modules, fully connected by NVLink, 400 Gbit/s for each
+    // (torchtitan@b5bcd76c66 benchmarks/llama3_h100_202412_torchtitan.md).
+    NodeRow{"h100-96gb-hbm2e-500w", "nvlink4-nvswitch", 8, "dgx-h100", 3200, "h100-sxm-96gb-500w", "",
+            "nodes as of a DGX H100, and what products sustain at 500 W"},
     NodeRow{"h200-sxm-141gb", "nvlink4-nvswitch", 8, "hgx-h200", 3200},
     NodeRow{"b200-sxm-180gb", "nvlink5-nvswitch", 8, "dgx-b200", 3200},
     NodeRow{"gb200", "nvlink5-nvl72", 4, "gb200-nvl72", 1600},
@@ -64,6 +69,8 @@ constexpr std::array engine_rows = {
     // (2023-10, PyTorch 2.1), the others before it.
     EngineRow{"fsdp", "A100", "fsdp-torch1", "PURE"},
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
+    EngineRow{"torchtitan", "llama3_h100_202412", "torchtitan-eager-2024", "eager"},
+    EngineRow{"torchtitan", "llama3_h100_202412", "torchtitan-2024"},
     EngineRow{"torch", "", "ddp"},
     EngineRow{"torch-dp", "", "data-parallel"},
     EngineRow{"llm.c", "", "llm-c"},
@@ -103,6 +110,8 @@ constexpr std::array implied_rows = {
     // only when sequence parallelism is enabled".
     ImpliedRow{.said = "--overlap-param-gather", .zero_stage = 1},
     ImpliedRow{.said = "--tp-comm-overlap", .sequence_parallel = true, .tp_overlap = true},
+    // torchtitan's --experimental.enable_async_tensor_parallel.
+    ImpliedRow{.said = "AsyncTP", .sequence_parallel = true, .tp_overlap = true},
     // NVIDIA/dgxc-benchmarking@1b9bb6b nemo_megatron/gpt3_175b_hydra.yaml:119,
     // llama3.1/llama3.1_405b.yaml:135 and llama3.1_70b.yaml:129: ub_tp_comm_overlap: true. Its runs
     // of 8B have no tensor parallelism.
@@ -321,6 +330,7 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
   cluster.groups.front().nodes *= static_cast<int>(devices / together);
   if (!row->instead.empty())
     for (NodeGroup& group : cluster.groups) group.device = find_device(std::string(row->instead), catalog);
+  if (!row->assumed.empty()) assumed.emplace_back(row->assumed);
   if (cluster.nodes() == 1) return cluster;
   const double network = stated(run.gbit_s_per_node, row->gbit_s_per_node, "Gbit/s of a node's network:", assumed);
   return varied(cluster, Resource::network, network / row->gbit_s_per_node);
@@ -372,7 +382,17 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     assumed.emplace_back("context parallelism by gathering keys and values");
   }
   if (run.data_parallel == "dp" && dp > 1) layout[Choice::dp_method] = DataMethod::master;
-  if (dp * cp > 1) layout[Choice::zero_stage] = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
+  if (dp * cp > 1) {
+    std::int64_t stage = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
+    // FSDP whose parameters and gradients are whole while a pipeline has micro-batches to run.
+    if (run.data_parallel == "fsdp" && pp > 1) stage = std::min<std::int64_t>(stage, engine.most_zero_in_pipelines);
+    layout[Choice::zero_stage] = stage;
+  }
+  // torchtitan@9dec370 torchtitan/parallelisms/pipelining_utils.py:79-81: unless it is told
+  // otherwise, a pipeline has as many micro-batches as ranks.
+  if (run.engine == "torchtitan" && pp > 1 && run.global_batch && *run.global_batch % (dp * pp) == 0 &&
+      !run.micro_batch)
+    run.micro_batch = *run.global_batch / (dp * pp);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
   if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed)) {
     layout[Choice::sequence_parallel] = true;

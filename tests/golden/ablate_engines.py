@@ -60,7 +60,7 @@ PARTS = {
         data, "true", "overlaps_tensor", "overlaps_data", "overlaps_pipeline"),
     "separate elementwise kernels and loss": lambda data: set_facts(
         data, "true", "fused_norm", "fused_activation", "fused_dropout", "fused_loss", "fused_scores", "fused_gelu",
-        "fused_gate", "fused_rotary", "fused_update"),
+        "fused_gate", "fused_rms_norm", "fused_rotary", "fused_update"),
     "kernels of gradients: sums, norms' parameters, biases": lambda data: set_facts(
         data, "true", "fused_sums", "fused_norm_gradient", "fused_bias_gradient"),
     "updates of lists of tensors": lambda data: set_facts(data, "false", "lists_updates"),

@@ -34,7 +34,7 @@ struct Card {
 // beside them in NVIDIA/open-gpu-kernel-modules 595.45.04, README.md; H200 and B200 also as NCCL
 // captured them (tests/data/topologies/nccl-hgx-*). NVIDIA lists one id, 2d04, for the RTX 5060 Ti,
 // which is sold with 8 and with 16 GB. Compute capabilities: NVIDIA, "CUDA GPU Compute Capability".
-constexpr std::array<Card, 27> card_rows = {{
+constexpr std::array<Card, 28> card_rows = {{
     {0x102d, 37, "k80", Board::slot},
     {0x1db1, 70, "v100-sxm2-16gb", Board::module},
     {0x1db4, 70, "v100-pcie-16gb", Board::slot},
@@ -62,6 +62,7 @@ constexpr std::array<Card, 27> card_rows = {{
     {0x2941, 100, "gb200-186gb", Board::switched},
     {0x31c2, 103, "gb300-288gb", Board::switched},
     {0, 120, "rtx-5060ti-16gb", Board::slot},
+    {0, 90, "h100-sxm-96gb-500w", Board::module},
 }};
 
 const Card* card_of_kind(const std::string& kind) {

@@ -31,7 +31,8 @@ constexpr OperandRow cross_entropy_gradient_operands[] = {{input, 0, read, matri
                                                           {input, 2, read, per_row},
                                                           {input, 3, read, two_per_row},
                                                           {input_gradient, 0, write, matrix},
-                                                          {loss_scale, 0, read, scale_state, if_scaled}};
+                                                          {loss_scale, 0, read, scale_state, if_scaled},
+                                                          {workspace, 0, update, {}, if_second}};
 
 constexpr OpKind cross_entropy_loss_gradients[] = {OpKind::cross_entropy_gradient};
 
@@ -42,6 +43,7 @@ void localize_cross_entropy(const LocalOp& local, OpShape& shape) {
   shape.begin = local.input.begin;
   shape.valid = std::clamp<std::int64_t>(local.input.whole - local.input.begin, 0, local.input.size);
   shape.scale = local.loss_weight;
+  shape.apart = local.input.size < local.input.whole;
 }
 
 // Work --------------------------------------------------------------------------------------------
@@ -64,11 +66,19 @@ OpWork cross_entropy_loss_work(const OpShape& s, DataType type) {
 }
 int cross_entropy_sums_launches(const OpShape& s) { return s.stepwise ? 1 + 2 : 1; }
 int cross_entropy_loss_launches(const OpShape& s) { return s.stepwise ? 1 + 1 : 1; }
+// Where the loss fills the gradient of its log-softmax, a kernel writes zeros, one puts a number of
+// each token among them (PyTorch's nll_loss), and the gradient reads them, too.
 OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale
-  return {flops(4 * s.rows * s.columns), Bytes(2 * s.rows * s.columns * e(type) + 16 * s.rows)};
+  return {flops(4 * s.rows * s.columns),
+          Bytes((s.second ? 4 : 2) * s.rows * s.columns * e(type) + (s.second ? 28 : 16) * s.rows)};
 }
+int cross_entropy_gradient_launches(const OpShape& s) { return s.second ? 1 + 2 : 1; }
 
 Bytes copied_logits(const OpShape& s) { return Bytes(s.second ? s.rows * s.columns * size_of(DataType::fp32) : 0); }
+// The gradient of the log-softmax, and that of the logits, which is not in its place; of a part of
+// the vocabulary it is the product of a sum, which is one more (PyTorch,
+// torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward).
+Bytes filled_gradients(const OpShape& s) { return (s.apart ? 3 : 2) * copied_logits(s); }
 
 // Rows --------------------------------------------------------------------------------------------
 
@@ -102,7 +112,9 @@ constexpr OpRow rows[] = {
      .operands = cross_entropy_gradient_operands,
      .in_place = InPlace{.read = 0, .write = 4},
      .work = cross_entropy_gradient_work,
-     .measured_over = MeasuredOver::vocabulary},
+     .launches = cross_entropy_gradient_launches,
+     .measured_over = MeasuredOver::vocabulary,
+     .cuda_workspace = filled_gradients},
 };
 
 }  // namespace

@@ -62,9 +62,18 @@ OpWork layer_norm_work(const OpShape& s, DataType type) {
   return {flops((6 + parameters) * s.rows * s.columns),
           Bytes((2 * s.rows + parameters) * s.columns * e(type) + 8 * s.rows)};
 }
+// Bytes of each element where each step is a kernel (torchtitan@9dec370 torchtitan/models/norms.py,
+// RMSNorm: x.float(), pow, mean, add, rsqrt, a product, type_as, a product), and of the steps that
+// PyTorch's autograd makes of them (counted by a TorchDispatchMode, without those of a row each).
+std::int64_t composed_bytes(DataType type) { return (is_half(type) ? 2 * (e(type) + 4) : 0) + 20 + 2 * e(type); }
+std::int64_t composed_gradient_bytes(DataType type) {
+  return (is_half(type) ? 2 * (e(type) + 4) : 0) + 68 + 6 * e(type);
+}
 OpWork rms_norm_work(const OpShape& s, DataType type) {  // mean square 2, normalise 1, scale 1
+  if (s.composed) return {flops(4 * s.rows * s.columns), Bytes(composed_bytes(type) * s.rows * s.columns)};
   return {flops(4 * s.rows * s.columns), Bytes((2 * s.rows + 1) * s.columns * e(type) + 4 * s.rows)};
 }
+int rms_norm_launches(const OpShape& s) { return s.composed ? 8 : 1; }
 // Kernels of their own: one reads both again for the gradients of parameters (apex's
 // cuComputePartGradGammaBeta, PyTorch's GammaBetaBackward), one reads both gradients to add them.
 bool adds_apart(const OpShape& s) { return s.stepwise && s.accumulate; }
@@ -75,7 +84,9 @@ int launches_apart(const OpShape& s, std::int64_t trained) {
   return 1 + (s.apart && trained > 0 ? 1 : 0) + (adds_apart(s) ? 1 : 0);
 }
 int layer_norm_gradient_launches(const OpShape& s) { return launches_apart(s, trained_of_two(s)); }
-int rms_norm_gradient_launches(const OpShape& s) { return launches_apart(s, trained_of_one(s)); }
+int rms_norm_gradient_launches(const OpShape& s) {
+  return s.composed ? 16 + (adds_apart(s) ? 1 : 0) : launches_apart(s, trained_of_one(s));
+}
 // Normalise again 2, dgamma 2, dbeta 1, dy gamma 1, its two sums 3, dx 4, and 1 to add to the
 // present value.
 OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
@@ -84,6 +95,10 @@ OpWork layer_norm_gradient_work(const OpShape& s, DataType type) {
                 8 * trained_of_two(s) * s.columns)};
 }
 OpWork rms_norm_gradient_work(const OpShape& s, DataType type) {
+  if (s.composed)
+    return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
+            Bytes((composed_gradient_bytes(type) + (adds_apart(s) ? 3 : s.accumulate ? 1 : 0) * e(type)) * s.rows *
+                  s.columns)};
   return {flops((s.accumulate ? 10 : 9) * s.rows * s.columns),
           Bytes((gradient_passes(s, trained_of_one(s)) * s.rows + 1) * s.columns * e(type) + 4 * s.rows +
                 8 * trained_of_one(s) * s.columns)};
@@ -130,6 +145,7 @@ constexpr OpRow rows[] = {
      .gradients = rms_norm_gradients,
      .module = OpModule::norm,
      .work = rms_norm_work,
+     .launches = rms_norm_launches,
      .measured_over = MeasuredOver::elementwise},
     {.kind = OpKind::add_layer_norm,
      .name = "add_layer_norm",

@@ -63,12 +63,15 @@ void localize_linear(const LocalOp& local, OpShape& shape) {
 
 // Each of their two factors where every product casts its own. Where a tensor is cast once, an op
 // before does it for the input (OpKind::quantize), and the input's gradient for the output's.
+std::int64_t weight_casts(const OpShape& s) {
+  return s.fp8 == Fp8Casts::each_product ? s.columns * s.inner : std::int64_t{0};
+}
 CastElements linear_casts(const OpShape& s) {
   if (s.fp8 == Fp8Casts::once) return {};
-  return {.left = s.rows * s.inner, .right = s.columns * s.inner};
+  return {.left = s.rows * s.inner, .right = weight_casts(s)};
 }
 CastElements linear_input_gradient_casts(const OpShape& s) {
-  return {.left = s.rows * s.columns, .right = s.fp8 == Fp8Casts::once ? 0 : s.columns * s.inner};
+  return {.left = s.rows * s.columns, .right = weight_casts(s)};
 }
 CastElements linear_weight_gradient_casts(const OpShape& s) {
   if (s.fp8 == Fp8Casts::once) return {};

@@ -375,7 +375,8 @@ TEST_CASE("unknown names list the known ones") {
   };
   const std::string cards = join(nvidia_card_names(catalog));
   CHECK(with_device("h100") == "error: --device: unknown card 'h100'; known are " + cards +
-                                   "; did you mean 'h100-nvl-94gb', 'h100-pcie-80gb' or 'h100-sxm-80gb'?");
+                                   "; did you mean 'h100-nvl-94gb', 'h100-pcie-80gb', 'h100-sxm-80gb' or "
+                                   "'h100-sxm-96gb-500w'?");
   CHECK(with_device("H200") ==
         "error: --device: unknown card 'H200'; known are " + cards + "; did you mean 'h200-sxm-141gb'?");
   CHECK(with_device("mi300x-192gb") ==

@@ -142,7 +142,7 @@ TEST_CASE("embedding and head: tokens and targets are saved, the loss starts the
   const TrainingBlock head = training_block(graph, 2);
   CHECK(lines(graph, head.backward, "head.") ==
         std::vector<std::string>{
-            "cross_entropy_gradient logits, targets, maximum, sums, =d(logits), loss scale",
+            "cross_entropy_gradient logits, targets, maximum, sums, =d(logits), loss scale, +=workspace",
             "linear_input_gradient d(logits), embedding.weight, =d(norm), +=workspace",
             "linear_weight_gradient d(logits), norm, +=d(embedding.weight), +=workspace",
             "layer_norm_gradient d(norm), layers.0.residual2, norm.weight, norm.mean, norm.rstd, "

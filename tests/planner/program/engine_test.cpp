@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "models/families.h"
 #include "models/find_model.h"
@@ -49,6 +51,31 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   const BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual, {},
                                              training, BackendKind::cuda, true);
   return lower_block(graph, 1, context);
+}
+
+// A layer of a Llama as an engine runs it, with two keys' heads, on one rank of `tp`.
+// With `slices`, in fp8 and by slices beside the ring of these ranks.
+LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1, bool slices = false) {
+  ModelSpec model = load_model("llama3-8b", source + "/models").spec;
+  model.hidden = 256;
+  model.heads = 8;
+  model.kv_heads = 2;
+  model.head_dim = 32;
+  model.feature = 512;
+  model.layers = 3;
+  const OpGraph graph = as_run_by(engine, build_graph(model, 128), slices);
+  TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
+  training.engine = engine;
+  training.fp8 = slices;
+  ParallelSpec spec;
+  spec.mesh.degree.tp = tp;
+  spec.micro_batch = 3;
+  spec.recompute = recompute;
+  spec.sequence_parallel = slices;
+  if (slices) spec.tp_overlap = TensorOverlap::ring;
+  const Placements placements = place(graph, spec);
+  return lower_block(graph, 1, block_context(block_layout(spec, placements, recompute), placements.residual, {},
+                                             training, BackendKind::cuda, true));
 }
 
 Engine megatron_2021() { return find_engine("megatron-2021", source + "/configs/engines"); }
@@ -254,6 +281,39 @@ TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32
   }
 }
 
+TEST_CASE("PyTorch's cross-entropy has three of the logits in fp32 at once, four where they are parts") {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.hidden = 64;
+  model.heads = model.kv_heads = 2;
+  model.head_dim = 32;
+  model.feature = 256;
+  model.layers = 1;
+  model.vocabulary = 131072;
+  for (const int tp : {1, 2}) {
+    const auto head = [&](bool fills) {
+      const Engine engine{.name = "other", .fused_loss = false, .fills_loss_gradient = fills};
+      const OpGraph graph = as_run_by(engine, build_graph(model, 512));
+      TrainingSpec training{.global_batch = 2, .sequence_length = 512, .precision = DataType::bf16};
+      training.engine = engine;
+      ParallelSpec spec;
+      spec.mesh.degree.tp = tp;
+      spec.micro_batch = 2;
+      const Placements placements = place(graph, spec);
+      return lower_block(graph, static_cast<int>(graph.blocks.size()) - 1,
+                         block_context(block_layout(spec, placements, Recompute::none), placements.residual, {},
+                                       training, BackendKind::cuda, true));
+    };
+    const std::int64_t logits = std::int64_t{2} * 512 * 131072 / tp;
+    const LoweredBlock filled = head(true), in_place = head(false);
+    CHECK(filled.saved_bytes == in_place.saved_bytes);  // one of them
+    CHECK(filled.forward.scratch_bytes == in_place.forward.scratch_bytes);
+    const std::int64_t more = (tp == 1 ? 2 : 3) * 4 * logits;
+    CHECK(filled.backward.scratch_bytes >= more);
+    CHECK(filled.backward.scratch_bytes < more + logits);
+    CHECK(in_place.backward.scratch_bytes < 3 * logits);  // the gradient in bf16
+  }
+}
+
 TEST_CASE("where products' inputs are cast to fp8 once, these are saved, and those in bf16 only if others read them") {
   const Engine engine = find_engine("megatron", source + "/configs/engines");
   for (const Sizes& of : {Sizes{256, 1, 512, 8}, Sizes{128, 3, 1024, 16}})
@@ -298,6 +358,133 @@ TEST_CASE("every other product is computed again with all that is neither produc
   CHECK(computed_again(block) ==
         "layer_norm layers.0.attention_norm; linear layers.0.attention.output; add_layer_norm layers.0.attention_add; "
         "activation layers.0.feed_forward.activation; ");
+}
+
+TEST_CASE("a product that is kept is not computed again for what is made of it") {
+  // Attention reads queries and keys as rotary positions turned them, which are made again from
+  // their product. Kept: the input, queries with keys and values, attention's result and a number
+  // of each head, and the gate's product.
+  const Engine engine{.name = "other"};
+  const LoweredBlock block = gated_layer(engine, Recompute::every_other_product);
+  CHECK(computed_again(block) ==
+        "rms_norm layers.0.attention_norm; rotary layers.0.attention.rotary; linear layers.0.attention.output; "
+        "add_rms_norm layers.0.attention_add; linear layers.0.feed_forward.up; gate layers.0.feed_forward.gated; ");
+  const std::int64_t tokens = 3 * 128;
+  CHECK(block.saved_bytes == tokens * (2 * (256 + 256 + 2 * 2 * 32 + 256 + 512) + 4 * 8));
+  // Eager PyTorch keeps the last product's result, too, which no backward reads.
+  const Engine eager{.name = "other", .keeps_unread_products = true};
+  const LoweredBlock unread = gated_layer(eager, Recompute::every_other_product);
+  CHECK(unread.saved_bytes == block.saved_bytes + 2 * tokens * 256);
+  CHECK(computed_again(unread) == computed_again(block));
+  for (const Recompute other : {Recompute::none, Recompute::full, Recompute::norms | Recompute::mlp})
+    CHECK(gated_layer(eager, other).saved_bytes == gated_layer(engine, other).saved_bytes);
+}
+
+namespace {
+
+// What the first rank of a small GPT holds, of `batch` sequences in micro-batches.
+MemoryUse memory_of(const Engine& engine, std::int64_t sequence, int batch, int micro_batch, int zero_stage = 0,
+                    int pp = 1) {
+  ModelSpec model = load_model("gpt2", source + "/models").spec;
+  model.hidden = 256;
+  model.heads = model.kv_heads = 4;
+  model.head_dim = 64;
+  model.feature = 1024;
+  model.layers = 4;
+  model.vocabulary = 1000;
+  model.context = 4096;
+  const OpGraph graph = as_run_by(engine, build_graph(model, sequence));
+  const int dp = zero_stage == 0 ? 1 : 2;
+  TrainingSpec training{.global_batch = std::int64_t{dp} * batch, .sequence_length = sequence,
+                        .precision = DataType::bf16};
+  training.engine = engine;
+  ParallelSpec spec;
+  spec.mesh.degree.dp = dp;
+  spec.mesh.degree.pp = pp;
+  spec.zero_stage = zero_stage;
+  spec.micro_batch = micro_batch;
+  const int blocks = static_cast<int>(graph.blocks.size());
+  spec.stage_blocks = pp == 1 ? std::vector<int>{blocks} : std::vector<int>{blocks / 2, blocks - blocks / 2};
+  return lower(job_of(graph, training, spec, BackendKind::cuda), 0).memory;
+}
+
+}  // namespace
+
+TEST_CASE("gradients that come late are in use instead of what was saved, and reserved beside it") {
+  const Engine early{.name = "other"}, late{.name = "other", .makes_gradients_late = true};
+  // More is saved than there are gradients, or less.
+  const MemoryUse many = memory_of(early, 512, 4, 4), many_late = memory_of(late, 512, 4, 4);
+  CHECK(many.gradients > Bytes(0));
+  CHECK(many_late.gradients == Bytes(0));
+  CHECK(many_late.activations == many.activations);
+  const MemoryUse few = memory_of(early, 32, 1, 1), few_late = memory_of(late, 32, 1, 1);
+  CHECK(few_late.gradients == few.gradients);
+  CHECK(few_late.activations < few.activations);
+  for (const auto& [before, after] : {std::pair(many, many_late), std::pair(few, few_late)}) {
+    CHECK(before.reserve == Bytes(0));
+    CHECK(after.reserve > Bytes(0));
+    CHECK(after.peak() == before.peak());
+  }
+  CHECK(many_late.reserve == many.gradients);
+  // Sums over micro-batches are there from the first backward on.
+  CHECK(memory_of(late, 512, 4, 2) == memory_of(early, 512, 4, 2));
+  CHECK(memory_of(late, 512, 4, 4, 0, 2) == memory_of(early, 512, 4, 4, 0, 2));
+}
+
+TEST_CASE("gradients that wait for their reduction are where the last block's activations were, as far as they go") {
+  const Engine apart{.name = "other"}, freed{.name = "other", .reduces_where_freed = true};
+  // Two buffers take turns, each of the gradients of positions; the head saves its logits.
+  const auto freed_of = [&](std::int64_t sequence) {
+    return memory_of(apart, sequence, 4, 4, 3).buffers - memory_of(freed, sequence, 4, 4, 3).buffers;
+  };
+  CHECK(memory_of(apart, 512, 4, 4, 1) == memory_of(freed, 512, 4, 4, 1));
+  CHECK(freed_of(64) == Bytes(0));
+  const Bytes one = freed_of(512);
+  CHECK(one.count >= std::int64_t{4096} * 256 * 4);
+  CHECK(one.count < std::int64_t{4200} * 256 * 4);
+  CHECK(freed_of(4096) == 2 * one);
+  CHECK(memory_of(apart, 512, 4, 4, 3).peak() > memory_of(freed, 512, 4, 4, 3).peak());
+}
+
+TEST_CASE("slices of a product in fp8 cast its weight once, and in parplan's own runtime each its own") {
+  for (const int tp : {2, 4})
+    for (const bool own : {false, true}) {
+      const LoweredBlock block = gated_layer(own ? Engine{} : Engine{.name = "other"}, Recompute::none, tp, true);
+      int products = 0;
+      for (const Segment* segment : {&block.forward, &block.backward})
+        for (const OpKind op : {OpKind::linear, OpKind::linear_input_gradient}) {
+          std::map<std::string, std::vector<OpShape>> slices;
+          for (const Instruction& one : segment->instructions)
+            if (one.kind == InstructionKind::kernel && one.op == op) slices[one.name].push_back(one.shape);
+          for (const auto& [name, shapes] : slices) {
+            CAPTURE(name);
+            std::int64_t cast = 0;
+            for (const OpShape& shape : shapes) cast += row_of(op).casts(shape).right;
+            const std::int64_t weight = shapes.front().columns * shapes.front().inner;
+            CHECK(cast == weight * (own ? static_cast<std::int64_t>(shapes.size()) : 1));
+            products += static_cast<int>(shapes.size()) == tp ? 1 : 0;
+          }
+        }
+      CHECK(products >= 5);  // whose rows come around the ring or go around it
+    }
+}
+
+TEST_CASE("an RMS norm in steps is eight kernels, and its gradient sixteen, which move what PyTorch's do") {
+  const auto moved = [](const Engine& engine, OpKind op, bool of_backward) {
+    const LoweredBlock block = gated_layer(engine, Recompute::none);
+    std::pair<int, std::int64_t> of_all{};
+    for (const Instruction& one : (of_backward ? block.backward : block.forward).instructions)
+      if (one.kind == InstructionKind::kernel && one.op == op) {
+        of_all.first += launches(one.op, one.shape);
+        of_all.second += row_of(op).work(one.shape, one.type).bytes.count;
+      }
+    return of_all;
+  };
+  const Engine engine{.name = "other", .fused_norm = false, .fused_rms_norm = false, .fused_sums = false};
+  const std::int64_t elements = 3 * 128 * 256;
+  CHECK(moved(engine, OpKind::rms_norm, false) == std::pair(2 * 8, 2 * 36 * elements));
+  // Behind each, a kernel adds the residual sum's gradient: it reads two tensors and writes one.
+  CHECK(moved(engine, OpKind::rms_norm_gradient, true) == std::pair(2 * (16 + 1), 2 * (92 + 3 * 2) * elements));
 }
 
 TEST_CASE("what an engine does not fuse stays apart") {

@@ -153,7 +153,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   if (apart() % 4 == 0) engine.softmax_up_to = 8;
   for (bool Engine::*const fact :
        {&Engine::copies_keys, &Engine::copies_logits, &Engine::copies_to_buckets, &Engine::lists_updates,
-        &Engine::fused_sums, &Engine::fused_norm_gradient, &Engine::fused_bias_gradient})
+        &Engine::fused_sums, &Engine::fused_norm_gradient, &Engine::fused_bias_gradient, &Engine::fused_rms_norm,
+        &Engine::fills_loss_gradient, &Engine::keeps_unread_products, &Engine::reduces_where_freed,
+        &Engine::makes_gradients_late})
     engine.*fact = apart() % 2 == 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;

@@ -330,6 +330,44 @@ TEST_CASE("runs of one engine are predicted as its version of that time, or as t
   CHECK(state(run, as_stated).assumed.size() == 1);
 }
 
+TEST_CASE("nodes that are published in part are assumed, and torchtitan is that of its time") {
+  PublishedRun run = stated_run();
+  run.engine = "torchtitan";
+  run.source = "torchtitan@b5bcd76c66 benchmarks/llama3_h100_202412_torchtitan.md";
+  run.device = "h100-96gb-hbm2e-500w";
+  run.intra_node = "nvlink4-nvswitch";
+  run.data_parallel = "fsdp";
+  run.zero_stage = 3;
+  run.tp = 2;
+  run.dp = 16;
+  run.pp = run.virtual_stages = 1;
+  run.gbit_s_per_node = 3200;
+  const auto engine = [&] { return state(run, as_stated).training.engine.name; };
+  CHECK(state(run, as_stated).skipped == "");
+  CHECK(state(run, as_stated).assumed ==
+        std::vector<std::string>{"nodes as of a DGX H100, and what products sustain at 500 W"});
+  CHECK(state(run, as_stated).cluster.groups.front().device == find_device("h100-sxm-96gb-500w", catalog));
+  CHECK(engine() == "torchtitan-2024");
+  run.notes = "Per-op selective AC; eager.";
+  CHECK(engine() == "torchtitan-eager-2024");
+  run.source = "torchtitan@b5bcd76c66 benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md";
+  CHECK(engine() == "torchtitan");
+  // In a pipeline its parameters and gradients are whole.
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::zero_stage) == 3);
+  run.dp = 8;
+  run.pp = 2;
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::zero_stage) == 1);
+  // It has as many micro-batches as the pipeline has ranks.
+  run.micro_batch.reset();
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::micro_batch) == *run.global_batch / (8 * 2));
+  CHECK(state(run, as_stated).assumed.size() == 1);  // the nodes
+  // Asynchronous tensor parallelism goes around rings.
+  run.sequence_parallel = true;
+  CHECK(!state(run, as_stated).layout[Choice::tp_overlap]);
+  run.notes = "FSDP8 x TP2 x PP2 + AsyncTP";
+  CHECK(std::get<TensorOverlap>(*state(run, as_stated).layout[Choice::tp_overlap]) == TensorOverlap::ring);
+}
+
 TEST_CASE("selective recompute is what the engine calls so") {
   PublishedRun run = stated_run();
   run.recompute = "selective";

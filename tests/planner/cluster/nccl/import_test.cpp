@@ -215,7 +215,7 @@ TEST_CASE("every card that is told by its PCI id has a kind, whose NVLinks are w
     if (device.nvlinks > 0)
       CHECK(device.nvlink_per_link_reached.value / 1e9 == doctest::Approx(nvlink_bandwidth(*capability)));
   }
-  CHECK(known == 27);
+  CHECK(known == 28);
   CHECK(!compute_capability_of("mi300x-192gb"));
 }
 
