@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-// What slows the work of a rank once its stages reduce their gradients behind their last backward: a
-// forward or a backward of the stage beside such reductions.
+// What slows the work of a rank once its stages reduce their gradients behind their last backward:
+// a forward or a backward of the stage beside such reductions.
 struct Slowing {
   Seconds throughout;  // how much longer it takes where they are in flight all the while
   // Where they are so for part of it: this share of what goes beyond `kept` takes longer.

@@ -67,8 +67,8 @@ struct BestFirstSteps {
   // may be empty.
   std::function<Score(const Open& candidate)> sharpened = {};
   // Whether a candidate may be plainer than a plan: among those that are as good as the best but
-  // for a tie, the plainest is wanted, and they are simulated until none is left that may be. Empty:
-  // all of them are.
+  // for a tie, the plainest is wanted, and they are simulated until none is left that may be it.
+  // Empty: all of them are.
   std::function<bool(const Open& candidate, const Ranked& plan)> may_be_plainer = {};
   // How many candidates may be simulated next, together; zero ends the search.
   std::function<std::int64_t()> room;

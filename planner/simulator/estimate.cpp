@@ -776,10 +776,11 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
                                                  rank == rank_of_stage_.front(), sequential, way, shapes, *data_costs));
     const StageBound& bound = bounds_.back();
     // Those of the first stage that its backward does not hide are the step's end.
+    const bool alone_on_rank = stages == shape.ranks;
     if (plays_reductions)
       reductions_.push_back(s == 0      ? StageReductions()
                             : as_before ? reductions_.back()
-                                        : reductions_of_stage(range, tied_on_rank(s), stages == shape.ranks, way, *data_costs));
+                                        : reductions_of_stage(range, tied_on_rank(s), alone_on_rank, way, *data_costs));
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
     plain_forward_.push_back(bound.plain_forward);

@@ -407,8 +407,8 @@ class Estimator {
   StageBound bound_of_stage(const ParallelSpec& spec, const Placements& placements, BlockRange range,
                             BlockRange tied_on_rank, int stage, bool on_first_rank, bool sequential,
                             const WayOfStage& way, const BlockShapes& shapes, const DataCosts& data);
-  // Whether `reductions_of_stage` knows what stages do behind their last backward: with replicas that
-  // are alike, where nothing but other stages' reductions is on the data axis's stream.
+  // Whether `reductions_of_stage` knows what stages do behind their last backward: with replicas
+  // that are alike, where nothing but other stages' reductions is on the data axis's stream.
   bool knows_reductions(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
   // The reductions of a stage, and what they slow at least. Its gradient is reduced block by block,
   // from the last one on.
