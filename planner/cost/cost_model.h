@@ -93,10 +93,6 @@ class NetworkCache {
   const StageDevice& device(const DeviceMesh& mesh, int stage);
   // That of one replica's ranks alone, by its coordinate on the data axis.
   const StageDevice& device(const DeviceMesh& mesh, int stage, int replica);
-  // That of a group of nodes.
-  const StageDevice& device_of_group(const DeviceMesh& mesh, std::size_t group) {
-    return device_of(mesh, std::uint64_t{1} << group);
-  }
 
  private:
   const StageDevice& device_of(const DeviceMesh& mesh, std::uint64_t groups);

@@ -12,17 +12,20 @@ namespace parplan {
 // a forward or a backward of the stage beside such reductions.
 struct Slowing {
   Seconds throughout;  // how much longer it takes where they are in flight all the while
-  // Where they are so for part of it: this share of what goes beyond `kept` takes longer.
+  // Where they are so for x of the time, at least `share` (x - `kept`) is lost; `kept` is the time
+  // without kernels.
   Seconds kept;
   double share = 0.0;
   // At least so much longer where they are in flight for `beside` of its `duration`.
   Seconds of(Seconds beside, Seconds duration) const;
+  bool operator==(const Slowing&) const = default;
 };
 struct StageReductions {
   Seconds all;      // so long are its reductions in flight
   Seconds left;     // of these, what is left at least when its last backward ends
   Seconds own;      // what its last backward takes longer beside the first of them
   Slowing forward, backward;
+  bool operator==(const StageReductions&) const = default;
 };
 
 // When the last action of a schedule ends, if each action starts as soon as its rank is free and
@@ -31,7 +34,8 @@ struct StageReductions {
 // stage and the next, so one fewer; stages on the same rank transfer nothing. `weights`: the part
 // of a stage's backward that backward_weights is, where stages run it apart. Since nothing waits
 // for an exchange buffer, and longer parts never make the whole shorter, the result is a lower
-// bound where every part is one. Stages before `first_back` have no backward, and wait for none.
+// bound where every part is one, and what reductions make a part take longer is no more than they
+// do. Stages before `first_back` have no backward, and wait for none.
 // `reductions`: by stage, with backwards that are whole; none slow anything where it is empty.
 Seconds played_time(const Schedule& schedule, std::span<const Seconds> forward, std::span<const Seconds> backward,
                     std::span<const Seconds> transfer, std::span<const Seconds> weights = {}, int first_back = 0,

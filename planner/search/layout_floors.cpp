@@ -171,33 +171,11 @@ Floor LayoutFloors::of_devices(int devices) const {
 
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
   if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
-  return of_samples(spec, on_its_devices(spec, &LayoutFloors::seconds_of_sample), below);
-}
-
-// A stage is as fast as the slowest of its devices, and so no faster than they are on average; and
-// all stages have as many.
-LayoutFloors::SampleSeconds LayoutFloors::on_its_devices(const ParallelSpec& spec, SecondsOn seconds_on) {
-  NetworkCache& networks = maker_.estimator().networks();
-  if (cluster_.groups.size() == 1) return {.least = (this->*seconds_on)(spec, networks.device(spec.mesh, 0))};
-  SampleSeconds all{.least = std::vector<Seconds>(blocks_.size(), infinite), .speed = 0.0};
-  std::vector<std::pair<int, const std::vector<Seconds>*>> groups;  // devices, and what these take
-  for (std::size_t g = 0; g < cluster_.groups.size(); ++g) {
-    const int devices = devices_of_group(cluster_, g, spec.mesh.size());
-    if (devices == 0) continue;
-    groups.emplace_back(devices, &(this->*seconds_on)(spec, networks.device_of_group(spec.mesh, g)));
-    take_least(*groups.back().second, all.least);
-  }
-  for (const auto& [devices, seconds] : groups) {
-    double speed = 0.0;  // with the kind of block that suits them best
-    for (std::size_t kind = 0; kind < seconds->size(); ++kind)
-      speed = std::max(speed, (*seconds)[kind] > Seconds(0.0) ? all.least[kind] / (*seconds)[kind] : 1.0);
-    all.speed += speed * devices / spec.mesh.size();
-  }
-  return all;
+  return of_samples(spec, seconds_of_sample(spec), below);
 }
 
 // `kernels`: what those of a block take for a sample at least, by Block::kind.
-Floor LayoutFloors::of_samples(const ParallelSpec& spec, const SampleSeconds& kernels, Seconds below) {
+Floor LayoutFloors::of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below) {
   const int devices = spec.mesh.size();
   Floor floor = of_devices(devices);
   FlopsPerSecond fastest;
@@ -209,14 +187,8 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, const SampleSeconds& ke
   of_micro_batch_.clear();
   for (std::size_t kind = 0; kind < flops_.size(); ++kind)
     of_micro_batch_.push_back(static_cast<double>(spec.micro_batch) *
-                              std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels.least[kind]));
-  const PipelineShape shape = shape_of(spec, training_);
-  Seconds time = least_time(of_micro_batch_, shape, below);
-  if (kernels.speed < 1.0) {
-    const Seconds all = static_cast<double>(spec.micro_batch) * work_of(blocks_, kernels.least, shape.ranks).all;
-    time = std::max(time, shape.micro_batches * (all / (shape.ranks * kernels.speed)));
-  }
-  floor.time = std::max(floor.time, time * (1 - 1e-9));
+                              std::max(Seconds(flops_[kind] / fastest.value / ranks_a_replica), kernels[kind]));
+  floor.time = std::max(floor.time, least_time(of_micro_batch_, shape_of(spec, training_), below) * (1 - 1e-9));
   return floor;
 }
 
@@ -226,13 +198,14 @@ Floor LayoutFloors::of_samples(const ParallelSpec& spec, const SampleSeconds& ke
 // each Segment is fused or not, whichever takes less (LoweredFor). They are so with the tokens of a
 // sample, too, and those of attention with its pairs of queries and keys and with its heads, of
 // which every rank of a context axis has its share.
-const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec,
-                                                            const NetworkCache::StageDevice& device) {
+const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& spec) {
+  const NetworkCache::StageDevice& device = maker_.estimator().networks().device(spec.mesh, 0);
   const auto [entry, inserted] =
       samples_.try_emplace({device.device.get(), spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(),
                             spec.cp_method, spec.mesh.cp_ulysses},
                            std::vector<Seconds>(blocks_.size()));
-  if (!inserted) return entry->second;
+  // The devices of a stage follow from the order of axes, where they are not alike.
+  if (!inserted || cluster_.groups.size() > 1) return entry->second;
   ParallelSpec largest = spec;
   largest.micro_batch = micro_batches_.back();
   double shares = static_cast<double>(largest.micro_batch);
@@ -249,10 +222,9 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_sample(const ParallelSpec& 
 }
 
 // Whatever is chosen beside the degrees.
-const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSpec& spec,
-                                                                const NetworkCache::StageDevice& device) {
-  const auto [entry, inserted] =
-      any_samples_.try_emplace({device.device.get(), spec.tp(), spec.cp()}, std::vector<Seconds>());
+const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSpec& spec) {
+  const DeviceKind* const device = maker_.estimator().networks().device(spec.mesh, 0).device.get();
+  const auto [entry, inserted] = any_samples_.try_emplace({device, spec.tp(), spec.cp()}, std::vector<Seconds>());
   if (!inserted) return entry->second;
   for (const bool sequence_parallel : {false, true})
     for (const ContextMethod method : context_methods) {
@@ -265,7 +237,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
       if ((sequence_parallel && spec.tp() == 1) || (method != ContextMethod::all_gather && spec.cp() == 1) ||
           !is_legal(graph_, training_, one))
         continue;
-      const std::vector<Seconds>& seconds = seconds_of_sample(one, device);
+      const std::vector<Seconds>& seconds = seconds_of_sample(one);
       if (entry->second.empty())
         entry->second = seconds;
       else
@@ -278,7 +250,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
   if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
   Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
-  const SampleSeconds kernels = on_its_devices(spec, &LayoutFloors::seconds_of_any_sample);
+  const std::vector<Seconds>& kernels = seconds_of_any_sample(spec);
   ParallelSpec one = spec;
   for (const std::int64_t size : micro_batches_) {
     if (training_.global_batch / spec.mesh.batch_ranks() % size != 0) continue;

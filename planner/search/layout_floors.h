@@ -205,19 +205,10 @@ class LayoutFloors {
   std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
   // What the kernels of a block take at least for a sample, in any micro-batch, by Block::kind; and
-  // with the degrees alone.
-  const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
-  const std::vector<Seconds>& seconds_of_any_sample(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
-  // The same on the devices of a layout: what those take that are fastest, and how fast all are on
-  // average, as a share of them.
-  struct SampleSeconds {
-    std::vector<Seconds> least;
-    double speed = 1.0;
-  };
-  using SecondsOn = const std::vector<Seconds>& (LayoutFloors::*)(const ParallelSpec& spec,
-                                                                  const NetworkCache::StageDevice& device);
-  SampleSeconds on_its_devices(const ParallelSpec& spec, SecondsOn seconds_on);
-  Floor of_samples(const ParallelSpec& spec, const SampleSeconds& kernels, Seconds below);
+  // with the degrees alone. 0 on heterogeneous devices.
+  const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec);
+  const std::vector<Seconds>& seconds_of_any_sample(const ParallelSpec& spec);
+  Floor of_samples(const ParallelSpec& spec, std::span<const Seconds> kernels, Seconds below);
   // What the blocks of each kind take at least for a micro-batch, as they are run; and a share of
   // which holds for every smaller one, too.
   const std::vector<Seconds>& least_seconds(const ParallelSpec& spec, const NetworkCache::StageDevice& device);
@@ -268,8 +259,8 @@ class LayoutFloors {
   // micro-batches, groups of these and seconds of a transfer.
   using FillKey = std::tuple<const ScheduleRow*, int, int, int, int, double>;
   std::unordered_map<FillKey, Seconds, TupleHash> fills_;
-  // Those asked for last: least_stages, by layouts of any schedule and what their layers may
-  // recompute; and data_time.
+  // Some of what was asked for: least_stages, by layouts of any schedule and what their layers may
+  // recompute; data_time; and stages_in_any_order.
   struct StagesKey {
     ParallelSpec layout;
     std::vector<Recompute> choices;
@@ -284,7 +275,7 @@ class LayoutFloors {
   };
   std::unordered_map<StagesKey, LeastStages, StagesHash> least_stages_;
   std::unordered_map<ParallelSpec, Seconds, SpecHash> data_times_;
-  std::unordered_map<ParallelSpec, std::vector<LeastStages>, SpecHash> stages_in_any_order_;  // likewise
+  std::unordered_map<ParallelSpec, std::vector<LeastStages>, SpecHash> stages_in_any_order_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold depends neither on the schedule nor on the order of the axes.
   struct HoldingsHash {

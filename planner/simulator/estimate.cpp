@@ -630,8 +630,8 @@ Seconds Estimator::end_of_stages(const ScheduleForms& schedule, const PipelineSh
   for (int s = 1; s < shape.stages; ++s) {
     before += forward_[s - 1] + backward_[s - 1] + 2.0 * transfer_[s - 1];
     back += backward_[s - 1] + transfer_[s - 1];
-    // The way through any stage is no longer than the pipeline. Which transfers are slow does not
-    // matter: those of stages before this one end later.
+    // The way through any stage is no longer than the pipeline. A slow transfer between stages before
+    // this one delays the end of the step, but not this stage's last backward: none is counted.
     if (ends_first - back + follows(bounds_[s]) <= latest) continue;
     const StagePath path{.stage = s,
                          .forward = forward_[s],
@@ -775,12 +775,14 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
                                 : bound_of_stage(spec, placements, range, tied_on_rank(s), s,
                                                  rank == rank_of_stage_.front(), sequential, way, shapes, *data_costs));
     const StageBound& bound = bounds_.back();
-    // Those of the first stage that its backward does not hide are the step's end.
-    const bool alone_on_rank = stages == shape.ranks;
-    if (plays_reductions)
-      reductions_.push_back(s == 0      ? StageReductions()
-                            : as_before ? reductions_.back()
-                                        : reductions_of_stage(range, tied_on_rank(s), alone_on_rank, way, *data_costs));
+    // What follows the first stage counts its reductions beside a backward that none slow.
+    if (plays_reductions) {
+      const BlockRange tied = tied_on_rank(s);
+      reductions_.push_back(s == 0 || tied.size() > 0 ? StageReductions()
+                            : as_before && reductions_.back() != StageReductions()
+                                ? reductions_.back()
+                                : reductions_of_stage(range, stages == shape.ranks, way, *data_costs));
+    }
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
     plain_forward_.push_back(bound.plain_forward);

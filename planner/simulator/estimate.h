@@ -410,10 +410,10 @@ class Estimator {
   // Whether `reductions_of_stage` knows what stages do behind their last backward: with replicas
   // that are alike, where nothing but other stages' reductions is on the data axis's stream.
   bool knows_reductions(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
-  // The reductions of a stage, and what they slow at least. Its gradient is reduced block by block,
-  // from the last one on.
-  StageReductions reductions_of_stage(BlockRange range, BlockRange tied_on_rank, bool alone_on_rank,
-                                      const WayOfStage& way, const DataCosts& data) const;
+  // The reductions of a stage of a rank that uses no tied parameter, and what they slow at least.
+  // Its gradient is reduced block by block, from the last one on.
+  StageReductions reductions_of_stage(BlockRange range, bool alone_on_rank, const WayOfStage& way,
+                                      const DataCosts& data) const;
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies(const WayOfStage& way) const;
   // `goes_back`: in the shape of a V; `on_host`: the host updates.

@@ -41,15 +41,16 @@ bool Estimator::knows_reductions(const ParallelSpec& spec, const Placements& pla
   const DataShards shards = data_shards(placements, spec.replicas());
   return spec.replicas() > 1 && spec.dp_method != DataMethod::master && !shards.gradients && !shards.parameters &&
          !replica_ && view.is_uniform && !is_sequential(view.environments.front()) &&
+         training_.engine.host_per_op == Seconds(0.0) && !training_.engine.blocks_launches &&
          !runs_backward_in_parts(spec.schedule) && spec.offload == Offload();
 }
 
-// Between reductions of other stages on the rank, it is not known which of them is in flight: then
-// each takes what the least of all takes. Nor is it known which kernels are beside reductions that
-// end before the work does: of work that takes c alone, n without kernels, at least (x - n) s is
-// lost in x beside reductions that take a share s.
-StageReductions Estimator::reductions_of_stage(BlockRange range, BlockRange tied_on_rank, bool alone_on_rank,
-                                               const WayOfStage& way, const DataCosts& data) const {
+// Reductions follow one another: the host launches them ahead. Between those of other stages on the
+// rank, it is not known which is in flight: shares are then the least of any reduction. Nor is it
+// known which kernels are beside reductions that end before the work does: in x beside reductions
+// that take a share s, at least (x - n) s is lost, where n of the work is without kernels.
+StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_rank, const WayOfStage& way,
+                                               const DataCosts& data) const {
   StageReductions result;
   Contention least{.multiprocessors = 1.0, .memory = 1.0};
   for (std::size_t kind = 0; kind < data.reductions.size(); ++kind) {
@@ -58,7 +59,6 @@ StageReductions Estimator::reductions_of_stage(BlockRange range, BlockRange tied
       least = {.multiprocessors = std::min(least.multiprocessors, one.takes.multiprocessors),
                .memory = std::min(least.memory, one.takes.memory)};
   }
-  if (tied_on_rank.size() > 0) return result;
   const auto slowing = [&](Seconds duration, const BoundTimes& kernels) {
     double share = 1.0;
     if (kernels.multiprocessors > Seconds(0.0)) share = std::min(share, least.multiprocessors);
