@@ -630,8 +630,9 @@ Seconds Estimator::end_of_stages(const ScheduleForms& schedule, const PipelineSh
   for (int s = 1; s < shape.stages; ++s) {
     before += forward_[s - 1] + backward_[s - 1] + 2.0 * transfer_[s - 1];
     back += backward_[s - 1] + transfer_[s - 1];
-    // The way through any stage is no longer than the pipeline. A slow transfer between stages before
-    // this one delays the end of the step, but not this stage's last backward: none is counted.
+    // The way through any stage is no longer than the pipeline. A slow transfer between stages
+    // before this one delays the end of the step, but not this stage's last backward: none is
+    // counted.
     if (ends_first - back + follows(bounds_[s]) <= latest) continue;
     const StagePath path{.stage = s,
                          .forward = forward_[s],

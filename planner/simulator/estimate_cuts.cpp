@@ -121,7 +121,8 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
   path.backward = bound.backward;
   StageOfCut result{
       .opening = {}, .pipeline = time_through_stage(schedule, path, frame.shape), .alone = bound.data, .end = {}};
-  // The end of the stage's last backward, which slow transfers between stages before it do not delay.
+  // The end of the stage's last backward, which slow transfers between stages before it do not
+  // delay.
   const Seconds back = frame.computing[range.first] - frame.forward[range.first] + frame.crossing[stage];
   path.slowest_transfer = {};
   const Seconds last_backward =
