@@ -247,7 +247,11 @@ TEST_CASE("eager gates keep the activation, and copied keys and values the first
     }
 }
 
-TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32 at once") {
+namespace {
+
+// The head of a small GPT-2 with many tokens in its vocabulary: two samples of 512 in bf16.
+constexpr std::int64_t logits_of_head = std::int64_t{2} * 512 * 131072;
+LoweredBlock head_of(const Engine& engine, int tp) {
   ModelSpec model = load_model("gpt2", source + "/models").spec;
   model.hidden = 64;
   model.heads = model.kv_heads = 2;
@@ -255,21 +259,26 @@ TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32
   model.feature = 256;
   model.layers = 1;
   model.vocabulary = 131072;
+  const OpGraph graph = as_run_by(engine, build_graph(model, 512));
+  TrainingSpec training{.global_batch = 2, .sequence_length = 512, .precision = DataType::bf16};
+  training.engine = engine;
+  ParallelSpec spec;
+  spec.mesh.degree.tp = tp;
+  spec.micro_batch = 2;
+  const Placements placements = place(graph, spec);
+  return lower_block(graph, static_cast<int>(graph.blocks.size()) - 1,
+                     block_context(block_layout(spec, placements, Recompute::none), placements.residual, {}, training,
+                                   BackendKind::cuda, true));
+}
+
+}  // namespace
+
+TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32 at once") {
   for (const int tp : {1, 2}) {
     const auto head = [&](bool copies) {
-      const Engine engine{.name = "other", .fused_loss = false, .copies_logits = copies};
-      const OpGraph graph = as_run_by(engine, build_graph(model, 512));
-      TrainingSpec training{.global_batch = 2, .sequence_length = 512, .precision = DataType::bf16};
-      training.engine = engine;
-      ParallelSpec spec;
-      spec.mesh.degree.tp = tp;
-      spec.micro_batch = 2;
-      const Placements placements = place(graph, spec);
-      return lower_block(graph, static_cast<int>(graph.blocks.size()) - 1,
-                         block_context(block_layout(spec, placements, Recompute::none), placements.residual, {},
-                                       training, BackendKind::cuda, true));
+      return head_of({.name = "other", .fused_loss = false, .copies_logits = copies}, tp);
     };
-    const std::int64_t logits = std::int64_t{2} * 512 * 131072 / tp;
+    const std::int64_t logits = logits_of_head / tp;
     const LoweredBlock copied = head(true), in_place = head(false);
     CHECK(copied.saved_bytes == in_place.saved_bytes);
     CHECK(copied.saved_bytes >= 4 * logits);
@@ -282,28 +291,11 @@ TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32
 }
 
 TEST_CASE("PyTorch's cross-entropy has three of the logits in fp32 at once, four where they are parts") {
-  ModelSpec model = load_model("gpt2", source + "/models").spec;
-  model.hidden = 64;
-  model.heads = model.kv_heads = 2;
-  model.head_dim = 32;
-  model.feature = 256;
-  model.layers = 1;
-  model.vocabulary = 131072;
   for (const int tp : {1, 2}) {
     const auto head = [&](bool fills) {
-      const Engine engine{.name = "other", .fused_loss = false, .fills_loss_gradient = fills};
-      const OpGraph graph = as_run_by(engine, build_graph(model, 512));
-      TrainingSpec training{.global_batch = 2, .sequence_length = 512, .precision = DataType::bf16};
-      training.engine = engine;
-      ParallelSpec spec;
-      spec.mesh.degree.tp = tp;
-      spec.micro_batch = 2;
-      const Placements placements = place(graph, spec);
-      return lower_block(graph, static_cast<int>(graph.blocks.size()) - 1,
-                         block_context(block_layout(spec, placements, Recompute::none), placements.residual, {},
-                                       training, BackendKind::cuda, true));
+      return head_of({.name = "other", .fused_loss = false, .fills_loss_gradient = fills}, tp);
     };
-    const std::int64_t logits = std::int64_t{2} * 512 * 131072 / tp;
+    const std::int64_t logits = logits_of_head / tp;
     const LoweredBlock filled = head(true), in_place = head(false);
     CHECK(filled.saved_bytes == in_place.saved_bytes);  // one of them
     CHECK(filled.forward.scratch_bytes == in_place.forward.scratch_bytes);
