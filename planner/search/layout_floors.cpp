@@ -475,7 +475,7 @@ Seconds LayoutFloors::time_of_any_shards(const ParallelSpec& spec) {
   return time * (1 - 1e-9);
 }
 
-const std::vector<LayoutFloors::LeastStages>& LayoutFloors::stages_in_any_order(const ParallelSpec& spec) {
+const LayoutFloors::StagesInOrders& LayoutFloors::stages_in_any_order(const ParallelSpec& spec) {
   ParallelSpec key = of_any_schedule(spec);
   key.zero_stage = ParallelSpec().zero_stage;
   key.mesh.dp_shard = ParallelSpec().mesh.dp_shard;
@@ -483,7 +483,7 @@ const std::vector<LayoutFloors::LeastStages>& LayoutFloors::stages_in_any_order(
   constexpr std::size_t most_kept = 256;
   if (stages_in_any_order_.size() >= most_kept) stages_in_any_order_.clear();
   const auto [known, inserted] = stages_in_any_order_.try_emplace(std::move(key));
-  std::vector<LeastStages>& result = known->second;
+  StagesInOrders& result = known->second;
   if (!inserted) return result;
   for (const ParallelSpec& one : orders_of(spec)) {
     std::vector<std::vector<Seconds>> stages;
@@ -494,22 +494,40 @@ const std::vector<LayoutFloors::LeastStages>& LayoutFloors::stages_in_any_order(
     }
     const LeastStages own{
         .work = work_of(blocks_, fastest, one.pp()), .speeds = speeds_of(stages, fastest), .transfer = {}};
-    if (std::ranges::find(result, own) == result.end()) result.push_back(own);
+    const auto same = std::ranges::find(result.each, own);
+    result.of_order.emplace_back(one.mesh.order, static_cast<std::size_t>(same - result.each.begin()));
+    if (same == result.each.end()) result.each.push_back(own);
   }
   return result;
 }
 
+std::vector<Seconds> LayoutFloors::times_of(const StagesInOrders& stages, const ParallelSpec& spec) {
+  const PipelineShape shape = shape_of(spec, training_);
+  std::vector<Seconds> times;
+  for (const auto& [work, speeds, transfer] : stages.each) {
+    const Seconds at_any_speed = shape.ranks == 1 ? shape.micro_batches * work.all
+                                                  : least_time(row_of(spec.schedule), work, shape, infinite);
+    times.push_back(std::max(at_any_speed, shape.micro_batches * (work.all / speeds)) * (1 - 1e-9));
+  }
+  return times;
+}
+
 Seconds LayoutFloors::time_of_any_order(const ParallelSpec& spec) {
   if (may_be_unlike(spec)) return of_devices(spec.mesh.size()).time;
-  const PipelineShape shape = shape_of(spec, training_);
-  Seconds least = infinite;
-  for (const LeastStages& stages : stages_in_any_order(spec)) {
-    const Seconds at_any_speed = shape.ranks == 1
-                                     ? shape.micro_batches * stages.work.all
-                                     : least_time(row_of(spec.schedule), stages.work, shape, infinite);
-    least = std::min(least, std::max(at_any_speed, shape.micro_batches * (stages.work.all / stages.speeds)));
+  return std::ranges::min(times_of(stages_in_any_order(spec), spec));
+}
+
+std::vector<Seconds> LayoutFloors::times_in_orders(const ParallelSpec& spec, std::span<const AxisOrder> orders) {
+  if (may_be_unlike(spec)) return std::vector<Seconds>(orders.size(), of_devices(spec.mesh.size()).time);
+  const StagesInOrders& stages = stages_in_any_order(spec);
+  const std::vector<Seconds> times = times_of(stages, spec);
+  std::vector<Seconds> result;
+  for (const AxisOrder& order : orders) {
+    const auto known = std::ranges::find(stages.of_order, order, &std::pair<AxisOrder, std::size_t>::first);
+    // An order that was given may be written otherwise.
+    result.push_back(known == stages.of_order.end() ? std::ranges::min(times) : times[known->second]);
   }
-  return least * (1 - 1e-9);
+  return result;
 }
 
 // Blocks take as long under every schedule that runs backwards whole.

@@ -67,8 +67,10 @@ class LayoutFloors {
   // With a schedule and a number of stages, for any ZeRO stage and order of the axes: the blocks of
   // of_micro_batch. The devices are alike.
   Seconds time_of_any_shards(const ParallelSpec& spec);
-  // The same where they are not: as fast as the stages are in the best order of the axes.
+  // The same where they are not: as fast as the stages are in the best order of the axes; and in
+  // each of some orders.
   Seconds time_of_any_order(const ParallelSpec& spec);
+  std::vector<Seconds> times_in_orders(const ParallelSpec& spec, std::span<const AxisOrder> orders);
   // Communication over the data axis, with the ZeRO stage, for any order of the axes.
   Seconds data_time_of_any_order(const ParallelSpec& spec);
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
@@ -163,8 +165,14 @@ class LayoutFloors {
     bool operator==(const LeastStages&) const = default;
   };
   const LeastStages& least_stages(const ParallelSpec& spec, std::span<const Recompute> choices);
-  // By their kernels alone, with any recompute: those of each order of the axes that differ.
-  const std::vector<LeastStages>& stages_in_any_order(const ParallelSpec& spec);
+  // By their kernels alone, with any recompute: those that differ, and by order of the axes which
+  // of them.
+  struct StagesInOrders {
+    std::vector<LeastStages> each;
+    std::vector<std::pair<AxisOrder, std::size_t>> of_order;
+  };
+  const StagesInOrders& stages_in_any_order(const ParallelSpec& spec);
+  std::vector<Seconds> times_of(const StagesInOrders& stages, const ParallelSpec& spec);
   static ParallelSpec of_any_schedule(ParallelSpec spec);
   // The communication of the fullest rank over the data axis, at least.
   Seconds data_time(const ParallelSpec& spec);
@@ -275,7 +283,7 @@ class LayoutFloors {
   };
   std::unordered_map<StagesKey, LeastStages, StagesHash> least_stages_;
   std::unordered_map<ParallelSpec, Seconds, SpecHash> data_times_;
-  std::unordered_map<ParallelSpec, std::vector<LeastStages>, SpecHash> stages_in_any_order_;
+  std::unordered_map<ParallelSpec, StagesInOrders, SpecHash> stages_in_any_order_;
   // Those asked for last, by layout with one recompute, and whether their seconds count: what
   // blocks hold depends neither on the schedule nor on the order of the axes.
   struct HoldingsHash {

@@ -128,6 +128,8 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double
       return look_into_shards(number);
     case Step::unlike_orders:
       return look_into_unlike_orders(number);
+    case Step::alike_orders:
+      return look_into_alike_orders(number);
     case Step::any_recompute:
       return look_for_room(number);
     case Step::any_that_fits:
@@ -282,8 +284,33 @@ std::vector<Open> OpenParts::look_into_unlike_orders(std::size_t number) {
     by_order.resize(orders.size());
     for (std::size_t i = 0; i < orders.size(); ++i) by_order[i].push_back(std::move(orders[i]));
   }
+  std::vector<AxisOrder> orders;
+  for (const Recomputing& group : by_order) orders.push_back(group.front().spec.mesh.order);
+  const std::vector<Seconds> times = floors_.times_in_orders(all.front().spec, orders);
   std::vector<Open> opened;
-  for (Recomputing& group : by_order) {
+  for (std::size_t i = 0; i < by_order.size(); ++i) {
+    if (by_order[i].empty()) continue;
+    Recomputing alike = std::move(by_order[i]);
+    for (std::size_t other = i + 1; other < by_order.size(); ++other)
+      if (times[other] == times[i]) std::ranges::move(std::exchange(by_order[other], {}), std::back_inserter(alike));
+    Part part = parts_[number];
+    part.step = Step::alike_orders;
+    part.place += static_cast<std::uint64_t>(alike.front().place - all.front().place) << candidate_bits;
+    part.floor.time = std::max(part.floor.time, times[i]);
+    opened.push_back(open_recomputing(std::move(part), std::move(alike)));
+  }
+  return opened;
+}
+
+std::vector<Open> OpenParts::look_into_alike_orders(std::size_t number) {
+  const Recomputing& all = *parts_[number].recomputing;
+  std::vector<Open> opened;
+  for (auto begin = all.begin(); begin != all.end();) {
+    const auto end = std::find_if(begin, all.end(), [&](const PlacedSpec& placed) {
+      return placed.spec.mesh.order != begin->spec.mesh.order;
+    });
+    Recomputing group(begin, end);
+    begin = end;
     Part part = parts_[number];
     part.step = Step::any_recompute;
     part.place += static_cast<std::uint64_t>(group.front().place - all.front().place) << candidate_bits;
