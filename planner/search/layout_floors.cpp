@@ -600,9 +600,10 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
   return {.all = work.all, .slowest = work.slowest, .transfer = transfer, .time = time * (1 - 1e-9)};
 }
 
-Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
+Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough) {
   if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
-  const Seconds alike = std::max(least_layout(spec, choices).time, data_time(spec));
+  Seconds alike = least_layout(spec, choices).time;
+  if (alike < enough) alike = std::max(alike, data_time(spec));
   return may_be_unlike_in_order(spec) ? std::min(alike, time_of_unlike(spec, choices)) : alike;
 }
 

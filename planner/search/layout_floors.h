@@ -83,8 +83,9 @@ class LayoutFloors {
   bool lacks_room(const ParallelSpec& spec);
 
   // A layout without its cut: blocks and transfers on the links that they cross, or communication
-  // over the data axis. Stages may choose between `choices` what they recompute.
-  Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // over the data axis. Stages may choose between `choices` what they recompute. From `enough` on
+  // it need not be close.
+  Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough = infinite);
   // Whether the pipeline's ranks with these choices can hold all blocks within `most` seconds for
   // each micro-batch, and within their memory, or `memory` where that is given. A layout that fits
   // can.

@@ -102,6 +102,10 @@ Open OpenParts::opened(std::size_t number) {
           .mesh = &part.space.spec.mesh};
 }
 
+Seconds OpenParts::time_for(const ParallelSpec& spec, double score_of_it) const {
+  return Seconds(score_of_it / score(objective_, cluster_, spec, Seconds(1.0), {}).first);
+}
+
 // The same part once more is known of it.
 Open OpenParts::open_again(std::size_t number, Step step, const Floor& floor) {
   Part& part = parts_[number];
@@ -129,7 +133,7 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double
     case Step::unlike_orders:
       return look_into_unlike_orders(number);
     case Step::alike_orders:
-      return look_into_alike_orders(number);
+      return look_into_alike_orders(number, enough);
     case Step::any_recompute:
       return look_for_room(number);
     case Step::any_that_fits:
@@ -278,43 +282,42 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
 // recompute have the same orders.
 std::vector<Open> OpenParts::look_into_unlike_orders(std::size_t number) {
   const Recomputing& all = *parts_[number].recomputing;
-  std::vector<Recomputing> by_order;
-  for (const PlacedSpec& placed : all) {
-    std::vector<PlacedSpec> orders = space_.orders(placed);
-    by_order.resize(orders.size());
-    for (std::size_t i = 0; i < orders.size(); ++i) by_order[i].push_back(std::move(orders[i]));
-  }
-  std::vector<AxisOrder> orders;
-  for (const Recomputing& group : by_order) orders.push_back(group.front().spec.mesh.order);
-  const std::vector<Seconds> times = floors_.times_in_orders(all.front().spec, orders);
+  const std::vector<Seconds> times = floors_.times_in_orders(all.front().spec, space_.orders_of(all.front().spec));
   std::vector<Open> opened;
-  for (std::size_t i = 0; i < by_order.size(); ++i) {
-    if (by_order[i].empty()) continue;
-    Recomputing alike = std::move(by_order[i]);
-    for (std::size_t other = i + 1; other < by_order.size(); ++other)
-      if (times[other] == times[i]) std::ranges::move(std::exchange(by_order[other], {}), std::back_inserter(alike));
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    if (std::ranges::find(times, times[i]) != times.begin() + static_cast<std::ptrdiff_t>(i)) continue;
     Part part = parts_[number];
     part.step = Step::alike_orders;
-    part.place += static_cast<std::uint64_t>(alike.front().place - all.front().place) << candidate_bits;
+    part.in_orders = times[i];
     part.floor.time = std::max(part.floor.time, times[i]);
-    opened.push_back(open_recomputing(std::move(part), std::move(alike)));
+    part.place += i << candidate_bits;
+    part.space.layouts = std::ranges::count(times, times[i]) * static_cast<std::int64_t>(all.size());
+    opened.push_back(open_part(std::move(part)));
   }
   return opened;
 }
 
-std::vector<Open> OpenParts::look_into_alike_orders(std::size_t number) {
+// The place of the part is that of its first order.
+std::vector<Open> OpenParts::look_into_alike_orders(std::size_t number, double enough) {
   const Recomputing& all = *parts_[number].recomputing;
+  const std::vector<AxisOrder> orders = space_.orders_of(all.front().spec);
+  const std::vector<Seconds> times = floors_.times_in_orders(all.front().spec, orders);
+  const auto first = static_cast<std::size_t>(std::ranges::find(times, parts_[number].in_orders) - times.begin());
   std::vector<Open> opened;
-  for (auto begin = all.begin(); begin != all.end();) {
-    const auto end = std::find_if(begin, all.end(), [&](const PlacedSpec& placed) {
-      return placed.spec.mesh.order != begin->spec.mesh.order;
-    });
-    Recomputing group(begin, end);
-    begin = end;
+  for (std::size_t i = first; i < orders.size(); ++i) {
+    if (times[i] != times[first]) continue;
+    Recomputing group;
+    for (const PlacedSpec& placed : all) {
+      PlacedSpec& one = group.emplace_back(placed);
+      one.place += static_cast<std::int64_t>(i);
+      one.orders = 1;
+      one.spec.mesh.order = orders[i];
+    }
     Part part = parts_[number];
     part.step = Step::any_recompute;
-    part.place += static_cast<std::uint64_t>(group.front().place - all.front().place) << candidate_bits;
-    part.floor.time = std::max(part.floor.time, floors_.time_of(group.front().spec, choices_of(group)));
+    part.place += (i - first) << candidate_bits;
+    const ParallelSpec& spec = group.front().spec;
+    part.floor.time = std::max(part.floor.time, floors_.time_of(spec, choices_of(group), time_for(spec, enough)));
     opened.push_back(open_recomputing(std::move(part), std::move(group)));
   }
   return opened;
@@ -438,9 +441,7 @@ std::optional<std::vector<Open>> OpenParts::refine(std::size_t number, double en
   if (objective_ == Objective::memory)
     floor.memory = floors_.memory_of(spec, choices, floor.memory);
   else if (part.has_to_mix && (!beyond_ || beyond_->room == Beyond::Room::enough))
-    floor.time = std::max(
-        floor.time, floors_.time_within_memory(
-                        spec, choices, Seconds(enough / score(objective_, cluster_, spec, Seconds(1.0), {}).first)));
+    floor.time = std::max(floor.time, floors_.time_within_memory(spec, choices, time_for(spec, enough)));
   if (floor == part.floor) return std::nullopt;
   return std::vector{open_again(number, Step::refined_layout, floor)};
 }

@@ -116,6 +116,7 @@ class OpenParts {
     const Groups* groups = nullptr;
     std::size_t size = 0;
     const Recomputing* recomputing = nullptr;  // with any recompute or shards
+    Seconds in_orders = {};                    // alike_orders: what kernels take in these orders
   };
 
   // Equal devices hold the same in every order of the axes.
@@ -134,6 +135,8 @@ class OpenParts {
   Open open_again(std::size_t number, Step step, const Floor& floor);
   Open open_groups(std::size_t number, const Groups& groups, std::size_t size);
   bool is_open(const ParallelSpec& spec) const { return !beyond_ || !beyond_->layout || beyond_->layout(spec); }
+  // The time of a layout that scores as much.
+  Seconds time_for(const ParallelSpec& spec, double score_of_it) const;
   bool has_room(Beyond::Room room) const { return beyond_ && beyond_->room == room; }
   Open open_on_links(std::size_t number);
   Open open_layout(Part part);
@@ -144,7 +147,7 @@ class OpenParts {
   std::vector<Open> look_into_micro_batch(std::size_t number);
   std::vector<Open> look_into_shards(std::size_t number);
   std::vector<Open> look_into_unlike_orders(std::size_t number);
-  std::vector<Open> look_into_alike_orders(std::size_t number);
+  std::vector<Open> look_into_alike_orders(std::size_t number, double enough);
   std::vector<Open> look_for_room(std::size_t number);
   std::vector<Open> look_into_recomputing(std::size_t number);
   std::vector<Open> open_orders(std::size_t number);

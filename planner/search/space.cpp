@@ -493,17 +493,21 @@ std::vector<PlacedSpec> Space::specs(const SpacePart& group) const {
   return specs;
 }
 
+std::vector<AxisOrder> Space::orders_of(const ParallelSpec& spec) const {
+  if (request_[Choice::mesh_order]) return {spec.mesh.order};
+  std::vector<ChoiceValue> values;
+  space_row_of(Choice::mesh_order).values({graph_, training_, spec.mesh.size()}, spec, values);
+  std::vector<AxisOrder> orders;
+  for (const ChoiceValue& value : values) orders.push_back(std::get<AxisOrder>(value));
+  return orders;
+}
+
 std::vector<PlacedSpec> Space::orders(const PlacedSpec& placed) const {
-  std::vector<ChoiceValue> orders;
-  if (request_[Choice::mesh_order])
-    orders.push_back(placed.spec.mesh.order);
-  else
-    space_row_of(Choice::mesh_order).values({graph_, training_, placed.spec.mesh.size()}, placed.spec, orders);
   std::vector<PlacedSpec> specs;
-  for (const ChoiceValue& order : orders) {
+  for (const AxisOrder& order : orders_of(placed.spec)) {
     specs.push_back(
         {.place = placed.place + static_cast<std::int64_t>(specs.size()), .spec = placed.spec, .orders = 1});
-    specs.back().spec.mesh.order = std::get<AxisOrder>(order);
+    specs.back().spec.mesh.order = order;
   }
   return specs;
 }

@@ -65,8 +65,9 @@ class Space {
   const NamedValues& named_values() const { return named_values_; }
   std::vector<SpaceGroups> groups(const SpacePart& part);
   std::vector<PlacedSpec> specs(const SpacePart& group) const;
-  // Each of these layouts.
+  // Each of these layouts, and the orders in which they are listed.
   std::vector<PlacedSpec> orders(const PlacedSpec& placed) const;
+  std::vector<AxisOrder> orders_of(const ParallelSpec& spec) const;
 
  private:
   const OpGraph& graph_;
