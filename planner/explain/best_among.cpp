@@ -3,37 +3,34 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "planner/search/best_first.h"
 #include "planner/search/input_slots.h"
 #include "planner/search/layout_floors.h"
+#include "planner/search/open_parts.h"
 
 namespace parplan {
 
 namespace {
 
-// As the search of the whole space: layouts are opened with floors of their time; whether they fit
-// is asked, and their candidates are made, once their turn comes.
-class AmongSpecs {
+// As the search of the whole space: parts of it are looked into until single layouts are left, and
+// the candidates of these are made once their turn comes.
+class AmongLayouts {
  public:
-  AmongSpecs(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors,
-             std::span<const ParallelSpec> specs, std::optional<Score> to_beat)
-      : explained_(explained), maker_(maker), specs_(specs), floors_(floors), search_{.to_beat = to_beat} {
-    // Layouts of one size of micro-batch follow one another.
-    std::optional<std::pair<ParallelSpec, Seconds>> last;
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      ParallelSpec spec = of_micro_batch(specs[i]);
-      if (last && cluster().groups.size() == 1) spec.mesh.order = last->first.mesh.order;
-      if (!last || last->first != spec) {
-        spec.mesh.order = specs[i].mesh.order;
-        const Seconds floor = floors_.of_micro_batch(spec).time;
-        last.emplace(std::move(spec), floor);
-      }
-      const Open open = opened(i, last->second);
-      add(search_, {&open, 1});
-    }
+  AmongLayouts(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors, const Among& among,
+               std::optional<Score> to_beat)
+      : explained_(explained),
+        maker_(maker),
+        among_(among),
+        parts_(explained.graph, cluster(), explained.plan.training, among.request,
+               usual_width(explained.graph, explained.plan.training.engine, among.request), explained.objective(),
+               among.devices, floors),
+        search_{.to_beat = to_beat} {
+    add(search_, parts_.open_those({.of_degrees = among.of_degrees, .layout = among.layout}, among.devices));
   }
 
   BestAmong run() {
@@ -58,8 +55,6 @@ class AmongSpecs {
   }
 
  private:
-  static constexpr int candidate_bits = 14;
-
   NetworkCache& networks() const { return maker_.estimator().networks(); }
   const Cluster& cluster() const { return networks().cluster(); }
   RankedPlan simulated(const ParallelSpec& spec) const {
@@ -69,48 +64,31 @@ class AmongSpecs {
     return score(explained_.objective(), cluster(), spec, time, memory);
   }
 
-  // What the stages of a layout may choose from.
-  std::span<const Recompute> choices_of(const ParallelSpec& spec) const {
-    const bool may_mix = mixes() && spec.recompute == Recompute::none;
-    return may_mix ? searched_recomputes(explained_.plan.training.engine) : std::span(&spec.recompute, 1);
-  }
   bool mixes() const { return explained_.plan.training.engine.has_recompute_per_stage; }
-
-  // What LayoutFloors::of_micro_batch follows from: neither the schedule, nor what is sharded and
-  // recomputed, nor, on devices that are alike, the order of the axes.
-  static ParallelSpec of_micro_batch(const ParallelSpec& layout) {
-    ParallelSpec spec;
-    spec.mesh = layout.mesh;
-    spec.micro_batch = layout.micro_batch;
-    spec.sequence_parallel = layout.sequence_parallel;
-    spec.tp_overlap = layout.tp_overlap;
-    spec.cp_method = layout.cp_method;
-    spec.dp_method = layout.dp_method;
-    return spec;
-  }
-
-  // Layouts are numbered, and once more where the best floor is known.
-  Open opened(std::size_t number, Seconds floor) const {
-    const std::size_t i = number % specs_.size();
-    return {.bound = counted(specs_[i], floor, {}),
-            .place = static_cast<std::uint64_t>(i) << candidate_bits,
-            .part = number,
-            .mesh = &specs_[i].mesh};
+  bool is_among(std::size_t part) const {
+    return !among_.in_order || !parts_.is_layout(part) || among_.in_order(parts_.layouts(part).spec);
   }
 
   std::vector<Open> look_into(const Open& part) {
-    const bool has_best_floor = part.part >= specs_.size();
-    const std::size_t number = part.part % specs_.size();
-    const ParallelSpec& layout = specs_[number];
-    if (!has_best_floor)
-      return {opened(number + specs_.size(), std::max(floors_.of_micro_batch(of_micro_batch(layout)).time,
-                                                      floors_.time_of(layout, choices_of(layout))))};
+    const std::optional<Score> limit = score_limit(search_);
+    std::optional<std::vector<Open>> opened =
+        parts_.look_into(part.part, limit ? limit->first : std::numeric_limits<double>::infinity());
+    if (opened) {
+      std::erase_if(*opened, [&](const Open& one) { return !is_among(one.part); });
+      return *std::move(opened);
+    }
+    return candidates_of(parts_.layouts(part.part));
+  }
+
+  std::vector<Open> candidates_of(const OpenParts::Layouts& layout) {
+    MadeCandidates made = make_candidates(std::array{&maker_}, {&layout.spec, 1}, mixes());
+    if (made.smallest && (!smallest_ || made.smallest->bound.memory.peak() < smallest_->bound.memory.peak()))
+      smallest_ = std::move(made.smallest);
     std::vector<Open> opened;
-    if (!floors_.can_hold(layout, choices_of(layout))) return opened;
-    for (Candidate& one : make_candidates(std::array{&maker_}, specs_.subspan(number, 1), mixes()).fitting) {
+    for (Candidate& one : made.fitting) {
       const Candidate& candidate = candidates_.emplace_back(std::move(one));
       opened.push_back({.bound = counted(candidate.spec, candidate.bound.lower_bound, candidate.bound.memory),
-                        .place = part.place + opened.size(),
+                        .place = layout.place + opened.size(),
                         .candidate = &candidate,
                         .mesh = &candidate.spec.mesh});
     }
@@ -131,15 +109,18 @@ class AmongSpecs {
 
   // Where none fits.
   BestAmong smallest() {
-    const MadeCandidates made = make_candidates(std::array{&maker_}, specs_, mixes());
-    if (!made.smallest) return {};
-    return {.rival = rival(cluster(), maker_.with_times(made.smallest->spec))};
+    while (const std::optional<OpenParts::Layouts> layout =
+               parts_.take_smallest_left_out(smallest_ ? std::optional(smallest_->bound.memory.peak()) : std::nullopt))
+      if (!among_.in_order || among_.in_order(layout->spec)) candidates_of(*layout);
+    if (!smallest_) return {};
+    return {.rival = rival(cluster(), maker_.with_times(smallest_->spec))};
   }
 
   const ExplainedPlan& explained_;
   CandidateMaker& maker_;
-  std::span<const ParallelSpec> specs_;
-  LayoutFloors& floors_;
+  const Among& among_;
+  OpenParts parts_;
+  std::optional<Candidate> smallest_;
   std::deque<Candidate> candidates_;
   BestFirst search_;
 };
@@ -156,9 +137,9 @@ LayoutFloors floors_of(const ExplainedPlan& explained, CandidateMaker& maker) {
           maker};
 }
 
-BestAmong best_among(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors,
-                     std::span<const ParallelSpec> specs, std::optional<Score> to_beat) {
-  return AmongSpecs(explained, maker, floors, specs, to_beat).run();
+BestAmong best_among(const ExplainedPlan& explained, CandidateMaker& maker, LayoutFloors& floors, const Among& among,
+                     std::optional<Score> to_beat) {
+  return AmongLayouts(explained, maker, floors, among, to_beat).run();
 }
 
 }  // namespace parplan

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <iterator>
 #include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "planner/base/parallel_for.h"
-#include "planner/search/space.h"
+#include "planner/search/candidates.h"
 
 namespace parplan {
 namespace {
@@ -71,6 +70,18 @@ bool belongs(const LayoutFamily& family, const ParallelSpec& spec, NetworkCache&
   });
 }
 
+namespace {
+
+// Whether some layout of these degrees belongs to it.
+bool may_belong(const LayoutFamily& family, const ParallelSpec& spec) {
+  return std::ranges::all_of(all_axes, [&](Axis axis) {
+    const Degree wanted = family.degree[axis];
+    return matches(wanted, spec.mesh.degree_of(axis), wanted == inside_node);
+  });
+}
+
+}  // namespace
+
 DeviceMesh adjacent_tensor_groups(int devices, int tp) {
   return {.degree = {.dp = devices / tp, .tp = tp}, .order = {Axis::pp, Axis::dp, Axis::tp}};
 }
@@ -83,13 +94,18 @@ namespace {
 
 // `across_nodes`: takes what was searched for, where that is the family.
 FamilyBest best_of(const LayoutFamily& family, const ExplainedPlan& explained, CandidateMaker& maker,
-                   LayoutFloors& floors, std::span<const ParallelSpec> specs, std::optional<BestAmong>& across_nodes) {
+                   LayoutFloors& floors, int devices, std::optional<BestAmong>& across_nodes) {
   const Plan& plan = explained.plan;
   NetworkCache& networks = maker.estimator().networks();
   explained.say(fmt::format("best plan of: {}", family.name));
-  std::vector<ParallelSpec> own;
-  std::ranges::copy_if(specs, std::back_inserter(own),
-                       [&](const ParallelSpec& spec) { return belongs(family, spec, networks); });
+  Among own{.devices = devices,
+            .request = explained.request(),
+            .of_degrees = [&](const ParallelSpec& spec) { return may_belong(family, spec); },
+            .layout = [&](const ParallelSpec& spec) {
+              return !family.zero_stage || spec.zero_stage == *family.zero_stage;
+            },
+            .in_order = [&](const ParallelSpec& spec) { return belongs(family, spec, networks); }};
+  own.request[Choice::cp] = std::int64_t{1};  // in every family
   FamilyBest best{.family = family.name, .best = {}, .of_the_plan = belongs(family, plan.spec, networks)};
   // The results of the plan's own search count too, on any number of devices: that search simulated
   // more.
@@ -130,9 +146,6 @@ Families find_families(const ExplainedPlan& explained) {
   // One device has no families: the families are then those of all devices, which the plan leaves
   // idle.
   const int devices = plan.spec.mesh.size() > 1 ? plan.spec.mesh.size() : plan.cluster.devices();
-  LayoutRequest request = explained.request();
-  request[Choice::cp] = std::int64_t{1};  // in every family
-  const std::vector<ParallelSpec> specs = enumerate_specs(explained.graph, plan.training, devices, request);
   std::vector<const LayoutFamily*> possible;
   for (const LayoutFamily& family : layout_families())
     if (is_possible(family, devices, makers.front()->estimator().networks())) possible.push_back(&family);
@@ -141,7 +154,7 @@ Families find_families(const ExplainedPlan& explained) {
   Families families{.best = std::vector<FamilyBest>(possible.size()), .across_nodes = {}};
   parallel_for(explained.threads(), possible.size(), [&](int thread, std::size_t i) {
     families.best[i] = best_of(*possible[i], explained, *makers[static_cast<std::size_t>(thread)],
-                               floors[static_cast<std::size_t>(thread)], specs, families.across_nodes);
+                               floors[static_cast<std::size_t>(thread)], devices, families.across_nodes);
   });
   return families;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <optional>
 #include <span>
 #include <utility>
@@ -15,7 +14,6 @@
 #include "planner/program/bucket_layout.h"
 #include "planner/program/job.h"
 #include "planner/program/memory.h"
-#include "planner/search/space.h"
 
 namespace parplan {
 namespace {
@@ -73,17 +71,14 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
       is_beyond(across_nodes->rival->plan.spec.tp())) {
     found_best = *across_nodes;
   } else {
-    std::vector<ParallelSpec> specs;
-    for (int tp = inside + 1; tp <= devices; ++tp) {
-      if (!is_beyond(tp)) continue;
-      LayoutRequest layout = explained.request();
-      layout[Choice::tp] = tp;
-      std::ranges::move(enumerate_specs(explained.graph, explained.plan.training, devices, layout),
-                        std::back_inserter(specs));
-    }
     explained.say("tensor parallelism beyond a node");
     LayoutFloors floors = floors_of(explained, maker);
-    found_best = best_among(explained, maker, floors, specs);
+    found_best = best_among(explained, maker, floors,
+                            {.devices = devices,
+                             .request = explained.request(),
+                             .of_degrees = [&](const ParallelSpec& spec) { return is_beyond(spec.tp()); },
+                             .layout = {},
+                             .in_order = {}});
   }
   if (!found_best.rival) return std::nullopt;
   const Rival& best = *found_best.rival;
@@ -102,8 +97,11 @@ std::optional<Guide::BeyondNode> tensor_beyond_a_node(const ExplainedPlan& expla
 // none, the kind that lacks the smallest part of its memory.
 std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
   explained.say("one device");
-  const std::vector<ParallelSpec> specs =
-      enumerate_specs(explained.graph, explained.plan.training, 1, explained.request());
+  const Among alone_on_it{.devices = 1,
+                          .request = explained.request(),
+                          .of_degrees = [](const ParallelSpec&) { return true; },
+                          .layout = {},
+                          .in_order = {}};
   const auto rank = [&](const Guide::OneDevice& one) {
     const RankedPlan& plan = one.least.plan;
     if (one.least.fits())
@@ -123,7 +121,7 @@ std::optional<Guide::OneDevice> on_one_device(const ExplainedPlan& explained) {
     alone.groups.front().nodes = 1;
     CandidateMaker maker(explained.graph, alone, explained.plan.training, Objective::time, explained.shapes);
     LayoutFloors floors = floors_of(explained, maker);
-    BestAmong least = best_among(explained, maker, floors, specs);
+    BestAmong least = best_among(explained, maker, floors, alone_on_it);
     if (!least.rival) continue;
     Guide::OneDevice one{.cluster = std::move(alone), .least = *std::move(least.rival)};
     if (!best || rank(one) < rank(*best)) best = std::move(one);

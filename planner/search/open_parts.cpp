@@ -45,14 +45,22 @@ std::vector<Open> OpenParts::open_uncounted() {
   return open_degrees(on_enough(space_.degrees(devices, wanted)));
 }
 
+std::vector<Open> OpenParts::open_only(std::vector<SpacePart> parts, const Beyond& those) {
+  beyond_ = those;
+  std::erase_if(parts, [&](const SpacePart& one) { return !those.of_degrees(one.spec); });
+  return open_degrees(std::move(parts));
+}
+
+std::vector<Open> OpenParts::open_those(const Beyond& those, int devices) {
+  return open_only(space_.degrees(devices, Devices::exactly), those);
+}
+
 std::vector<Open> OpenParts::open_beyond(const Beyond& beyond, const OpenParts* than) {
-  beyond_ = beyond;
   if (than == nullptr) {
     const auto [devices, wanted] = devices_of(cluster_, request_, least_devices_);
-    std::vector<SpacePart> parts = on_enough(space_.degrees(devices, wanted));
-    std::erase_if(parts, [&](const SpacePart& one) { return !beyond.of_degrees(one.spec); });
-    return open_degrees(std::move(parts));
+    return open_only(on_enough(space_.degrees(devices, wanted)), beyond);
   }
+  beyond_ = beyond;
   std::vector<Open> open;
   for (const std::size_t number : than->looked_into_) {
     Part part = than->parts_[number];

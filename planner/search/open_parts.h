@@ -20,7 +20,7 @@
 
 namespace parplan {
 
-// The layouts beyond a restriction, among those of the space without it.
+// Some layouts of a space, such as those beyond a restriction, among those of the space without it.
 struct Beyond {
   std::function<bool(const ParallelSpec&)> of_degrees;  // whether some layout of these degrees is one
   // Whether one is, by its degrees, schedule, stages and ZeRO; empty: the degrees or the room
@@ -53,6 +53,8 @@ class OpenParts {
   // none are counted. `than`: a space with the same floors, whose search has looked into all that
   // may beat its best plan; empty: from the degrees on.
   std::vector<Open> open_beyond(const Beyond& beyond, const OpenParts* than);
+  // Those on exactly so many devices, likewise.
+  std::vector<Open> open_those(const Beyond& those, int devices);
   // What is open instead of a part once it has been looked into; nothing where it is a single
   // layout of which no more can be told: its candidates are next. Bounds from the score `enough` on
   // need not be close.
@@ -67,6 +69,8 @@ class OpenParts {
     std::uint64_t place = 0;
   };
   Layouts layouts(std::size_t number) const;
+  // Whether a part has come down to one layout, with its order of axes.
+  bool is_layout(std::size_t number) const { return parts_[number].step >= Step::layout; }
   std::int64_t count(std::size_t number) const { return parts_[number].space.layouts; }
   std::int64_t count_all() const { return count_all_; }
   // Where layouts are counted: Space::named_values.
@@ -130,6 +134,7 @@ class OpenParts {
 
   std::vector<SpacePart> on_enough(std::vector<SpacePart> parts) const;
   std::vector<Open> open_degrees(std::vector<SpacePart> parts);
+  std::vector<Open> open_only(std::vector<SpacePart> parts, const Beyond& those);
   Open open_part(Part part);
   Open opened(std::size_t number);
   Open open_again(std::size_t number, Step step, const Floor& floor);
