@@ -444,7 +444,7 @@ Seconds LayoutFloors::time_on_links(const ParallelSpec& spec) {
 // The blocks are on some rank each, and one rank has at least their mean, and its share of those of
 // each kind, rounded up.
 Seconds LayoutFloors::data_time(const ParallelSpec& spec) {
-  if (spec.replicas() == 1) return Seconds(0.0);
+  if (may_be_unlike() || spec.replicas() == 1) return Seconds(0.0);
   constexpr std::size_t most_kept = 1024;
   if (data_times_.size() >= most_kept) data_times_.clear();
   const auto [known, inserted] = data_times_.try_emplace(of_any_schedule(spec));
@@ -600,10 +600,9 @@ LayoutFloors::LeastLayout LayoutFloors::least_layout(const ParallelSpec& spec, s
   return {.all = work.all, .slowest = work.slowest, .transfer = transfer, .time = time * (1 - 1e-9)};
 }
 
-Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough) {
+Seconds LayoutFloors::time_of(const ParallelSpec& spec, std::span<const Recompute> choices) {
   if (may_be_unlike()) return of_devices(spec.mesh.size()).time;
-  Seconds alike = least_layout(spec, choices).time;
-  if (alike < enough) alike = std::max(alike, data_time(spec));
+  const Seconds alike = std::max(least_layout(spec, choices).time, data_time(spec));
   return may_be_unlike_in_order(spec) ? std::min(alike, time_of_unlike(spec, choices)) : alike;
 }
 

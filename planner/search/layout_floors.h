@@ -75,6 +75,8 @@ class LayoutFloors {
   Seconds data_time_of_any_order(const ParallelSpec& spec);
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
   bool may_be_unlike() const { return samples_of_ == SampleFloors::shared_by_unlike_replicas; }
+  // Whether layouts may be given such as are balanced.
+  bool balances_replicas() const { return balances_; }
   // Whether those of this layout, as far as it is chosen, may be given unlike numbers.
   bool may_be_unlike(const ParallelSpec& spec) const;
   // The same in the order of its axes, on which the devices of replicas depend.
@@ -83,9 +85,15 @@ class LayoutFloors {
   bool lacks_room(const ParallelSpec& spec);
 
   // A layout without its cut: blocks and transfers on the links that they cross, or communication
-  // over the data axis. Stages may choose between `choices` what they recompute. From `enough` on
-  // it need not be close.
-  Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices, Seconds enough = infinite);
+  // over the data axis. Stages may choose between `choices` what they recompute.
+  Seconds time_of(const ParallelSpec& spec, std::span<const Recompute> choices);
+  // The same of what is not over the data axis, for any ZeRO stage and groups of shards, of layouts
+  // whose replicas are alike.
+  Seconds time_in_any_shards(const ParallelSpec& spec, std::span<const Recompute> choices) {
+    return may_be_unlike() ? of_devices(spec.mesh.size()).time : least_layout(spec, choices).time;
+  }
+  // And the communication of the fullest rank over the data axis.
+  Seconds data_time(const ParallelSpec& spec);
   // Whether the pipeline's ranks with these choices can hold all blocks within `most` seconds for
   // each micro-batch, and within their memory, or `memory` where that is given. A layout that fits
   // can.
@@ -175,8 +183,6 @@ class LayoutFloors {
   const StagesInOrders& stages_in_any_order(const ParallelSpec& spec);
   std::vector<Seconds> times_of(const StagesInOrders& stages, const ParallelSpec& spec);
   static ParallelSpec of_any_schedule(ParallelSpec spec);
-  // The communication of the fullest rank over the data axis, at least.
-  Seconds data_time(const ParallelSpec& spec);
   // In every order of its axes.
   std::vector<ParallelSpec> orders_of(const ParallelSpec& spec) const;
   // What a stage with some choice holds.

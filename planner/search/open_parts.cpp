@@ -141,7 +141,9 @@ std::optional<std::vector<Open>> OpenParts::look_into(std::size_t number, double
     case Step::unlike_orders:
       return look_into_unlike_orders(number);
     case Step::alike_orders:
-      return look_into_alike_orders(number, enough);
+      return look_into_alike_orders(number);
+    case Step::unlike_shards:
+      return look_into_unlike_shards(number);
     case Step::any_recompute:
       return look_for_room(number);
     case Step::any_that_fits:
@@ -269,25 +271,25 @@ std::vector<Open> OpenParts::look_into_micro_batch(std::size_t number) {
   const bool by_time = objective_ != Objective::memory;
   std::vector<PlacedSpec> layouts = list_layouts(number, !are_equal() && !by_time);
   std::erase_if(layouts, [this](const PlacedSpec& placed) { return !is_open(placed.spec); });
-  const bool in_any_shards = are_equal() && by_time;
+  const bool in_any_shards = by_time && (are_equal() || !floors_.balances_replicas());
   std::vector<Open> opened;
   for (Recomputing& group : grouped(std::move(layouts), in_any_shards)) {
     Part part = parts_[number];
     part.place = place_of(number, group.front());
     const ParallelSpec& spec = group.front().spec;
     if (by_time)
-      part.floor.time = std::max(part.floor.time, in_any_shards ? floors_.time_of_any_shards(spec)
-                                                                : floors_.time_of_any_order(spec));
+      part.floor.time = std::max(part.floor.time, are_equal() ? floors_.time_of_any_shards(spec)
+                                                              : floors_.time_of_any_order(spec));
     else if (are_equal())
       part.floor.memory = std::max(part.floor.memory, floors_.memory_by_share(spec, choices_of(group)));
-    part.step = in_any_shards ? Step::any_shards : by_time ? Step::unlike_orders : Step::any_recompute;
+    part.step = !by_time ? Step::any_recompute : are_equal() ? Step::any_shards : Step::unlike_orders;
     opened.push_back(open_recomputing(std::move(part), std::move(group)));
   }
   return opened;
 }
 
 // The devices are not alike, and the objective is not memory. Layouts that differ in what they
-// recompute have the same orders.
+// recompute, or in ZeRO's groups, have the same orders.
 std::vector<Open> OpenParts::look_into_unlike_orders(std::size_t number) {
   const Recomputing& all = *parts_[number].recomputing;
   const std::vector<Seconds> times = floors_.times_in_orders(all.front().spec, space_.orders_of(all.front().spec));
@@ -306,7 +308,7 @@ std::vector<Open> OpenParts::look_into_unlike_orders(std::size_t number) {
 }
 
 // The place of the part is that of its first order.
-std::vector<Open> OpenParts::look_into_alike_orders(std::size_t number, double enough) {
+std::vector<Open> OpenParts::look_into_alike_orders(std::size_t number) {
   const Recomputing& all = *parts_[number].recomputing;
   const std::vector<AxisOrder> orders = space_.orders_of(all.front().spec);
   const std::vector<Seconds> times = floors_.times_in_orders(all.front().spec, orders);
@@ -322,10 +324,25 @@ std::vector<Open> OpenParts::look_into_alike_orders(std::size_t number, double e
       one.spec.mesh.order = orders[i];
     }
     Part part = parts_[number];
-    part.step = Step::any_recompute;
     part.place += (i - first) << candidate_bits;
     const ParallelSpec& spec = group.front().spec;
-    part.floor.time = std::max(part.floor.time, floors_.time_of(spec, choices_of(group), time_for(spec, enough)));
+    const bool in_any_shards = !floors_.balances_replicas();
+    part.step = in_any_shards ? Step::unlike_shards : Step::any_recompute;
+    part.floor.time = std::max(part.floor.time, in_any_shards ? floors_.time_in_any_shards(spec, choices_of(group))
+                                                              : floors_.time_of(spec, choices_of(group)));
+    opened.push_back(open_recomputing(std::move(part), std::move(group)));
+  }
+  return opened;
+}
+
+std::vector<Open> OpenParts::look_into_unlike_shards(std::size_t number) {
+  const Recomputing& all = *parts_[number].recomputing;
+  std::vector<Open> opened;
+  for (Recomputing& group : grouped(all, false)) {
+    Part part = parts_[number];
+    part.step = Step::any_recompute;
+    part.place += static_cast<std::uint64_t>(group.front().place - all.front().place) << candidate_bits;
+    part.floor.time = std::max(part.floor.time, floors_.data_time(group.front().spec));
     opened.push_back(open_recomputing(std::move(part), std::move(group)));
   }
   return opened;

@@ -92,6 +92,7 @@ class OpenParts {
     any_shards,            // with the floor of its schedule
     unlike_orders,         // the same on devices that are not alike, where the order of axes matters
     alike_orders,          // those of them in which kernels take as long
+    unlike_shards,         // and in one order, with the floor of its links
     any_recompute,         // and of its ZeRO stage, in groups of so many ranks
     any_that_fits,         // and of its memory
     any_order,
@@ -152,7 +153,8 @@ class OpenParts {
   std::vector<Open> look_into_micro_batch(std::size_t number);
   std::vector<Open> look_into_shards(std::size_t number);
   std::vector<Open> look_into_unlike_orders(std::size_t number);
-  std::vector<Open> look_into_alike_orders(std::size_t number, double enough);
+  std::vector<Open> look_into_alike_orders(std::size_t number);
+  std::vector<Open> look_into_unlike_shards(std::size_t number);
   std::vector<Open> look_for_room(std::size_t number);
   std::vector<Open> look_into_recomputing(std::size_t number);
   std::vector<Open> open_orders(std::size_t number);
