@@ -37,7 +37,7 @@ bool is_partial_gradient(const OpGraph& graph, const Block& block, TensorId para
   return false;
 }
 
-// Calls visit(offset in the bucket, elements) for each parameter, whose rectangles are side by side.
+// Calls visit(offset in the bucket, elements) for each parameter; its rectangles are side by side.
 template <class Visit>
 void for_each_parameter(const BucketLayout& layout, Visit visit) {
   for (std::size_t first = 0, last = 0; first < layout.parts.size(); first = last) {

@@ -99,7 +99,7 @@ WholeParameters gather(Lowering& lowering, int block, std::size_t turning) {
 // Under engines with gathers_again: for the backward behind a recomputed forward.
 void gather_again(Lowering& lowering, int block, const WholeParameters& whole) {
   if (!lowering.job.training.engine.gathers_again || !lowering.shards_of(block).parameters ||
-      lowering.job.layout.of_block(block).recompute != Recompute::full)
+      lowering.job.layout.of_block(block).recompute != Recompute::full || !may_recompute(lowering.graph.blocks[block]))
     return;
   if (whole.own) gather_into(lowering, lowering.bucket_index(block), *whole.own);
   if (whole.frozen) gather_into(lowering, *lowering.frozen_buckets[block], *whole.frozen);

@@ -258,13 +258,14 @@ void gather_in_place(Lowering& lowering, std::size_t index) {
                    {bucket.parameters, 0, bucket.elements * size_of(type), Access::write}}});
 }
 
-// Under engines with persists_below: the small parameters of a bucket, into where it is gathered.
-// They count as its last ones.
+// Under engines with persists_below: the small parameters of a block's bucket that were updated,
+// into where it is gathered. They count as its last ones.
 void gather_persistent(Lowering& lowering, std::size_t index) {
   const Bucket& bucket = lowering.program.buckets[index];
   const RankBucket& of = lowering.rank_buckets[index];
   const Engine& engine = lowering.job.training.engine;
-  if (!of.shards.parameters || of.homes.parameters != Home::device || lowering.gathered.empty() ||
+  if (of.frozen || of.tied || !of.shards.parameters || of.homes.parameters != Home::device ||
+      lowering.gathered.empty() ||
       gather_unit(lowering.job, of.blocks.front()) != GatherUnit::parameter)
     return;
   const SmallParameters small = small_parameters(of.layout, engine.persists_below);

@@ -1,6 +1,7 @@
 #include "planner/simulator/block_shapes.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "planner/program/bucket_layout.h"
@@ -10,10 +11,17 @@ namespace parplan {
 namespace {
 
 BucketElements elements_of(const BucketLayout& layout, const std::vector<TensorId>& parameters, std::int64_t least) {
-  BucketElements elements{.all = layout.elements, .of_parameters = {}};
+  BucketElements elements{.all = layout.elements, .of_parameters = {}, .begins_unit = {}};
   if (parameters.empty()) return elements;
-  for (const BucketUnit& unit : bucket_units(layout, layout.elements, GatherUnit::parameter, 1, 0, least))
-    elements.of_parameters.push_back(unit.range.size());
+  const auto units_of = [&](std::int64_t of_at_least) {
+    return bucket_units(layout, layout.elements, GatherUnit::parameter, 1, 0, of_at_least);
+  };
+  std::set<std::int64_t> begins;
+  for (const BucketUnit& unit : units_of(least)) begins.insert(unit.range.begin);
+  for (const BucketUnit& parameter : units_of(0)) {
+    elements.of_parameters.push_back(parameter.range.size());
+    elements.begins_unit.push_back(begins.contains(parameter.range.begin) ? 1 : 0);
+  }
   return elements;
 }
 
