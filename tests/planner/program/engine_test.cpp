@@ -711,7 +711,7 @@ TEST_CASE("an engine that gathers by lists of shards fills, gathers and copies e
 
 TEST_CASE("parameters of few elements persist, and are gathered once a step") {
   Engine all{.name = "other", .lists_shards = true}, large = all;
-  large.persists_below = 1000;
+  large.persists_below = 100;
   large.host_per_persistent_shard = Seconds(14);
   const Program by_one = small_step(all, DataType::bf16, 3, 0), program = small_step(large, DataType::bf16, 3, 0);
   CHECK(calls_named(by_one, "persistent") == 0);
@@ -731,7 +731,7 @@ TEST_CASE("parameters of few elements persist, and are gathered once a step") {
     std::map<TensorId, std::int64_t> elements;
     for (const ParameterPart& part : program.parameters)
       if (part.bucket == static_cast<int>(b)) elements[part.tensor] += part.rows * part.columns;
-    with_small += std::ranges::any_of(elements, [](const auto& one) { return one.second < 1000; }) ? 1 : 0;
+    with_small += std::ranges::any_of(elements, [](const auto& one) { return one.second < 100; }) ? 1 : 0;
   }
   CHECK(fewer > 0);
   // A gather and a copy of them for each such bucket, behind all updates.
