@@ -106,6 +106,22 @@ struct Engine {
   bool makes_gradients_late = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
+  // Where parameters are sharded, they are gathered into lists of one tensor a rank: a flat tensor
+  // is filled, a list made of it, and what is gathered into another copied to it rank by rank.
+  // Gradients are divided by the number of ranks, and copied so before they are scattered. The host
+  // awaits all work before a gather and behind it.
+  bool lists_shards = false;
+  // What the host takes for each rank's shard: to put it into the list, to submit its copy, and
+  // where parameters persist, to take it from what is gathered behind the update.
+  Seconds host_per_listed_shard{};
+  Seconds host_per_copied_shard{};
+  Seconds host_per_persistent_shard{};
+  // Where each parameter is gathered by itself, those of fewer elements persist: they are gathered
+  // once a step, behind the update, all of a block together, and are not counted in memory. Within
+  // a block they go with a larger parameter, of which they are a small part.
+  int persists_below = 0;
+  // Parameters that are gathered for a recomputed forward are gathered again for the backward.
+  bool gathers_again = false;
   // Where parameters are sharded, gathers may run so many blocks further ahead than the plan says:
   // in forwards, and in backwards.
   int gathers_further_forward = 0;

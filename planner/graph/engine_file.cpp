@@ -12,7 +12,7 @@
 namespace parplan {
 namespace {
 
-constexpr int most_multiple = 1 << 20, most_further = 64;
+constexpr int most_multiple = 1 << 20, most_further = 64, most_elements = 1 << 30;
 
 constexpr std::array facts = {
     EngineFact{"fused_attention", "attention is one kernel that never writes its scores", &Engine::fused_attention},
@@ -80,6 +80,18 @@ constexpr std::array facts = {
                &Engine::gathers_further_forward, 0, most_further},
     EngineFact{"gathers_further_backward", "blocks that gathers of a backward run further ahead than the plan says",
                &Engine::gathers_further_backward, 0, most_further},
+    EngineFact{"lists_shards", "parameters and gradients are gathered and scattered by lists of one tensor a rank",
+               &Engine::lists_shards},
+    EngineFact{"host_per_listed_shard", "the host's time to put a rank's shard into such a list",
+               &Engine::host_per_listed_shard},
+    EngineFact{"host_per_copied_shard", "the host's time to submit the copy of a rank's shard",
+               &Engine::host_per_copied_shard},
+    EngineFact{"host_per_persistent_shard", "the host's time to take a rank's shard of a parameter that persists",
+               &Engine::host_per_persistent_shard},
+    EngineFact{"persists_below", "parameters of fewer elements are gathered once a step", &Engine::persists_below, 0,
+               most_elements},
+    EngineFact{"gathers_again", "a recomputed block's parameters are gathered again for its backward",
+               &Engine::gathers_again},
     EngineFact{"casts_shards", "shards of parameters are held in fp32 alone, and cast as they are gathered",
                &Engine::casts_shards},
     EngineFact{"vocabulary_multiple", "what a rank's rows of the vocabulary are padded to a multiple of",

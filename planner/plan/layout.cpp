@@ -23,9 +23,9 @@ int Layout::stage_of_block(int block) const {
   return static_cast<int>(stage - stages.begin());
 }
 
-GatherUnit gather_unit(const Layout& layout, int block) {
+GatherUnit gather_unit(const Layout& layout, int block, GatherUnit wanted) {
   const DataShards shards = data_shards(layout.of_block(block));
-  return shards.parameters && shards.gradients && shards.optimizer ? layout.gather_unit : GatherUnit::block;
+  return shards.parameters && shards.gradients && shards.optimizer ? wanted : GatherUnit::block;
 }
 
 StateHomes state_homes(const ParallelSpec& spec) {

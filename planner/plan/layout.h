@@ -72,8 +72,9 @@ StateHomes state_homes(const ParallelSpec& spec);
 // One block under the recipe. `recompute` is not per_stage.
 BlockLayout block_layout(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
 
-// What is gathered at once of a block's parameters. What of it is whole on each rank is one piece.
-GatherUnit gather_unit(const Layout& layout, int block);
+// What is gathered at once of a block's parameters: `wanted` where they are shards. What of it is
+// whole on each rank is one piece.
+GatherUnit gather_unit(const Layout& layout, int block, GatherUnit wanted);
 
 // The number of micro-batches that a data-parallel rank, at this coordinate of its axis, runs in a
 // step, of the size that all blocks have.

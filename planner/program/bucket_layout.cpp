@@ -37,18 +37,45 @@ bool is_partial_gradient(const OpGraph& graph, const Block& block, TensorId para
   return false;
 }
 
+// Calls visit(offset in the bucket, elements) for each parameter; its rectangles are side by side.
+template <class Visit>
+void for_each_parameter(const BucketLayout& layout, Visit visit) {
+  for (std::size_t first = 0, last = 0; first < layout.parts.size(); first = last) {
+    std::int64_t elements = 0;
+    for (; last < layout.parts.size() && layout.parts[last].tensor == layout.parts[first].tensor; ++last)
+      elements += layout.parts[last].rows * layout.parts[last].columns;
+    visit(layout.parts[first].bucket_offset, elements);
+  }
+}
+
 }  // namespace
 
+SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least) {
+  SmallParameters small;
+  for_each_parameter(layout, [&](std::int64_t, std::int64_t elements) {
+    if (elements >= least) return;
+    ++small.count;
+    small.elements += elements;
+  });
+  return small;
+}
+
 std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
-                                     int place) {
+                                     int place, std::int64_t least) {
   std::vector<BucketUnit> units;
-  if (unit == GatherUnit::parameter)
-    for (const ParameterPart& part : layout.parts) {
-      const bool continues = &part != layout.parts.data() && (&part - 1)->tensor == part.tensor;
-      if (continues) continue;
-      if (!units.empty()) units.back().range.end = part.bucket_offset;
-      units.push_back({.range = {part.bucket_offset, elements}, .own = {}});
-    }
+  if (unit == GatherUnit::parameter) {
+    bool takes_next = false;  // since the unit so far is of small parameters alone
+    for_each_parameter(layout, [&](std::int64_t offset, std::int64_t of) {
+      const bool is_small = of < least;
+      if (units.empty() || (!is_small && !takes_next)) {
+        if (!units.empty()) units.back().range.end = offset;
+        units.push_back({.range = {offset, elements}, .own = {}});
+        takes_next = is_small;
+      } else if (!is_small) {
+        takes_next = false;
+      }
+    });
+  }
   if (units.empty()) units.push_back({.range = {0, elements}, .own = {}});
   std::int64_t at = 0;
   for (BucketUnit& of : units) {

@@ -40,9 +40,15 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
                            const BlockContext& context);
 
 // The units of a bucket of `elements`, which ranks share out, this one in the place `place` of so
-// many: one, or one for each parameter.
+// many: one, or one for each parameter. One of fewer elements than `least` goes with that before
+// it, or with the next where it is the first.
 std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
-                                     int place);
+                                     int place, std::int64_t least);
+// The parameters of fewer elements than `least`, and the elements of all of them.
+struct SmallParameters {
+  std::int64_t count = 0, elements = 0;
+};
+SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least);
 
 // The parts of a rank's shard whose run holds, as long as possible each, in elements from the start
 // of the shard. What is behind the last run is padding, which is neither decaying nor replicated

@@ -45,6 +45,16 @@ std::vector<Instruction> flatten_gradients(std::int64_t elements, const Training
   return {flat_kernel(OpKind::copy, elements, Stream::compute, Label::compute, training.precision), widen};
 }
 
+Instruction fill_gathered(std::int64_t elements, const TrainingSpec& training) {
+  return flat_kernel(OpKind::fill_zero, elements, Stream::dp, Label::dp, in_memory(training.precision));
+}
+
+Instruction copy_shards(std::int64_t elements, DataType type, Seconds host) {
+  Instruction copy = flat_kernel(OpKind::copy, elements, Stream::dp, Label::dp, type);
+  copy.submission = host;
+  return copy;
+}
+
 bool leaves_half_gradients(const TrainingSpec& training) {
   const Engine& engine = training.engine;
   return is_half(training.precision) && (engine.half_gradients || !engine.fused_accumulation ||

@@ -36,6 +36,12 @@ Instruction copy_to(Home home, DataType type);
 // (Engine::flattens_gradients, widens_gradients).
 std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training);
 
+// Engines with lists_shards: what goes around a gather, and before a reduce-scatter, of so many
+// elements, on the stream of the data axis.
+Instruction fill_gathered(std::int64_t elements, const TrainingSpec& training);
+// `host`: to submit the copies of all ranks' shards.
+Instruction copy_shards(std::int64_t elements, DataType type, Seconds host);
+
 // Whether products leave the gradients of weights in half precision, for other kernels to sum. So
 // they do under engines that copy sharded ones.
 bool leaves_half_gradients(const TrainingSpec& training);

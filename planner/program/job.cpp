@@ -47,13 +47,18 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .master_computes_loss = training.engine.master_computes_loss};
 }
 
+GatherUnit gather_unit(const Job& job, int block) {
+  const bool by_parameter = job.training.engine.lists_shards;
+  return gather_unit(job.layout, block, by_parameter ? GatherUnit::parameter : job.layout.gather_unit);
+}
+
 BlockContext block_context(const Job& job, int block, const Coordinates& at) {
   BlockContext context =
       block_context(job.layout.of_block(block), job.layout.entering(block), at, job.training, job.backend, job.fuse);
   context.loss_weight =
       1.0 / (static_cast<double>(job.training.global_batch) * static_cast<double>(targets_of_sample(*job.graph)));
   // Each parameter is shared out by itself.
-  if (gather_unit(job.layout, block) == GatherUnit::parameter)
+  if (gather_unit(job, block) == GatherUnit::parameter)
     context.bucket_alignment *= job.layout.mesh.shard_ranks();
   return context;
 }

@@ -25,6 +25,9 @@ struct Job {
 // What the ranks of the cluster do, with its backend and the memory that libraries take.
 Job job_of(const OpGraph& graph, const Cluster& cluster, TrainingSpec training, const ParallelSpec& spec,
            const Placements& placements, Schedule schedule);
+// What is gathered at once of a block (layout.h); each parameter by itself under engines with
+// lists_shards.
+GatherUnit gather_unit(const Job& job, int block);
 // What a rank at `at` does with a block.
 BlockContext block_context(const Job& job, int block, const Coordinates& at);
 

@@ -242,6 +242,9 @@ struct Instruction {
   EventIds waits;  // events of this segment
   std::optional<int> records;
   std::string name;  // the forward op's name within its block, for reports
+  // What the host takes to submit it beyond Engine::host_per_op: before a collective, and beside a
+  // kernel that it submits in pieces. The runtime does not know of it.
+  Seconds submission{};
   bool operator==(const Instruction&) const = default;
 };
 

@@ -32,8 +32,8 @@ std::vector<RankBucket> rank_buckets(const Job& job, const std::vector<int>& sta
     bucket.shard_ranks = job.layout.mesh.shard_ranks();
     bucket.elements = padded_elements(bucket.layout.elements, bucket.shard_ranks, job.training);
     const int ranks = bucket.shards.optimizer ? bucket.shard_ranks : 1;
-    bucket.units = bucket_units(bucket.layout, bucket.elements, gather_unit(job.layout, block), ranks,
-                                replica_rank(job.layout.mesh, at) % ranks);
+    bucket.units = bucket_units(bucket.layout, bucket.elements, gather_unit(job, block), ranks,
+                                replica_rank(job.layout.mesh, at) % ranks, job.training.engine.persists_below);
     bucket.shard_elements = bucket.elements / ranks;
     if (job.layout.has_master() && at.dp > 0) {
       bucket.shard_elements = 0;

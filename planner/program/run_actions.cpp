@@ -2,6 +2,8 @@
 #include <deque>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -16,6 +18,12 @@ namespace {
 
 // Parameters --------------------------------------------------------------------------------------
 
+// What an accelerator's host takes for the shards of all ranks, each as the engine says.
+Seconds host_of_shards(const Lowering& lowering, Seconds Engine::*of_each) {
+  if (!is_accelerator(lowering.job.backend)) return {};
+  return lowering.job.training.engine.*of_each * static_cast<double>(lowering.job.layout.mesh.shard_ranks());
+}
+
 // Into the whole, unit by unit: this rank's shard, where it is not on the device, and the others'.
 void gather_into(Lowering& lowering, int index, int whole) {
   const Bucket& bucket = lowering.program.buckets[index];
@@ -26,22 +34,44 @@ void gather_into(Lowering& lowering, int index, int whole) {
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
   constexpr const char* title = "data.all_gather.parameters";
-  const auto gather_units = [&]() -> Call& {
-    const std::vector<Instruction> gathers(
-        bucket.units.size(),
-        communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type));
+  const bool lists = lowering.job.training.engine.lists_shards;
+  const auto gather_units = [&](std::span<const BucketUnit> units) -> Call& {
+    std::vector<Instruction> instructions;
     std::vector<std::vector<Piece>> pieces;
-    for (const auto& [range, own] : bucket.units)
-      pieces.push_back({{is_brought ? whole : bucket.parameters, (is_brought ? own.range.begin : own.at) * element,
-                         own.range.size() * element, Access::read},
-                        {whole, range.begin * element, range.size() * element, Access::write}});
-    return call_on_pieces(lowering, title, Stream::dp, gathers, pieces);
+    const auto add = [&](Instruction instruction, std::vector<Piece> on) {
+      instructions.push_back(std::move(instruction));
+      pieces.push_back(std::move(on));
+    };
+    for (const auto& [range, own] : units) {
+      const auto all = [&](Access access) {
+        return Piece{whole, range.begin * element, range.size() * element, access};
+      };
+      if (lists) add(fill_gathered(range.size(), lowering.job.training), {all(Access::write)});
+      Instruction gather =
+          communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type);
+      if (lists) gather.submission = host_of_shards(lowering, &Engine::host_per_listed_shard);
+      add(std::move(gather), {{is_brought ? whole : bucket.parameters,
+                               (is_brought ? own.range.begin : own.at) * element, own.range.size() * element,
+                               Access::read},
+                              all(Access::write)});
+      if (lists)
+        add(copy_shards(range.size(), type, host_of_shards(lowering, &Engine::host_per_copied_shard)),
+            {all(Access::update)});
+    }
+    return call_on_pieces(lowering, title, Stream::dp, std::move(instructions), pieces);
   };
-  const PiecesKey key(title, lowering.like_units[index], is_brought ? 1 : 0, 0);
-  if (is_brought)
-    call_again(lowering, key, {whole}, {}, gather_units);
-  else
-    call_again(lowering, key, {bucket.parameters, whole}, {}, gather_units);
+  // The host awaits each before it makes the list of the next.
+  const std::size_t together = lists ? 1 : bucket.units.size();
+  for (std::size_t first = 0; first < bucket.units.size(); first += together) {
+    const PiecesKey key(title, lowering.like_units[index], is_brought ? 1 : 0, static_cast<std::int64_t>(first));
+    const auto make = [&]() -> Call& { return gather_units(std::span(bucket.units).subspan(first, together)); };
+    if (is_brought)
+      call_again(lowering, key, {whole}, {}, make);
+    else if (lists)
+      call_again(lowering, key, {whole, bucket.parameters}, {}, make);
+    else
+      call_again(lowering, key, {bucket.parameters, whole}, {}, make);
+  }
 }
 
 // The buffers in which the parameters of a block are whole.
@@ -64,6 +94,15 @@ WholeParameters gather(Lowering& lowering, int block, std::size_t turning) {
   if (const std::optional<int> frozen = lowering.frozen_buckets[block])
     whole.frozen = gather_bucket(*frozen, lowering.gathered_frozen, lowering.frozen_gathers);
   return whole;
+}
+
+// Under engines with gathers_again: for the backward behind a recomputed forward.
+void gather_again(Lowering& lowering, int block, const WholeParameters& whole) {
+  if (!lowering.job.training.engine.gathers_again || !lowering.shards_of(block).parameters ||
+      lowering.job.layout.of_block(block).recompute != Recompute::full || !may_recompute(lowering.graph.blocks[block]))
+    return;
+  if (whole.own) gather_into(lowering, lowering.bucket_index(block), *whole.own);
+  if (whole.frozen) gather_into(lowering, *lowering.frozen_buckets[block], *whole.frozen);
 }
 
 bool are_brought(const Lowering& lowering, int block) {
@@ -97,7 +136,10 @@ void visit_blocks(Lowering& lowering, const std::vector<int>& blocks, Phase phas
   std::size_t gathered = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     for (; gathered < blocks.size() && gathered <= i + ahead; ++gathered)
-      if (are_brought(lowering, blocks[gathered])) ready.push_back(gather(lowering, blocks[gathered], turning));
+      if (are_brought(lowering, blocks[gathered])) {
+        ready.push_back(gather(lowering, blocks[gathered], turning));
+        if (phase == Phase::backward) gather_again(lowering, blocks[gathered], ready.back());
+      }
     const int block = blocks[i];
     const std::optional<int> tied = lowering.tied_bucket_of(block), frozen = lowering.frozen_buckets[block];
     const auto held = [&](std::optional<int> bucket) {
@@ -224,6 +266,14 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
                std::vector<Instruction> instructions;
                std::vector<std::vector<Piece>> pieces;
                for (const auto& [range, own] : bucket.units) {
+                 if (lowering.job.training.engine.lists_shards) {
+                   // The division, and the copies, which the host submits beside the backward.
+                   const Instruction copy =
+                       copy_shards(range.size(), reduced_type(lowering.job.training), Seconds(0.0));
+                   instructions.insert(instructions.end(), {copy, copy});
+                   pieces.insert(pieces.end(), 2,
+                                 {{unreduced, range.begin * sent, range.size() * sent, Access::update}});
+                 }
                  instructions.push_back(communication(gradient_reduction(shards, lowering.job.training),
                                                       data_group(mesh, shards), Stream::dp,
                                                       reduced_type(lowering.job.training)));

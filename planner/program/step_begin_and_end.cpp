@@ -258,6 +258,35 @@ void gather_in_place(Lowering& lowering, std::size_t index) {
                    {bucket.parameters, 0, bucket.elements * size_of(type), Access::write}}});
 }
 
+// Under engines with persists_below: the small parameters of a block's bucket that were updated,
+// into where it is gathered. They count as its last ones.
+void gather_persistent(Lowering& lowering, std::size_t index) {
+  const Bucket& bucket = lowering.program.buckets[index];
+  const RankBucket& of = lowering.rank_buckets[index];
+  const Engine& engine = lowering.job.training.engine;
+  if (of.frozen || of.tied || !of.shards.parameters || of.homes.parameters != Home::device ||
+      lowering.gathered.empty() ||
+      gather_unit(lowering.job, of.blocks.front()) != GatherUnit::parameter)
+    return;
+  const SmallParameters small = small_parameters(of.layout, engine.persists_below);
+  if (small.count == 0) return;
+  const DataType type = in_memory(lowering.job.training.precision);
+  const std::int64_t element = size_of(type), ranks = of.shard_ranks;
+  const std::int64_t own = std::min(ceil_div(small.elements, ranks), bucket.shard_elements);
+  const int whole = lowering.gathered.front();
+  const Piece all{whole, (bucket.elements - own * ranks) * element, own * ranks * element, Access::write};
+  const Seconds host =
+      is_accelerator(lowering.job.backend)
+          ? engine.host_per_persistent_shard * static_cast<double>(small.count * ranks)
+          : Seconds(0.0);
+  call_on_pieces(lowering, "data.all_gather.persistent_parameters", Stream::dp,
+                 {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type),
+                  copy_shards(own * ranks, type, host)},
+                 {{{bucket.parameters, (bucket.shard_elements - own) * element, own * element, Access::read}, all},
+                  {{all.buffer, all.offset, all.bytes, Access::update}}},
+                 {whole});
+}
+
 // Sums the loss over the axes whose ranks have computed it from different tokens: those of the
 // context axis are in the data axis's group.
 void reduce_loss(Lowering& lowering) {
@@ -341,6 +370,8 @@ void end_step(Lowering& lowering) {
     if (!shares(i)) copy_updated_parameters(lowering, static_cast<int>(i));
   if (program.loss_scale_buffer && !lowering.is_replica()) update_loss_scale(lowering);
   for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_in_place(lowering, i);
+  if (lowering.job.training.engine.persists_below > 0)
+    for (std::size_t i = 0; i < program.buckets.size(); ++i) gather_persistent(lowering, i);
   if (program.loss_buffer) reduce_loss(lowering);
   program.tasks.push_back({std::nullopt, first, lowering.next_call()});
 }

@@ -1,6 +1,7 @@
 #include "planner/simulator/block_shapes.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "planner/program/bucket_layout.h"
@@ -9,27 +10,35 @@
 namespace parplan {
 namespace {
 
-BucketElements elements_of(const BucketLayout& layout, const std::vector<TensorId>& parameters) {
-  BucketElements elements{.all = layout.elements, .of_parameters = {}};
+BucketElements elements_of(const BucketLayout& layout, const std::vector<TensorId>& parameters, std::int64_t least) {
+  BucketElements elements{.all = layout.elements, .of_parameters = {}, .begins_unit = {}};
   if (parameters.empty()) return elements;
-  for (const BucketUnit& unit : bucket_units(layout, layout.elements, GatherUnit::parameter, 1, 0))
-    elements.of_parameters.push_back(unit.range.size());
+  const auto units_of = [&](std::int64_t of_at_least) {
+    return bucket_units(layout, layout.elements, GatherUnit::parameter, 1, 0, of_at_least);
+  };
+  std::set<std::int64_t> begins;
+  for (const BucketUnit& unit : units_of(least)) begins.insert(unit.range.begin);
+  for (const BucketUnit& parameter : units_of(0)) {
+    elements.of_parameters.push_back(parameter.range.size());
+    elements.begins_unit.push_back(begins.contains(parameter.range.begin) ? 1 : 0);
+  }
   return elements;
 }
 
-BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
+// `least`: Engine::persists_below.
+BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context, std::int64_t least) {
   BlockShapes shapes;
   for (const int first : graph.kinds) {
     const Block& block = graph.blocks[first];
     const BlockParameters parameters = block_parameters(graph, block);
     if (parameters.tied && shapes.tied_elements.all == 0) {
       const std::vector<TensorId> tied{*parameters.tied};
-      shapes.tied_elements = elements_of(bucket_layout(graph, block, tied, context), tied);
+      shapes.tied_elements = elements_of(bucket_layout(graph, block, tied, context), tied, least);
       shapes.tied_is_frozen = graph.tensors[*parameters.tied].frozen;
     }
     shapes.kinds.push_back(lower_block(graph, first, context));
     const BucketLayout own = bucket_layout(graph, block, parameters.own, context);
-    shapes.own_elements.push_back(elements_of(own, parameters.own));
+    shapes.own_elements.push_back(elements_of(own, parameters.own, least));
     shapes.matrix_elements.push_back(own.matrix_elements);
     std::vector<Instruction>& kernels = shapes.orthogonalizations.emplace_back();
     std::int64_t& scratch = shapes.orthogonalization_scratch.emplace_back();
@@ -40,7 +49,7 @@ BlockShapes shapes_of(const OpGraph& graph, const BlockContext& context) {
       scratch = std::max(scratch, work.scratch_bytes);
     }
     shapes.frozen_elements.push_back(
-        elements_of(bucket_layout(graph, block, parameters.frozen, context), parameters.frozen));
+        elements_of(bucket_layout(graph, block, parameters.frozen, context), parameters.frozen, least));
   }
   return shapes;
 }
@@ -87,7 +96,8 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
   context.scratch_apart = purpose != LoweredFor::runs;
   if (purpose == LoweredFor::floors_unfused) context.fusions = {.norms = false, .activations = false};
   auto made =
-      std::make_shared<const BlockShapes>(other ? shapes_of(graph, context, *other) : shapes_of(graph, context));
+      std::make_shared<const BlockShapes>(other ? shapes_of(graph, context, *other)
+                                                : shapes_of(graph, context, training.engine.persists_below));
   const std::scoped_lock lock(mutex_);
   return place_of(key) = std::move(made);
 }

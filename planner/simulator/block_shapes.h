@@ -20,6 +20,7 @@ namespace parplan {
 struct BucketElements {
   std::int64_t all = 0;
   std::vector<std::int64_t> of_parameters;
+  std::vector<char> begins_unit;  // of each: whether it is not gathered with the one before it
 };
 
 // The blocks of a model, lowered under one way of cutting them.

@@ -17,9 +17,18 @@ namespace parplan {
 template <class Visit>
 void for_each_unit(const BucketElements& bucket, const ParallelSpec& spec, const TrainingSpec& training, Visit visit) {
   if (bucket.all == 0) return;
-  if (spec.gather_unit == GatherUnit::block) return visit(padded_elements(bucket.all, spec.shard_ranks(), training));
-  for (const std::int64_t elements : bucket.of_parameters)
-    visit(padded_elements(elements, spec.shard_ranks(), training));
+  const bool by_parameter =
+      spec.gather_unit == GatherUnit::parameter || (training.engine.lists_shards && gathers_parameters(spec));
+  if (!by_parameter) return visit(padded_elements(bucket.all, spec.shard_ranks(), training));
+  std::int64_t unit = 0;
+  for (std::size_t i = 0; i < bucket.of_parameters.size(); ++i) {
+    if (i > 0 && bucket.begins_unit[i] != 0) {
+      visit(unit);
+      unit = 0;
+    }
+    unit += padded_elements(bucket.of_parameters[i], spec.shard_ranks(), training);
+  }
+  visit(unit);
 }
 
 // Elements of a bucket.

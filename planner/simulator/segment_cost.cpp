@@ -38,7 +38,8 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
   std::array<std::optional<int>, stream_count> last_on;
   std::vector<InFlight> in_flight;
   costed.instructions.reserve(segment.instructions.size());
-  double ops = 0.0;  // that the host has submitted
+  double ops = 0.0;   // that the host has submitted
+  Seconds submission;  // of them, beyond what each op takes
   for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
     const Instruction& instruction = segment.instructions[i];
     const bool posted = execution.is_posted(instruction);
@@ -47,12 +48,16 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
     const bool meets_nobody = instruction.group.axis != Axis::pp;
     const double own = submissions(instruction, lists_updates);
     ops += own;
+    submission += instruction.submission;
     const Seconds duration = posted && meets_nobody ? Seconds() : duration_of(instruction);
     // The last of its kernels, which is taken for as long as each, runs behind the host.
-    const Seconds before_last = own > 1.0 ? std::min(duration, host_per_op * own) * ((own - 1.0) / own) : Seconds();
+    Seconds before_last = own > 1.0 ? std::min(duration, host_per_op * own) * ((own - 1.0) / own) : Seconds();
+    // Likewise the pieces of a kernel, of which there are many.
+    if (instruction.kind == InstructionKind::kernel)
+      before_last += std::min(duration - before_last, instruction.submission);
     CostedInstruction one{
         .duration = duration,
-        .submitted = host_per_op * ops - before_last,
+        .submitted = host_per_op * ops + submission - before_last,
         .stream = execution.stream_of(instruction.stream),
         .waits = {},
         .work = {.computes = instruction.kind == InstructionKind::kernel, .label = instruction.label}};

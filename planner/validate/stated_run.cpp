@@ -71,6 +71,7 @@ constexpr std::array engine_rows = {
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
     EngineRow{"torchtitan", "llama3_h100_202412", "torchtitan-eager-2024", "eager"},
     EngineRow{"torchtitan", "llama3_h100_202412", "torchtitan-2024"},
+    EngineRow{"deepspeed", "arXiv 2104.04473", "deepspeed-2021"},
     EngineRow{"torch", "", "ddp"},
     EngineRow{"torch-dp", "", "data-parallel"},
     EngineRow{"llm.c", "", "llm-c"},

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/families.h"
@@ -663,6 +665,106 @@ TEST_CASE("sharded gradients are flattened, and gathered parameters copied, once
     CHECK(kernels(copies, DataType::bf16, zero, "parameters.copy") == 0);
   }
   CHECK(kernels(copies, DataType::fp32, 3, "gradients.flatten") == 0);  // what a backward leaves is reduced as it is
+}
+
+TEST_CASE("an engine that gathers by lists of shards fills, gathers and copies each parameter in a call of its own") {
+  Engine lists{.name = "other", .lists_shards = true};
+  lists.host_per_listed_shard = Seconds(2);
+  lists.host_per_copied_shard = Seconds(8);
+  const Program plain = small_step({.name = "other"}, DataType::bf16, 3, 0),
+                program = small_step(lists, DataType::bf16, 3, 0);
+  // Four micro-batches, forward and backward; the ranks of the data axis are two.
+  int parameters = 0, gathers = 0, reductions = 0;
+  for (const Bucket& bucket : program.buckets) parameters += static_cast<int>(bucket.units.size());
+  for (const Bucket& bucket : plain.buckets) CHECK(bucket.units.size() == 1);
+  CHECK(parameters > static_cast<int>(program.buckets.size()));
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment];
+    const std::vector<Instruction>& all = segment.instructions;
+    if (segment.name == "data.all_gather.parameters") {
+      ++gathers;
+      REQUIRE(all.size() == 3);
+      CHECK(all[0].op == OpKind::fill_zero);
+      CHECK(all[1].kind == InstructionKind::all_gather);
+      CHECK(all[2].op == OpKind::copy);
+      CHECK(all[0].submission == Seconds(0));
+      CHECK(all[1].submission == Seconds(2 * 2));
+      CHECK(all[2].submission == Seconds(2 * 8));
+      CHECK(all[0].shape.rows == all[2].shape.rows);
+      CHECK(all[1].operands.back().bytes == 2 * all[0].shape.rows);
+    }
+    if (segment.name != "data.reduce_scatter.gradients") continue;
+    REQUIRE(all.size() % 4 == 0);
+    reductions += static_cast<int>(all.size() / 4);
+    for (std::size_t i = 0; i < all.size(); i += 4) {
+      CHECK(all[i].op == OpKind::copy);
+      CHECK(all[i + 1] == all[i]);
+      CHECK(all[i + 2].kind == InstructionKind::reduce_scatter);
+    }
+  }
+  CHECK(gathers == 4 * 2 * parameters);
+  CHECK(reductions == 4 * parameters);
+  // Below ZeRO-3 no parameter is a shard.
+  CHECK(calls_named(small_step(lists, DataType::bf16, 2, 0), "data.all_gather.parameters") ==
+        calls_named(small_step({.name = "other"}, DataType::bf16, 2, 0), "data.all_gather.parameters"));
+}
+
+TEST_CASE("parameters of few elements persist, and are gathered once a step") {
+  Engine all{.name = "other", .lists_shards = true}, large = all;
+  large.persists_below = 100;
+  large.host_per_persistent_shard = Seconds(14);
+  const Program by_one = small_step(all, DataType::bf16, 3, 0), program = small_step(large, DataType::bf16, 3, 0);
+  CHECK(calls_named(by_one, "persistent") == 0);
+  REQUIRE(by_one.buckets.size() == program.buckets.size());
+  int with_small = 0, fewer = 0;
+  for (std::size_t b = 0; b < program.buckets.size(); ++b) {
+    const std::vector<BucketUnit>&units = program.buckets[b].units, &apart = by_one.buckets[b].units;
+    std::int64_t end = 0;
+    for (const BucketUnit& unit : units) {
+      CHECK(unit.range.begin == end);
+      end = unit.range.end;
+      CHECK((unit.range.size() >= large.persists_below || units.size() == 1));
+    }
+    CHECK(end == program.buckets[b].elements);
+    CHECK(units.size() <= apart.size());
+    fewer += units.size() < apart.size() ? 1 : 0;
+    std::map<TensorId, std::int64_t> elements;
+    for (const ParameterPart& part : program.parameters)
+      if (part.bucket == static_cast<int>(b)) elements[part.tensor] += part.rows * part.columns;
+    with_small += std::ranges::any_of(elements, [](const auto& one) { return one.second < 100; }) ? 1 : 0;
+  }
+  CHECK(fewer > 0);
+  // A gather and a copy of them for each such bucket, behind all updates.
+  const std::vector<Step> steps = steps_of(program);
+  const auto is_persistent = [](const Step& step) { return step.call.find("persistent") != std::string::npos; };
+  const auto first = std::ranges::find_if(steps, is_persistent);
+  CHECK(std::ranges::count_if(steps, is_persistent) == 2 * with_small);
+  CHECK(std::none_of(first, steps.end(), [](const Step& step) { return step.instruction->op == OpKind::adamw; }));
+  // The host's time is that of a whole number of parameters over two ranks.
+  for (const Step& step : steps)
+    if (is_persistent(step) && step.instruction->kind == InstructionKind::kernel)
+      CHECK(std::fmod(step.instruction->submission.value, 2 * 14.0) == 0.0);
+}
+
+TEST_CASE("parameters of a recomputed block are gathered again for its backward where the engine says so") {
+  const auto gathered = [](bool again, Recompute recompute) {
+    const Engine engine{.name = "other", .gathers_again = again};
+    const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"));
+    TrainingSpec training{.global_batch = 2, .sequence_length = 16, .precision = DataType::bf16};
+    training.engine = engine;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.zero_stage = 3;
+    spec.recompute = recompute;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Program program = lower(job_of(graph, training, spec, BackendKind::cuda), 0);
+    const auto layers = std::ranges::count_if(graph.blocks, [](const Block& block) { return may_recompute(block); });
+    return std::pair(calls_named(program, "data.all_gather.parameters"), static_cast<int>(layers));
+  };
+  const auto [once, layers] = gathered(false, Recompute::full);
+  CHECK(layers > 0);
+  CHECK(gathered(true, Recompute::full).first == once + layers);
+  CHECK(gathered(true, Recompute::none).first == once);
 }
 
 TEST_CASE("where the master copy is cast as it is gathered, no half-precision shard is kept beside it") {

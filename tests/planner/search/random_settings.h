@@ -157,6 +157,14 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
         &Engine::fills_loss_gradient, &Engine::keeps_unread_products, &Engine::reduces_where_freed,
         &Engine::makes_gradients_late})
     engine.*fact = apart() % 2 == 0;
+  if (apart() % 4 == 0) {
+    engine.lists_shards = true;
+    engine.gathers_again = apart() % 2 == 0;
+    engine.persists_below = apart() % 2 == 0 ? 0 : 5000;
+    for (Seconds Engine::*const host :
+         {&Engine::host_per_listed_shard, &Engine::host_per_copied_shard, &Engine::host_per_persistent_shard})
+      engine.*host = Seconds(1e-6 * static_cast<double>(apart() % 10));
+  }
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

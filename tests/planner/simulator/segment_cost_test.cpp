@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "planner/base/error.h"
 #include "tests/planner/simulator/hand_built.h"
 
@@ -67,6 +69,31 @@ TEST_CASE("nothing runs before the host has submitted it") {
   const CostedSegment slow = cost_segment(layer(), model);
   CHECK(slow.duration == Seconds(22));
   CHECK(slow.parts.total() == slow.duration);
+}
+
+TEST_CASE("what the host takes to submit one op delays it and those behind it, and pieces of a kernel run meanwhile") {
+  CostModel model = concurrent();
+  Segment segment = layer();
+  const Seconds plain = cost_segment(segment, model).duration;
+  const auto collective = std::ranges::find_if(
+      segment.instructions, [](const Instruction& one) { return one.kind != InstructionKind::kernel; });
+  REQUIRE(collective != segment.instructions.end());
+  collective->submission = Seconds(100);
+  const CostedSegment listed = cost_segment(segment, model);
+  const auto at = static_cast<std::size_t>(collective - segment.instructions.begin());
+  CHECK(listed.alone[at].end == Seconds(100) + listed.instructions[at].duration);
+  for (std::size_t i = 0; i < segment.instructions.size(); ++i)
+    CHECK(listed.instructions[i].submitted == Seconds(i < at ? 0 : 100));
+  CHECK(listed.duration >= Seconds(100));
+  // A kernel in pieces ends with the host where the device is faster, and else takes its own time.
+  segment = layer();
+  segment.instructions.front().submission = Seconds(100);
+  CHECK(cost_segment(segment, model).alone.front().end == Seconds(100));
+  const Seconds own = cost_segment(layer(), model).instructions.front().duration;
+  segment.instructions.front().submission = 0.5 * own;
+  CHECK(cost_segment(segment, model).alone.front().end == own);
+  segment.instructions.front().submission = {};
+  CHECK(cost_segment(segment, model).duration == plain);
 }
 
 TEST_CASE("an op of several kernels is submitted kernel by kernel") {
