@@ -188,6 +188,20 @@ void search_heading(const char* what) {
       what);
 }
 
+// A deep model.
+constexpr const char* deep_title = "gpt3-175b's layers, 1,000 of them, 5040 of dgx-h100, batch 15120, 2048 tokens";
+Setting deep() {
+  Setting setting = setting_of({"gpt3-175b", "dgx-h100", 5040, 15120});
+  ModelSpec spec = load_model("gpt3-175b", std::string(PARPLAN_SOURCE_DIR) + "/models").spec;
+  spec.layers = 1000;
+  setting.graph = build_graph(spec, setting.training.sequence_length);
+  return setting;
+}
+
+// Long steps.
+constexpr const char* long_steps_title = "llama3-70b, 512 of dgx-h100, batch 16384, 131072 tokens, least memory";
+Setting long_steps() { return setting_of({"llama3-70b", "dgx-h100", 512, 16384, 131072}); }
+
 void bench_searches() {
   search_heading("search");
   for (const Work& work :
@@ -210,15 +224,8 @@ void bench_searches() {
   spec.feature = 4 * spec.hidden;
   turing.graph = build_graph(spec, turing.training.sequence_length);
   bench_search("530 billion parameters, 5128 of dgx-a100, batch 2520, 2048 tokens", turing);
-  // Deep models and long steps.
-  Setting deep = setting_of({"gpt3-175b", "dgx-h100", 5040, 15120});
-  spec = load_model("gpt3-175b", std::string(PARPLAN_SOURCE_DIR) + "/models").spec;
-  spec.layers = 1000;
-  deep.graph = build_graph(spec, deep.training.sequence_length);
-  bench_search("gpt3-175b's layers, 1,000 of them, 5040 of dgx-h100, batch 15120, 2048 tokens", deep);
-  const Setting long_steps = setting_of({"llama3-70b", "dgx-h100", 512, 16384, 131072});
-  bench_search("llama3-70b, 512 of dgx-h100, batch 16384, 131072 tokens, least memory", long_steps, {},
-               Objective::memory);
+  bench_search(deep_title, deep());
+  bench_search(long_steps_title, long_steps(), {}, Objective::memory);
   // Three kinds of nodes: each choice and order of them is a space.
   for (const char* model : {"llama3-8b", "gpt3-175b"}) {
     Setting mixed = setting_of({model, "dgx-a100", 32, 512});
@@ -230,29 +237,33 @@ void bench_searches() {
 }
 
 // The reasons of the plan that `parplan suggest` writes, with all searches of `parplan explain`.
+void bench_reasons(const std::string& title, const Setting& setting, Objective objective = Objective::time) {
+  SuggestRequest request;
+  request.graph = &setting.graph;
+  request.model_name = title;
+  request.cluster = setting.cluster;
+  request.training = setting.training;
+  request.options.objective = objective;
+  request.options.top = 5;
+  request.options.top_each = 1;
+  request.options.threads = 1;
+  const SuggestResult suggested = suggest(request);
+  if (!suggested.plan) return;
+  forget_peak();
+  const double before = processor_seconds();
+  find_reasons(setting.graph, *suggested.plan, {});
+  std::printf("| %s | %.3f | %.0f | %s |\n", title.c_str(), processor_seconds() - before, peak_mebibytes(),
+              layout_text(suggested.plan->spec).c_str());
+  std::fflush(stdout);
+}
+
 void bench_reasons() {
   std::printf("\n| explain | processor s | peak MiB | plan |\n|---|---|---|---|\n");
-  for (const Work& work :
-       {Work{"gpt3-175b", "dgx-a100", 64, 512}, Work{"llama3-405b", "dgx-h100", 1024, 16384, 8192}}) {
-    const Setting setting = setting_of(work);
-    SuggestRequest request;
-    request.graph = &setting.graph;
-    request.model_name = work.model;
-    request.cluster = setting.cluster;
-    request.training = setting.training;
-    request.options.top = 5;
-    request.options.top_each = 1;
-    request.options.threads = 1;
-    const SuggestResult suggested = suggest(request);
-    if (!suggested.plan) continue;
-    forget_peak();
-    const double before = processor_seconds();
-    find_reasons(setting.graph, *suggested.plan, {});
-    std::printf("| %s, %d of %s, batch %lld | %.3f | %.0f | %s |\n", work.model.c_str(), work.devices,
-                work.cluster.c_str(), static_cast<long long>(work.global_batch), processor_seconds() - before,
-                peak_mebibytes(), layout_text(suggested.plan->spec).c_str());
-    std::fflush(stdout);
-  }
+  for (const Work& work : {Work{"gpt3-175b", "dgx-a100", 64, 512}, Work{"llama3-405b", "dgx-h100", 1024, 16384, 8192}})
+    bench_reasons(fmt::format("{}, {} of {}, batch {}", work.model, work.devices, work.cluster, work.global_batch),
+                  setting_of(work));
+  bench_reasons(long_steps_title, long_steps(), Objective::memory);
+  bench_reasons(deep_title, deep());
 }
 
 // How time grows with devices, layers and techniques.
