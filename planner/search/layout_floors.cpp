@@ -378,11 +378,17 @@ std::vector<Seconds> LayoutFloors::least_seconds_by_data(const ParallelSpec& spe
   return least;
 }
 
-Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
+Floor LayoutFloors::memory_of_micro_batch(const ParallelSpec& spec) {
   if (may_be_unlike()) return of_devices(spec.mesh.size());
   Floor floor = of_micro_batch_at_peak(spec);
   if (!may_be_unlike(spec))
     floor.memory = bound_.memory(spec.mesh.size(), bytes_beside_state(spec, least_blocks(spec)));
+  return floor;
+}
+
+Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
+  Floor floor = memory_of_micro_batch(spec);
+  if (may_be_unlike()) return floor;
   const PipelineShape shape = shape_of(spec, training_);
   NetworkCache& networks = maker_.estimator().networks();
   Seconds time;

@@ -205,7 +205,9 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
     leave_out(number);
     looked_into_.push_back(number);
   } else {
-    opened.push_back(open_again(number, Step::micro_batch, floors_.of_micro_batch(part.space.spec)));
+    const bool by_memory = objective_ == Objective::memory;
+    opened.push_back(open_again(number, Step::micro_batch, by_memory ? floors_.memory_of_micro_batch(part.space.spec)
+                                                                     : floors_.of_micro_batch(part.space.spec)));
   }
   return opened;
 }
