@@ -114,6 +114,8 @@ constexpr std::array facts = {
                &Engine::has_modules_of_some_layers},
     EngineFact{"has_offload_of_some_layers", "what the first layers save may be in host memory",
                &Engine::has_offload_of_some_layers},
+    EngineFact{"has_all_reduce", "data-parallel ranks are processes that each reduce gradients",
+               &Engine::has_all_reduce},
     EngineFact{"has_master", "there is DataParallel, one process for all devices", &Engine::has_master},
     EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of ranks", &Engine::has_hybrid_sharding},
     EngineFact{"has_other_prefetch", "parameters are gathered other than one block ahead", &Engine::has_other_prefetch},
