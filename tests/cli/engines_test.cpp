@@ -116,8 +116,8 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "tp_overlap ring");
   CHECK(space("fsdp", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; dp_shard every size; engine fsdp has no tensor "
-        "parallelism, context parallelism, pipelines, DataParallel, gathers other than one block ahead, gathers of each "
-        "parameter by itself; recompute none, norms+activation, norms+mlp, full");
+        "parallelism, context parallelism, pipelines, DataParallel, gathers other than one block ahead, gathers of "
+        "each parameter by itself; recompute none, norms+activation, norms+mlp, full");
   const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
     std::vector<std::string> arguments = suggest;
     arguments.front() = command;
