@@ -263,8 +263,11 @@ std::vector<std::string> engine_names(const std::filesystem::path& folder) {
 
 Engine find_engine(const std::string& name, const std::filesystem::path& folder) {
   if (name == Engine{}.name) return {};
-  if (std::filesystem::path(name).has_extension() || name.find('/') != std::string::npos)
-    return read_engine(YamlNode::load(name), folder);
+  // A name may have a dot, as of llm.c: it is a file's where it ends as one, or there is one.
+  const std::filesystem::path path(name);
+  const bool is_file = path.extension() == ".yaml" || path.extension() == ".yml" ||
+                       name.find('/') != std::string::npos || std::filesystem::exists(path);
+  if (is_file) return read_engine(YamlNode::load(name), folder);
   const std::vector<std::string> names = engine_names(folder);
   if (std::ranges::find(names, name) == names.end())
     throw ConfigError(

@@ -79,6 +79,16 @@ TEST_CASE("an engine that overlaps less, fuses less and repeats more takes longe
   CHECK(step("megatron-2022") < step("megatron-2021"));
 }
 
+TEST_CASE("a compiled FSDP takes less than an eager one, and more than where the loss is fused, too") {
+  const auto step = [](const std::string& engine) {
+    return answer_of({"simulate", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "8",
+                      "--seq-len", "8192", "--dp", "8", "--zero", "3", "--recompute", "full", "--engine", engine})
+        .at("plans").at(0).at("step_time_s").get<double>();
+  };
+  CHECK(step("fsdp-compiled") < step("fsdp"));
+  CHECK(step("fsdp-compiled") > step("parplan"));
+}
+
 TEST_CASE("what an engine lacks is said of its space and refused where it is asked for") {
   const std::vector<std::string> suggest = {"suggest",  "gpt2", "--cluster", "dgx-a100", "--devices", "8",
                                             "--global-batch", "16", "--seq-len", "512", "--engine"};
