@@ -140,7 +140,7 @@ TEST_CASE("a compiled FSDP fuses element-wise steps and norms with sums, and not
   };
   CHECK(rotary_in_steps("fsdp-compiled") == 0);
   CHECK(rotary_in_steps("torchtitan") == 32);
-  // Of FSDP2 it is what torchtitan's file says, without the other axes.
+  // It is FSDP2 as torchtitan's file has it, without the other axes.
   CHECK(compiled.casts_shards);
   CHECK(compiled.widens_gradients);
   CHECK(compiled.copies_gathered);
