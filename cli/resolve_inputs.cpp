@@ -288,7 +288,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   if (layout[Choice::zero_stage])
     if (const auto reason = illegal_zero(graph, training, replicated)) throw ConfigError(*reason);
   // Options that are not given may still be chosen so that these are legal.
-  LayoutRequest judged = layout;
+  LayoutRequest judged = with_implied(training.engine, layout);
   for (const ChoiceRow& row : choice_rows())
     if (row.presumes && !judged[*row.presumes]) judged[row.choice].reset();
   if (const auto reason = illegal(graph, training, with_given(judged, training))) throw ConfigError(*reason);

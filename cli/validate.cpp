@@ -34,7 +34,7 @@ int carry_out(const ValidateArguments& arguments, Terminal& terminal) {
                graph_of_published, arguments.threads,
                [&](std::size_t done, std::size_t all) { progress.show(fmt::format("{} of {} runs", done, all)); });
   progress.clear();
-  if (arguments.output.shows_table()) terminal.out << validation_table(runs);
+  if (arguments.output.shows_table()) terminal.out << validation_table(runs, arguments.output.verbose);
   write_json_and_csv(arguments.output, terminal, validation_json(runs, version()),
                      [&] { return validation_csv(runs); });
   return exit_done;

@@ -12,6 +12,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/cost_model.h"
 #include "planner/explain/remedies.h"
+#include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
@@ -48,7 +49,8 @@ std::string devices_left_idle(const SuggestRequest& request, const Plan& plan) {
   const std::string used = fmt::format("uses {} of {} devices", plan.spec.mesh.size(), request.cluster.devices());
   const LayoutRequest& layout = request.layout;
   if (plan.search.candidates == 0 || gives_every_degree(layout)) return used + ", as the layout that was given does";
-  if (count_specs(*request.graph, request.training, request.cluster.devices(), layout) == 0)
+  if (count_specs(*request.graph, request.training, request.cluster.devices(),
+                  with_implied(request.training.engine, layout)) == 0)
     return fmt::format("{}: no layout of all of them is legal{}", used,
                        layout == LayoutRequest{} ? "" : " with what was given");
   constexpr std::array better = {"is faster", "costs less", "needs less memory"};  // by Objective
@@ -113,7 +115,7 @@ void note_unused(const LayoutRequest& given, Plan& plan) {
 // The given layout as a spec; degrees that were not given follow from the others or are 1.
 ParallelSpec fixed_spec(const SuggestRequest& request) {
   const int devices = request.cluster.devices();
-  LayoutRequest layout = request.layout;
+  LayoutRequest layout = with_implied(request.training.engine, request.layout);
   // Other choices are of data-parallel ranks alone.
   if (!layout[Choice::dp])
     layout[Choice::dp] = std::int64_t{std::max(devices / with_given(layout, request.training).mesh.size(), 1)};
@@ -137,8 +139,9 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 }  // namespace
 
 ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                    const LayoutRequest& layout, const SearchOptions& options,
+                                    const LayoutRequest& given, const SearchOptions& options,
                                     const PrecisionOf& precision_of) {
+  const LayoutRequest layout = with_implied(training.engine, given);
   ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, options, precision_of);
   const Engine& engine = training.engine;
   const bool keeps = engine.allocator_reserve > 0.0 || engine.copies_gradients;

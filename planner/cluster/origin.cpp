@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::array<const char*, count_of<Origin>> origin_texts = {"measured", "interpolated", "datasheet"};
 
-constexpr std::array<const char*, count_of<CommunicationOrigin>> communication_texts = {"measured", "formula", "links"};
+constexpr std::array<const char*, count_of<CommunicationOrigin>> communication_texts = {"fitted", "formula", "links"};
 
 constexpr std::array<const char*, count_of<Rate>> rate_texts = {"matrix_fp32",
                                                                 "matrix_half",

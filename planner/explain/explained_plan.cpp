@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/schedule/schedules.h"
@@ -51,7 +52,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.steps = steps.get();
   search_options.shapes = shapes;
   search_options.recomputes_fewest_layers = recomputes_some_layers(plan.spec);
-  LayoutRequest own = request();
+  LayoutRequest own = with_implied(training.engine, request());
   if (plan.spec.cp() > 1 && graph.sequence < long_sequence) {
     own[Choice::cp] = std::int64_t{plan.spec.cp()};
     own[Choice::cp_method] = plan.spec.cp_method;

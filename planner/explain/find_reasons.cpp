@@ -15,7 +15,6 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/explain/layout_families.h"
 #include "planner/explain/neighbours.h"
-#include "planner/explain/published_error.h"
 #include "planner/explain/rules_of_thumb.h"
 #include "planner/explain/sensitivity.h"
 #include "planner/parallel/techniques.h"
@@ -134,9 +133,6 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
   for (const RankResult& rank : reasons.details.ranks)
     reasons.capacities.push_back(memory_capacity(plan.cluster, groups_of(plan, rank)));
   reasons.shared = kernels_on_groups(graph, plan, reasons.details);
-  const Cluster used = first_nodes(plan.cluster, plan.spec.mesh.size());
-  reasons.error = model_error(used);
-  reasons.elsewhere = model_error_elsewhere(used);
   reasons.neighbours = find_neighbours(explained);
   CandidateMaker maker(graph, plan.cluster, plan.training, plan.search.objective, explained.shapes);
   const RankedPlan own{.spec = plan.spec, .result = plan.prediction};

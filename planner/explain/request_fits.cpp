@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "planner/parallel/engine_layouts.h"
 #include "planner/search/node_group_arrangements.h"
 #include "planner/search/search.h"
 #include "planner/search/space_rows.h"
@@ -21,7 +22,8 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   options.most_simulated = simulated;
   options.fewer_devices = fewer_devices;
   options.threads = request.options.threads;
-  return search(*request.graph, request.cluster, request.training, request.layout, options);
+  return search(*request.graph, request.cluster, request.training,
+                with_implied(request.training.engine, request.layout), options);
 }
 
 }  // namespace

@@ -155,6 +155,7 @@ struct Engine {
   bool has_recompute_of_some_layers = true;  // of whole layers: the first ones of each stage
   bool has_modules_of_some_layers = true;    // likewise of modules of these layers
   bool has_offload_of_some_layers = true;    // of what the first layers save, to the host
+  bool has_all_reduce = true;            // data-parallel ranks that each reduce gradients
   bool has_master = true;                // a single process of whole replicas (DataParallel)
   bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks
   bool has_other_prefetch = true;        // gathers other than one block ahead (ParallelSpec::prefetch_depth)

@@ -126,6 +126,8 @@ constexpr std::array facts = {
                &Engine::has_modules_of_some_layers},
     EngineFact{"has_offload_of_some_layers", "what the first layers save may be in host memory",
                &Engine::has_offload_of_some_layers},
+    EngineFact{"has_all_reduce", "data-parallel ranks are processes that each reduce gradients",
+               &Engine::has_all_reduce},
     EngineFact{"has_master", "there is DataParallel, one process for all devices", &Engine::has_master},
     EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of ranks", &Engine::has_hybrid_sharding},
     EngineFact{"has_other_prefetch", "parameters are gathered other than one block ahead", &Engine::has_other_prefetch},
@@ -273,8 +275,11 @@ std::vector<std::string> engine_names(const std::filesystem::path& folder) {
 
 Engine find_engine(const std::string& name, const std::filesystem::path& folder) {
   if (name == Engine{}.name) return {};
-  if (std::filesystem::path(name).has_extension() || name.find('/') != std::string::npos)
-    return read_engine(YamlNode::load(name), folder);
+  // A name may have a dot, as of llm.c: it is a file's where it ends as one, or there is one.
+  const std::filesystem::path path(name);
+  const bool is_file = path.extension() == ".yaml" || path.extension() == ".yml" ||
+                       name.find('/') != std::string::npos || std::filesystem::exists(path);
+  if (is_file) return read_engine(YamlNode::load(name), folder);
   const std::vector<std::string> names = engine_names(folder);
   if (std::ranges::find(names, name) == names.end())
     throw ConfigError(

@@ -73,6 +73,9 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return runs_backward_in_parts(spec.schedule); }},
     EngineLayoutRow{Choice::mesh_order, &Engine::has_other_orders, "other orders of the mesh's axes",
                     "mesh_order must be pp-dp-tp", has_other_order},
+    EngineLayoutRow{Choice::dp_method, &Engine::has_all_reduce, "data-parallel ranks that each reduce gradients",
+                    "dp_method must be master, or dp 1",
+                    [](const ParallelSpec& spec) { return spec.dp() > 1 && spec.dp_method == DataMethod::all_reduce; }},
     EngineLayoutRow{Choice::dp_method, &Engine::has_master, "DataParallel", "dp_method must be all_reduce",
                     [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
     EngineLayoutRow{Choice::dp_shard, &Engine::has_hybrid_sharding, "hybrid sharding", "dp_shard must be 0 (all ranks)",
@@ -144,9 +147,15 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, Optimizer opti
 
 std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request) {
   ParallelSpec spec;
+  const LayoutRequest whole = with_implied(engine, request);
   for (const ChoiceRow& row : choice_rows())
-    if (request[row.choice]) row.set(spec, *request[row.choice]);
+    if (whole[row.choice]) row.set(spec, *whole[row.choice]);
   return lacked_by_engine(engine, spec);
+}
+
+LayoutRequest with_implied(const Engine& engine, LayoutRequest request) {
+  if (!engine.has_all_reduce && !request[Choice::dp_method]) request[Choice::dp_method] = DataMethod::master;
+  return request;
 }
 
 std::string lacking_in_words(const Engine& engine) {

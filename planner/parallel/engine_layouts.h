@@ -28,6 +28,9 @@ std::span<const EngineLayoutRow> engine_layout_rows();
 std::optional<std::string> lacked_by_engine(const Engine& engine, const ParallelSpec& spec);
 // The same of what a user has given, whether it applies to a layout or not.
 std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request);
+// The request with what the engine has one way of: replicas of a single process, where it has no
+// others.
+LayoutRequest with_implied(const Engine& engine, LayoutRequest request);
 // Why its trainings with an optimizer are not predicted.
 std::optional<std::string> lacked_by_engine(const Engine& engine, Optimizer optimizer);
 

@@ -179,14 +179,6 @@ struct Guide {
   std::optional<Bubble> bubble;
 };
 
-// Prediction over measurement, minus one, over runs of one model on one cluster in several layouts.
-struct ModelError {
-  double least = 0.0;
-  double most = 0.0;
-  int runs = 0;
-  std::string_view source;
-};
-
 // The value that a remedy sets: a number (memory in bytes), a flag, or a name as options take it.
 using RemedyValue = std::variant<std::int64_t, bool, std::string>;
 
@@ -218,8 +210,6 @@ struct Reasons {
   StepDetails details;
   std::vector<KernelsOnGroup> shared;   // of each rank that unlike devices share, one for each of its groups
   std::vector<Bytes> capacities;        // of the devices of each of details.ranks
-  std::optional<ModelError> error;      // where runs on such devices are known
-  std::optional<ModelError> elsewhere;  // else, for accelerators, on the devices that have runs
   // The next best of all layouts that were simulated, where the plan keeps no alternatives.
   std::optional<RankedPlan> runner_up;
   Constraint binding{};

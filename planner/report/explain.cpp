@@ -197,15 +197,24 @@ std::string heading(const Plan& plan) {
   return text;
 }
 
+// "3.10 s to 3.50 s by published runs; "
+std::string step_in_band(const Plan& plan) {
+  const std::optional<StepBand> band = step_band(plan);
+  if (!band) return "";
+  const Seconds step = plan.prediction.time.total();
+  return fmt::format("{} to {} by published runs; ", format_duration(step * band->low),
+                     format_duration(step * band->high));
+}
+
 std::string time_and_memory(const Plan& plan) {
   const RowSubject subject = subject_of(plan);
   const StepTime& time = plan.prediction.time;
   const MemoryUse& memory = plan.prediction.memory;
   const bool costs = plan.search.objective == Objective::cost || currency(plan.cluster);
   std::string text = fmt::format(
-      "a step takes {}{} ({} tokens/s, {} a device):\n", format_duration(time.total()),
+      "a step takes {}{} ({}{} tokens/s, {} a device):\n", format_duration(time.total()),
       costs ? fmt::format(" and costs {}", format_cost(plan.cluster, plan.spec.mesh.size(), time.total())) : "",
-      format_count(tokens_per_second(subject)), format_flop_rate(model_rate_per_device(subject)));
+      step_in_band(plan), format_count(tokens_per_second(subject)), format_flop_rate(model_rate_per_device(subject)));
   text += where_time_goes(time);
   text +=
       fmt::format("\nthe worst rank's memory peaks at {}, {:.1f} % of {}:\n", format_bytes(memory.peak()),
@@ -215,27 +224,19 @@ std::string time_and_memory(const Plan& plan) {
 
 // With reasons ------------------------------------------------------------------------------------
 
-// How far predictions of such devices were from measured steps.
-std::string how_far_off(const Reasons& reasons) {
-  if (reasons.error)
-    return fmt::format("how sure: predictions were {:.1f} to {:.1f} % below measured steps\n  ({} {})\n",
-                       -100.0 * reasons.error->most, -100.0 * reasons.error->least, reasons.error->runs,
-                       reasons.error->source);
-  const std::string none =
-      "how sure: no measured steps of one model in many layouts are known on such devices, to hold this against; "
-      "`parplan run` measures a plan\n";
-  if (!reasons.elsewhere) return none;
-  const ModelError& seen = *reasons.elsewhere;
-  return none +
-         fmt::format("  (on other devices predictions were {:.1f} to {:.1f} % below measured steps:\n  {} {})\n",
-                     -100.0 * seen.most, -100.0 * seen.least, seen.runs, seen.source);
+// How far predictions of such plans were from measured steps.
+std::string how_far_off(const Plan& plan) {
+  const std::optional<StepBand> band = step_band(plan);
+  return band ? fmt::format("how sure: {}\n", words_of(*band))
+              : "how sure: no measured steps on such devices are published, to hold this against; `parplan run` "
+                "measures a plan\n";
 }
 
 std::string how_sure(const Plan& plan, const Reasons& reasons) {
   if (plan.search.objective == Objective::memory)
     return "how sure: memory is counted as the runtime allocates it, not estimated; libraries' share is a measured "
            "constant\n";
-  std::string text = how_far_off(reasons);
+  std::string text = how_far_off(plan);
   const std::span<const RankedPlan> others = ranked_behind(plan, reasons);
   const std::optional<PairSpread> pairs = pair_spread(plan, others);
   if (!pairs) return text;
@@ -282,6 +283,7 @@ std::string unrestricted(const Plan& plan, const Variation& found) {
 std::string explain(const Plan& plan) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan);
   text += "\n" + runner_up(plan);
+  if (step_band(plan)) text += how_far_off(plan);
   text += "\nbinding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   text += "search: " + explain_search(plan.search) + "\n" + explain_space(plan.search);
   for (const std::string& note : plan.notes) text += "note: " + printable_line(note) + "\n";

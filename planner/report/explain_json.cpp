@@ -47,10 +47,24 @@ Json rival_json(const Plan& plan, const Rival& rival) {
   return rival_json(plan, rival, {.cluster = plan.cluster, .training = plan.training});
 }
 
-Json error_json(const std::optional<ModelError>& error) {
-  if (!error) return nullptr;
-  return {{"least", json_number(error->least)}, {"most", json_number(error->most)}, {"runs", error->runs},
-          {"source", error->source}};
+Json band_json(const std::optional<StepBand>& band) {
+  if (!band) return nullptr;
+  Json spans = Json::array();
+  const auto name = [](std::string_view text) { return text.empty() ? Json(nullptr) : Json(std::string(text)); };
+  for (const ErrorBand& row : band->spans)
+    spans.push_back({{"engine", name(row.engine)},
+                     {"device", name(row.device)},
+                     {"runs", row.runs},
+                     {"assumed", row.assumed},
+                     {"fewest_devices", row.fewest_devices},
+                     {"most_devices", row.most_devices},
+                     {"low", json_number(row.low)},
+                     {"high", json_number(row.high)}});
+  return {{"low", json_number(band->low)},
+          {"high", json_number(band->high)},
+          {"words", words_of(*band)},
+          {"pairs", band->pairs ? Json(band->pairs->pairs) : Json(nullptr)},
+          {"spans", spans}};
 }
 
 Json variation_json(const Plan& plan, const Variation& variation) {
@@ -193,8 +207,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
   json["relaxed"] = of_what_binds != nullptr ? variation_json(plan, *of_what_binds) : Json(nullptr);
   json["twice"] = Json::array();
   for (const Variation& variation : reasons.twice) json["twice"].push_back(variation_json(plan, variation));
-  json["model_error"] = error_json(reasons.error);
-  json["model_error_elsewhere"] = error_json(reasons.elsewhere);
+  json["error_band"] = band_json(step_band(plan));
   const std::span<const RankedPlan> behind = ranked_behind(plan, reasons);
   const std::optional<PairSpread> pairs = pair_spread(plan, behind);
   json["undecided_below"] = pairs ? json_number(pairs->spread) : Json(nullptr);

@@ -43,10 +43,11 @@ Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
 }
 
 // An end of the band in which published runs were.
-Json step_time_in(const Subject& subject, double ErrorBand::*end) {
+Json step_time_in(const Subject& subject, double StepBand::*end) {
   if (!subject.predicted) return nullptr;
-  const std::optional<ErrorBand> band =
-      error_band(subject.training.engine, first_nodes(subject.cluster, subject.spec.mesh.size()));
+  const int devices = subject.spec.mesh.size();
+  const std::optional<StepBand> band =
+      step_band(subject.training.engine, first_nodes(subject.cluster, devices), devices);
   return band ? seconds(subject.result.time.total() * ((*band).*end)) : Json(nullptr);
 }
 
@@ -175,11 +176,11 @@ constexpr std::array column_rows = {
     Column{"dp_shard", "", "data-parallel ranks over which ZeRO shards: all, or groups of so many; null with ZeRO-0",
            [](const Subject& s) { return s.spec.zero_stage > 0 ? Json(s.spec.shard_ranks()) : Json(nullptr); }},
     Column{"step_time_low_s", "s",
-           "step_time_s times the tenth percentile of measured over predicted in published runs (accuracy.md); null "
-           "where measured, and without accelerators",
-           [](const Subject& s) { return step_time_in(s, &ErrorBand::low); }},
-    Column{"step_time_high_s", "s", "the same with the ninetieth percentile: 8 of 10 runs lie between",
-           [](const Subject& s) { return step_time_in(s, &ErrorBand::high); }},
+           "step_time_s times the low end of the band of measured over predicted steps in published runs "
+           "(accuracy.md); null where measured, and without accelerators",
+           [](const Subject& s) { return step_time_in(s, &StepBand::low); }},
+    Column{"step_time_high_s", "s", "the same with the high end: 8 of 10 runs lie between",
+           [](const Subject& s) { return step_time_in(s, &StepBand::high); }},
     Column{"memory_reserve_bytes", "B", "of the peak: what an engine's allocator holds beyond tensors in use",
            [](const Subject& s) { return bytes(s.result.memory.reserve); }},
     Column{"fit", "",

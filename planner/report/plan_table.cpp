@@ -54,10 +54,9 @@ std::string list_ranks(const std::vector<int>& ranks) {
 // How far measured steps are from such predictions, and which plans cannot be told apart; nothing
 // where no runs are known.
 std::string step_line(const Plan& plan) {
-  const std::optional<ErrorBand> band =
-      error_band(plan.training.engine, first_nodes(plan.cluster, plan.spec.mesh.size()));
+  const std::optional<StepBand> band = step_band(plan);
   if (!band) return "";
-  std::string text = words_of(*band) + "\n";
+  std::string text = fmt::format("step: {}\n", words_of(*band));
   const int ranked = static_cast<int>(plan.alternatives.size()) + 1;
   std::vector<int> alike;
   for (int rank = 2; rank <= ranked; ++rank)

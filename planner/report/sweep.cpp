@@ -11,6 +11,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/graph/trained_file.h"
 #include "planner/report/csv.h"
+#include "planner/report/error_band.h"
 #include "planner/report/plan_row.h"
 #include "planner/report/table.h"
 
@@ -363,6 +364,37 @@ std::string sweep_csv(const Sweep& sweep) {
   return write_csv(keys, sweep_rows(sweep));
 }
 
+namespace {
+
+// How far measured steps are from such predictions: a line for each band that points have.
+std::string band_lines(const Sweep& sweep) {
+  struct Line {
+    std::string words;
+    std::vector<std::string> of;  // devices
+  };
+  std::vector<Line> lines;
+  for (const SweepPoint& point : sweep.points) {
+    if (!point.best) continue;
+    const int devices = point.best->spec.mesh.size();
+    const std::optional<StepBand> band =
+        step_band(point.training.engine, first_nodes(point.planned(), devices), devices);
+    if (!band) continue;
+    const std::string words = words_of(*band);
+    auto line = std::ranges::find(lines, words, &Line::words);
+    if (line == lines.end()) line = lines.insert(lines.end(), Line{.words = words, .of = {}});
+    const std::string of = fmt::format("{}", devices);
+    if (std::ranges::find(line->of, of) == line->of.end()) line->of.push_back(of);
+  }
+  std::string text;
+  for (const Line& line : lines)
+    text += lines.size() == 1 ? fmt::format("step: {}\n", line.words)
+                              : fmt::format("step on {} device{}: {}\n", join(line.of),
+                                            line.of == std::vector<std::string>{"1"} ? "" : "s", line.words);
+  return text;
+}
+
+}  // namespace
+
 std::string sweep_table(const Sweep& sweep) {
   const std::vector<SweepMarks> marked = marks(sweep);
   // Values that all rows share, or none has, get no column.
@@ -447,7 +479,7 @@ std::string sweep_table(const Sweep& sweep) {
                              point.cluster.devices() == 1 ? "" : "s", point.cluster.name, point.training.global_batch,
                              point.training.sequence_length, point.reason);
   }
-  return align_columns(rows, left) + reasons;
+  return align_columns(rows, left) + reasons + band_lines(sweep);
 }
 
 }  // namespace parplan

@@ -11,6 +11,7 @@
 
 #include "planner/parallel/context.h"
 #include "planner/parallel/engine_layouts.h"
+#include "planner/parallel/recompute.h"
 #include "planner/plan/recompute.h"
 #include "planner/search/best_first.h"
 #include "planner/search/space_rows.h"
@@ -78,7 +79,10 @@ std::optional<Restriction> other_interleaved(const SearchedSpace& space) {
   };
   SpaceWidth wider = space.width;
   wider.interleaves_freely = true;
-  return Restriction{.what = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3",
+  const Engine& engine = space.training.engine;
+  const bool shards = std::min(engine.most_zero, engine.most_zero_in_pipelines) > 1;
+  const char* const with_shards = shards ? " or with ZeRO-2 and 3" : "";
+  return Restriction{.what = fmt::format("interleaved pipelines in other numbers of stages{}", with_shards),
                      .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::interleaved),
                                 .width = wider,
                                 .beyond = {.of_degrees = has_stages, .layout = is_beyond},
@@ -101,7 +105,8 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
 }
 
 std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
-  const bool may_shard = given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
+  const bool may_shard = space.training.engine.most_zero > 0 &&
+                         given<std::int64_t>(space.request, Choice::zero_stage).value_or(1) > 0;
   // Six ranks have groups of two and of three.
   constexpr int fewest = 6;
   if (!space.training.engine.has_hybrid_sharding || space.width.shards_freely || space.request[Choice::dp_shard] ||
@@ -255,10 +260,38 @@ std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
   return restriction;
 }
 
+// Another engine's plans have no other offload, and this one without a pipeline and without
+// recompute alone.
+std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
+  const bool may_be_plain =
+      given<std::int64_t>(space.request, Choice::pp).value_or(1) == 1 &&
+      given<Recompute>(space.request, Choice::recompute).value_or(Recompute::none) == Recompute::none;
+  constexpr Offload of_activations{.activations = Home::host};
+  const int layers = most_layers_of_a_stage(space.graph, ParallelSpec{});
+  if (!space.training.engine.has_offload_of_some_layers || !may_be_plain || layers < 2 ||
+      lacks_homes(space.cluster, of_activations))
+    return std::nullopt;
+  Restriction::Wider wider{.request = space.request,
+                           .width = space.width,
+                           .beyond = {.of_degrees = [](const ParallelSpec& degrees) { return degrees.pp() == 1; },
+                                      .layout = {},
+                                      .room = Beyond::Room::any},
+                           .has_same_floors = true};
+  if (space.objective == Objective::memory) {
+    // The more layers, the less stays.
+    LayoutRequest request = with(space.request, Choice::offload, of_activations);
+    request[Choice::offload_layers] = std::int64_t{layers - 1};
+    request[Choice::recompute] = Recompute::none;
+    wider = {.request = request, .width = space.width, .beyond = {.of_degrees = wider.beyond.of_degrees, .layout = {}}};
+  }
+  return Restriction{.what = "offload of the activations of some layers", .wider = {wider}};
+}
+
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
   const bool has_host =
       std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
   if (!has_host || space.request[Choice::offload]) return std::nullopt;
+  if (!is_own(space.training.engine)) return offload_of_some_layers(space);
   Restriction offload{.what = "offload", .wider = {}};
   if (space.objective == Objective::memory) {
     // What is in a file leaves as much of the device as what is on the host.
@@ -280,10 +313,21 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
 }
 
 std::optional<Restriction> other_recompute(const SearchedSpace& space) {
-  const std::span<const Recompute> searched = searched_recomputes(space.training.engine);
+  const Engine& engine = space.training.engine;
+  const std::span<const Recompute> searched = searched_recomputes(engine);
   if (space.request[Choice::recompute] || searched.size() == 1) return std::nullopt;
-  Restriction recompute{.what = space.width.recomputes_fewest_layers ? "other modules to recompute"
-                                                                     : "other modules or only some layers to recompute",
+  const auto is_other = [&](const RecomputeRow& row) {
+    ParallelSpec spec;
+    spec.recompute = row.kind;
+    return std::ranges::find(searched, row.kind) == searched.end() && !lacked_by_engine(engine, spec);
+  };
+  const bool of_modules = std::ranges::any_of(recompute_rows(), is_other);
+  const bool of_layers = !space.width.recomputes_fewest_layers &&
+                         (engine.has_recompute_of_some_layers || engine.has_modules_of_some_layers);
+  if (!of_modules && !of_layers) return std::nullopt;
+  Restriction recompute{.what = !of_layers    ? "other modules to recompute"
+                                : !of_modules ? "only some layers to recompute"
+                                              : "other modules or only some layers to recompute",
                         .wider = {}};
   if (space.objective != Objective::memory)
     recompute.wider.push_back(
@@ -293,7 +337,7 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
          .has_same_floors = true});
   else
     for (const RecomputeRow& row : recompute_rows())
-      if (std::ranges::find(searched, row.kind) == searched.end())
+      if (is_other(row))
         recompute.wider.push_back({.request = with(space.request, Choice::recompute, row.kind),
                                    .width = space.width,
                                    .beyond = {.of_degrees = has_anything, .layout = {}}});

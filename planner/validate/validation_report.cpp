@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <string_view>
 #include <vector>
@@ -170,8 +171,9 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
          {"measured_memory_peak_bytes",
           one.run.memory_gib ? json_number(*one.run.memory_gib * 1024.0 * 1024.0 * 1024.0) : Json(nullptr)},
          {"memory_error", optional_number(one.memory_error())},
-         {"predicted_to_fit",
-          one.run.collective ? Json(nullptr) : if_predicted(one.verdict != MemoryVerdict::does_not_fit)},
+         {"predicted_to_fit", one.run.collective || one.verdict == MemoryVerdict::tight
+                                  ? Json(nullptr)
+                                  : if_predicted(one.verdict == MemoryVerdict::fits)},
          {"outcome", one.run.outcome},
          {"memory_scope", one.run.collective ? Json(nullptr) : if_predicted(name(one.scope))},
          {"predicted_device_memory_bytes", one.run.collective ? Json(nullptr) : if_predicted(one.device_memory.count)},
@@ -224,9 +226,41 @@ std::string summary_in_words(std::span<const ValidatedRun> runs) {
   return text;
 }
 
-std::string validation_table(std::span<const ValidatedRun> runs) {
+namespace {
+
+// "  micro-batch 1: this run, that run" for each text that runs have, in the order of their first.
+std::string listed_by(std::span<const ValidatedRun> runs,
+                      const std::function<std::string(const ValidatedRun&)>& text_of) {
+  constexpr std::size_t width = 140;
+  std::vector<std::pair<std::string, std::vector<std::string>>> lists;
+  for (const ValidatedRun& one : runs) {
+    const std::string text = text_of(one);
+    if (text.empty()) continue;
+    auto list = std::ranges::find(lists, text, &std::pair<std::string, std::vector<std::string>>::first);
+    if (list == lists.end()) list = lists.insert(lists.end(), {text, {}});
+    list->second.push_back(printable_line(one.run.id));
+  }
+  std::string lines;
+  for (const auto& [text, ids] : lists) lines += fmt::format("  {}: {}\n", printable_line(text), join(ids));
+  return fold_lines(lines, width);
+}
+
+// What was filled in of which runs, and which were not predicted for what reason.
+std::string assumed_and_skipped(std::span<const ValidatedRun> runs) {
+  const std::string assumed = listed_by(runs, [](const ValidatedRun& one) {
+    return one.skipped.empty() ? join(one.assumed, "; ") : std::string();
+  });
+  const std::string skipped = listed_by(runs, [](const ValidatedRun& one) { return one.skipped; });
+  return (assumed.empty() ? "" : "assumed, and of which runs:\n" + assumed + "\n") +
+         (skipped.empty() ? "" : "skipped, and which runs:\n" + skipped + "\n");
+}
+
+}  // namespace
+
+std::string validation_table(std::span<const ValidatedRun> runs, bool with_engines) {
   std::vector<std::vector<std::string>> rows{
       {"run", "stated", "predicted", "measured", "error", "predicted memory", "measured", "error"}};
+  if (with_engines) rows.front().emplace_back("as engine");
   const auto seconds = [](double value) { return format_duration(Seconds(value)); };
   const auto error = [](const std::optional<double>& of) { return of ? percent(*of) : "-"; };
   for (const ValidatedRun& one : runs) {
@@ -240,8 +274,9 @@ std::string validation_table(std::span<const ValidatedRun> runs) {
                        : format_bytes(one.memory) +
                              (one.verdict == MemoryVerdict::fits ? "" : fmt::format(" ({})", words_of(one.verdict))),
          one.run.memory_gib ? fmt::format("{:.1f} GiB", *one.run.memory_gib) : "-", error(one.memory_error())});
+    if (with_engines) rows.back().push_back(is_collective ? "-" : printable_line(one.engine));
   }
-  std::string text = align_columns(rows, 2) + "\n";
+  std::string text = align_columns(rows, 2) + "\n" + assumed_and_skipped(runs);
   const std::vector<SummaryRow> summaries = summary_rows(runs);
   for (const std::string_view with : {"exact", "assumed"})
     for (const std::string_view quantity : {"step time", "memory"}) text += summary_table(summaries, with, quantity);

@@ -22,9 +22,10 @@ std::vector<SummaryRow> summary_rows(std::span<const ValidatedRun> runs);
 // for each reason why runs were skipped.
 std::string summary_in_words(std::span<const ValidatedRun> runs);
 
-// A line for each run, then summaries by source, engine and device, the order of layouts, and why
-// runs were skipped.
-std::string validation_table(std::span<const ValidatedRun> runs);
+// A line for each run that was predicted, with the engine that it was predicted as on demand; what
+// was assumed of which runs, and which were skipped for what reason; then summaries by source,
+// engine and device, the order of layouts, and how many were skipped.
+std::string validation_table(std::span<const ValidatedRun> runs, bool with_engines = false);
 
 // parplan.validate/1 (docs/json.md).
 Json validation_json(std::span<const ValidatedRun> runs, const std::string& version);

@@ -79,6 +79,16 @@ TEST_CASE("an engine that overlaps less, fuses less and repeats more takes longe
   CHECK(step("megatron-2022") < step("megatron-2021"));
 }
 
+TEST_CASE("a compiled FSDP takes less than an eager one, and more than where the loss is fused, too") {
+  const auto step = [](const std::string& engine) {
+    return answer_of({"simulate", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--global-batch", "8",
+                      "--seq-len", "8192", "--dp", "8", "--zero", "3", "--recompute", "full", "--engine", engine})
+        .at("plans").at(0).at("step_time_s").get<double>();
+  };
+  CHECK(step("fsdp-compiled") < step("fsdp"));
+  CHECK(step("fsdp-compiled") > step("parplan"));
+}
+
 TEST_CASE("what an engine lacks is said of its space and refused where it is asked for") {
   const std::vector<std::string> suggest = {"suggest",  "gpt2", "--cluster", "dgx-a100", "--devices", "8",
                                             "--global-batch", "16", "--seq-len", "512", "--engine"};
@@ -94,13 +104,13 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
   CHECK(space("bloom", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; engine bloom has no sequence parallelism, "
         "tensor parallelism overlapped by slices, context parallelism, GPipe, interleaved pipelines, zero-bubble "
-        "pipelines, other orders of the mesh's axes, hybrid sharding, ZeRO above 1 in pipelines; recompute none, full, "
-        "the same on all stages");
+        "pipelines, other orders of the mesh's axes, DataParallel, hybrid sharding, ZeRO above 1 in pipelines; "
+        "recompute none, full, the same on all stages");
   CHECK(space("megatron-2022", {"--recompute", "core_attn"}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1; sequence_parallel false, true; schedule 1f1b, "
         "interleaved; engine megatron-2022 has no tensor parallelism "
         "overlapped by slices, context parallelism, GPipe, zero-bubble pipelines, other orders of the mesh's axes, "
-        "hybrid sharding, ZeRO above 1");
+        "DataParallel, hybrid sharding, ZeRO above 1");
   CHECK(space("parplan", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; sequence_parallel false, true; schedule gpipe, "
         "1f1b, interleaved; dp_shard sizes that double at least; recompute none, norms+activation, norms+mlp, full; "
@@ -116,8 +126,8 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "tp_overlap ring");
   CHECK(space("fsdp", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; dp_shard every size; engine fsdp has no tensor "
-        "parallelism, context parallelism, pipelines, gathers other than one block ahead, gathers of each parameter by "
-        "itself; recompute none, norms+activation, norms+mlp, full");
+        "parallelism, context parallelism, pipelines, DataParallel, gathers other than one block ahead, gathers of "
+        "each parameter by itself; recompute none, norms+activation, norms+mlp, full");
   const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
     std::vector<std::string> arguments = suggest;
     arguments.front() = command;
@@ -138,8 +148,39 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
   CHECK(error("suggest", "bloom", {"--schedule", "interleaved"}) ==
         "error: engine bloom has no interleaved pipelines: virtual_stages must be 1 and schedule another, such as "
         "1f1b\n");
+  CHECK(error("suggest", "megatron-2022", {"--dp-method", "master"}) ==
+        "error: engine megatron-2022 has no DataParallel: dp_method must be all_reduce\n");
+  CHECK(error("suggest", "data-parallel", {"--dp", "8", "--dp-method", "all_reduce"}) ==
+        "error: engine data-parallel has no data-parallel ranks that each reduce gradients: dp_method must be master, "
+        "or dp 1\n");
   CHECK(error("suggest", "megatron-2021", {"--mesh-order", "dp-pp-tp"}) ==
         "error: engine megatron-2021 has no other orders of the mesh's axes: mesh_order must be pp-dp-tp\n");
+}
+
+TEST_CASE("replicas of DataParallel have a master, whether or not it is asked for") {
+  const auto answer = [](const std::string& command, const std::string& engine, std::vector<std::string> more) {
+    std::vector<std::string> arguments{command, "gpt2", "--cluster", "dgx-a100", "--global-batch", "64",
+                                       "--seq-len", "512", "--engine", engine};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return answer_of(arguments);
+  };
+  const auto step = [](const Json& of) { return of.at("plans").at(0).at("step_time_s").get<double>(); };
+  const Json implied = answer("simulate", "data-parallel", {"--dp", "8"});
+  CHECK(implied.at("plans").at(0).at("dp_method") == "master");
+  CHECK(step(implied) == step(answer("simulate", "data-parallel", {"--dp", "8", "--dp-method", "master"})));
+  CHECK(step(implied) > step(answer("simulate", "ddp", {"--dp", "8"})));
+  CHECK(answer("simulate", "data-parallel", {"--dp", "1", "--devices", "1"}).at("notes").empty());
+  // The search's plans are no others, and one device is among them.
+  const Json found = answer("suggest", "data-parallel", {"--top", "20"});
+  bool has_one = false;
+  for (const Json& row : found.at("plans")) {
+    CHECK((row.at("dp") == 1 || row.at("dp_method") == "master"));
+    has_one = has_one || row.at("dp") == 1;
+  }
+  CHECK(has_one);
+  CHECK(found.at("plans").size() > 1);
+  CHECK(found.at("search").at("certified") == true);
+  for (const Json& left_out : found.at("search").at("left_out")) CHECK(left_out.at("what") != "DataParallel");
 }
 
 TEST_CASE("an engine that has it keeps what some layers save in host memory, and another is refused") {

@@ -89,8 +89,8 @@ TEST_CASE("a communication's time comes from measured collectives, NCCL's model 
   network.nvlink = true;
   network.compute_capability = 80;
   REQUIRE(measured_rings(network) != nullptr);
-  CHECK(origin(InstructionKind::all_gather) == "measured");
-  CHECK(origin(InstructionKind::all_to_all) == "measured");
+  CHECK(origin(InstructionKind::all_gather) == "fitted");
+  CHECK(origin(InstructionKind::all_to_all) == "fitted");
   CHECK(origin(InstructionKind::send) == "links");
 }
 

@@ -118,6 +118,36 @@ TEST_CASE("an engine's file that is wrong is refused with its place, and an unkn
   const std::string unknown = error_of<ConfigError>([] { find_engine("megatrom", folder); });
   CHECK(unknown.find("unknown engine 'megatrom'") != std::string::npos);
   CHECK(unknown.find("did you mean 'megatron") != std::string::npos);
+  const std::string dotted = error_of<ConfigError>([] { find_engine("llm.c", folder); });
+  CHECK(dotted.find("unknown engine 'llm.c'; known are ") != std::string::npos);
+  CHECK(dotted.find("did you mean 'llm-c'") != std::string::npos);
+  CHECK(error_of<ConfigError>([] { find_engine("none.yaml", folder); }).find("cannot read 'none.yaml'") !=
+        std::string::npos);
+}
+
+TEST_CASE("a compiled FSDP fuses element-wise steps and norms with sums, and nothing into products") {
+  const Engine compiled = find_engine("fsdp-compiled", folder), eager = find_engine("fsdp", folder);
+  CHECK(compiled.fused_norm);
+  CHECK(!eager.fused_norm);
+  CHECK(!compiled.fused_activation);
+  CHECK(!compiled.fused_bias_gradient);
+  CHECK(!compiled.fused_norm_gradient);
+  // Real rotary positions are one kernel, complex ones are not.
+  const auto rotary_in_steps = [&](const char* engine) {
+    const OpGraph graph = as_run_by(find_engine(engine, folder), graph_of("llama3-8b", 64));
+    return std::ranges::count_if(
+        graph.ops, [](const Op& op) { return op.kind == OpKind::rotary && op.attributes.stepwise; });
+  };
+  CHECK(rotary_in_steps("fsdp-compiled") == 0);
+  CHECK(rotary_in_steps("torchtitan") == 32);
+  // It is FSDP2 as torchtitan's file has it, without the other axes.
+  CHECK(compiled.casts_shards);
+  CHECK(compiled.widens_gradients);
+  CHECK(compiled.copies_gathered);
+  CHECK(!compiled.has_tensor);
+  CHECK(!compiled.has_pipeline);
+  CHECK(!compiled.has_context);
+  CHECK(compiled.most_zero == 3);
 }
 
 TEST_CASE("an engine that is like another has its facts but for those that it states") {

@@ -7,10 +7,14 @@
 #include <span>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "planner/graph/engine_file.h"
+#include "planner/parallel/engine_layouts.h"
+#include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/spec_hash.h"
 #include "planner/schedule/schedules.h"
@@ -181,6 +185,84 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     all_told += told[what];
   }
   CHECK(all_told > 0);
+}
+
+TEST_CASE("nothing is left out that the engine lacks, and what is left out of what it has is bounded") {
+  std::mt19937 random(29);
+  const std::string folder = PARPLAN_SOURCE_DIR "/configs/engines";
+  int bounded = 0, with_less_memory = 0;
+  for (const std::string& name : engine_names(folder))
+    for (const Objective objective : {Objective::time, Objective::memory}) {
+      TrainingSpec training = training_of(8, DataType::bf16);
+      training.engine = find_engine(name, folder);
+      const OpGraph graph = as_run_by(training, random_graph(random, 16));
+      Cluster cluster = random_cluster(random, true, false);
+      NodeGroup& nodes = cluster.groups.front();
+      nodes.host = Host{.memory = {}, .memory_bandwidth = BytesPerSecond(1e12), .link = BytesPerSecond(1e11)};
+      NetworkCache networks(cluster, training.engine);
+      SearchOptions options;
+      options.bounds_left_out = options.tries_more_with_best = true;
+      options.objective = objective;
+      const LayoutRequest request = with_implied(training.engine, {});
+      SearchResult found = search(graph, cluster, training, request, options);
+      REQUIRE(!found.plans.empty());
+      if (objective == Objective::time) {  // with less memory than that plan takes
+        const std::int64_t peak = found.plans.front().result.memory.peak().count;
+        nodes.device.memory_capacity = Bytes(peak - peak / 8);
+        if (SearchResult less = search(graph, cluster, training, request, options); !less.plans.empty()) {
+          found = std::move(less);
+          ++with_less_memory;
+        }
+      }
+      std::map<std::string, std::vector<ParallelSpec>> beyond =
+          layouts_beyond(graph, training, cluster.devices());
+      std::vector<ParallelSpec>& of_layers = beyond["offload of the activations of some layers"];
+      for (int devices = 1; devices <= cluster.devices(); ++devices)
+        for (ParallelSpec spec : enumerate_specs(graph, training, devices, request))
+          for (int layers = 1; layers < most_layers_of_a_stage(graph, spec); ++layers) {
+            spec.offload = Offload{.activations = Home::host};
+            spec.offload_layers = layers;
+            if (!illegal(graph, training, spec)) of_layers.push_back(spec);
+          }
+      const double best = score(objective, cluster, found.plans.front().spec,
+                                found.plans.front().result.time.total(), found.plans.front().result.memory)
+                              .first;
+      for (const LeftOut& left_out : found.counts.left_out) {
+        INFO(name << ": " << left_out.what);
+        if (left_out.what.starts_with(interleaved) || std::string(interleaved).starts_with(left_out.what)) {
+          const bool has_shards = left_out.what == interleaved;
+          CHECK(has_shards == (std::min(training.engine.most_zero, training.engine.most_zero_in_pipelines) > 1));
+          CHECK((!has_shards || !beyond[interleaved].empty()));
+        } else if (left_out.what.starts_with(hybrid)) {
+          CHECK(!beyond[hybrid].empty());
+        } else if (left_out.what.ends_with("modules to recompute") || left_out.what == recompute) {
+          CHECK((!beyond[recompute].empty() || left_out.what == recompute));
+        } else if (beyond.contains(left_out.what)) {
+          CHECK(!beyond[left_out.what].empty());
+        }
+        if (left_out.what != "offload of the activations of some layers") continue;
+        for (int trial = 0; trial < 40; ++trial) {
+          ParallelSpec spec = of_layers[random() % of_layers.size()];
+          spec.stage_blocks = random_cut(static_cast<int>(graph.blocks.size()), spec.stages(), random);
+          const StepResult result =
+              simulate_spec(graph, networks, training, spec, place(graph, spec), schedule_of(spec, training), nullptr);
+          if (result.memory.peak() > nodes.device.memory_capacity) continue;
+          ++bounded;
+          const double its = score(objective, cluster, spec, result.time.total(), result.memory).first;
+          CHECK(best <= its * (1.0 + *left_out.gap) * (1.0 + tied_plans) * (1 + 1e-9));
+        }
+      }
+      if (is_own(training.engine)) continue;
+      CHECK(std::ranges::find(found.counts.left_out, offload, &LeftOut::what) == found.counts.left_out.end());
+      // And what it has is said.
+      const bool is_said = std::ranges::find(found.counts.left_out, "offload of the activations of some layers",
+                                             &LeftOut::what) != found.counts.left_out.end();
+      CHECK(is_said == !of_layers.empty());
+      if (!training.engine.has_master)
+        CHECK(std::ranges::find(found.counts.left_out, data_parallel, &LeftOut::what) == found.counts.left_out.end());
+    }
+  CHECK(bounded > 100);
+  CHECK(with_less_memory > 3);
 }
 
 TEST_CASE("the layout of the best plan is searched with hybrid sharding") {

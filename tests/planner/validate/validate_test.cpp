@@ -586,6 +586,58 @@ TEST_CASE("every published run is stated or skipped with a reason, and the JSON 
   CHECK(json["summary"]["exact"]["all"][0]["step_time"]["runs"] == exact);
 }
 
+TEST_CASE("the table lists what was assumed of which runs, and which were skipped for what reason") {
+  const auto one = [](const std::string& id, std::vector<std::string> assumed, const std::string& skipped) {
+    ValidatedRun run;
+    run.run.id = id;
+    run.engine = "megatron";
+    run.assumed = std::move(assumed);
+    run.skipped = skipped;
+    run.step = Seconds(2.0);
+    return run;
+  };
+  const std::vector<ValidatedRun> runs = {
+      one("first", {}, ""), one("second", {"micro-batch 1", "no recompute"}, ""),
+      one("third", {"no recompute"}, ""), one("fourth", {"no recompute"}, "dp is not stated"),
+      one("fifth", {"micro-batch 1", "no recompute"}, ""), one("sixth", {}, "dp is not stated")};
+  const std::string lists = "assumed, and of which runs:\n"
+                            "  micro-batch 1; no recompute: second, fifth\n"
+                            "  no recompute: third\n\n"
+                            "skipped, and which runs:\n"
+                            "  dp is not stated: fourth, sixth\n\n";
+  const std::string table = validation_table(runs);
+  CHECK(table.find(lists) != std::string::npos);
+  CHECK(table.find("megatron") == std::string::npos);
+  CHECK(validation_table(runs, true).find("as engine\nfirst ") != std::string::npos);
+  CHECK(validation_table(std::vector{runs[0]}).find("assumed") == std::string::npos);
+  CHECK(validation_table(std::vector{runs[0]}).find("skipped") == std::string::npos);
+}
+
+TEST_CASE("a run is predicted to fit, not to fit, or neither where it is tight, and the summary counts the same") {
+  std::vector<ValidatedRun> runs;
+  const auto add = [&](const char* outcome, MemoryVerdict verdict) {
+    ValidatedRun& run = runs.emplace_back();
+    run.run.outcome = outcome;
+    run.verdict = verdict;
+  };
+  for (const char* const outcome : {"ok", "oom"})
+    for (const MemoryVerdict verdict : {MemoryVerdict::fits, MemoryVerdict::tight, MemoryVerdict::does_not_fit})
+      add(outcome, verdict);
+  add("oom", MemoryVerdict::tight);
+  const Json json = validation_json(runs, "1");
+  const auto rows_with = [&](const std::string& outcome, const Json& predicted) {
+    return std::ranges::count_if(json.at("rows"), [&](const Json& row) {
+      return row.at("outcome") == outcome && row.at("predicted_to_fit") == predicted;
+    });
+  };
+  const Json& memory = json.at("summary").at("out_of_memory");
+  CHECK(memory.at("predicted_to_fit") == rows_with("oom", true));
+  CHECK(memory.at("recorded_predicted_tight") == rows_with("oom", nullptr));
+  CHECK(memory.at("predicted_not_to_fit") == rows_with("ok", false));
+  CHECK(memory.at("fitted_predicted_tight") == rows_with("ok", nullptr));
+  CHECK(rows_with("oom", nullptr) == 2);
+}
+
 TEST_CASE("a published collective is predicted as a group that communicates alone") {
   const testing::TemporaryFolder folder;
   const std::string path = folder.write("nccl.csv",
