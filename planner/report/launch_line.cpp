@@ -98,6 +98,11 @@ LaunchLine launch_line(const Plan& plan, const std::string& plan_file) {
         fmt::format("parplan runs nothing on {}: another framework has to carry the plan out", backend.runtime));
     return line;
   }
+  if (const Engine& engine = plan.training.engine; !is_own(engine)) {
+    line.notes.push_back(fmt::format(
+        "the plan is for {}, which has to carry it out: parplan runs plans for its own runtime", engine.title));
+    return line;
+  }
   const std::string run = "parplan run " + quoted(plan_file);
   const std::vector<MachineRanks> machines = ranks_by_machine(plan);
   if (machines.size() == 1) {

@@ -12,7 +12,7 @@ namespace parplan {
 // cluster's device r.
 struct LaunchLine {
   std::vector<std::pair<std::string, std::string>> environment;  // to be set where devices were selected, in this order
-  std::vector<std::string> commands;  // alternatives (docs/launch.md); empty where parplan cannot run on the devices
+  std::vector<std::string> commands;  // alternatives (docs/launch.md); empty where parplan cannot run the plan
   std::vector<std::string> notes;
   bool operator==(const LaunchLine&) const = default;
 };

@@ -448,7 +448,11 @@ std::vector<PlacedSpec> OpenParts::orders_of(std::size_t number) const {
 std::vector<PlacedSpec> OpenParts::layouts_of(std::size_t number) const {
   const Part& part = parts_[number];
   if (part.step == Step::any_order) return orders_of(number);
-  if (part.recomputing == nullptr) return list_layouts(number, true);
+  if (part.recomputing == nullptr) {
+    std::vector<PlacedSpec> listed = list_layouts(number, true);
+    std::erase_if(listed, [this](const PlacedSpec& placed) { return !is_open(placed.spec); });
+    return listed;
+  }
   std::vector<PlacedSpec> all;
   for (const PlacedSpec& placed : *part.recomputing)
     if (placed.orders == 1)

@@ -122,3 +122,12 @@ TEST_CASE("devices that parplan does not run have variables at most") {
         "          (the driver shows these devices in its own order, not in that of 3,1)\n"
         "          (parplan runs nothing on oneAPI: another framework has to carry the plan out)\n");
 }
+
+TEST_CASE("a plan of another engine is not parplan's to start") {
+  Plan plan = plan_of({group(BackendKind::cuda, 8, 2)}, 16);
+  plan.training.engine.name = "other";
+  plan.training.engine.title = "Another Engine";
+  CHECK(launch_line(plan, "plan.yaml").commands.empty());
+  CHECK(lines(plan) ==
+        "          (the plan is for Another Engine, which has to carry it out: parplan runs plans for its own runtime)\n");
+}

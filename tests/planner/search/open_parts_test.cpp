@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "planner/parallel/cut_stages.h"
@@ -24,21 +25,25 @@ namespace {
 
 struct CheckedParts {
   int layouts = 0;
-  int cut_sequences = 0;  // layouts with sequence parallelism
-  double closest = 0.0;   // of a floor to its step
+  int cut_sequences = 0;     // layouts with sequence parallelism
+  int left_out = 0;          // layouts that do not fit
+  double closest = 0.0;      // of a floor to its step
+  std::vector<Bytes> peaks;  // of simulated layouts
 };
 
 // Looks into all parts of the space, and holds floors against simulated steps and the counts of
 // parts against those of what they were found to hold.
 CheckedParts check_floors(const OpGraph& graph, const TrainingSpec& training, const Cluster& cluster,
-                          const LayoutRequest& request) {
-  const SpaceWidth width = usual_width(graph, training.engine, request);
+                          const LayoutRequest& request, bool balances_replicas = false) {
+  SpaceWidth width = usual_width(graph, training.engine, request);
+  width.balances_replicas = balances_replicas;
   CandidateMaker maker(graph, cluster, training);
   LayoutFloors floors(graph, cluster, training, request, width, maker);
   OpenParts parts(graph, cluster, training, request, width, Objective::time, cluster.devices(), floors);
   NetworkCache networks(cluster, training.engine);
   std::vector<Open> open = parts.open_all();
   CheckedParts checked;
+  std::set<std::uint64_t> places;  // of layouts
   while (!open.empty()) {
     const Open part = open.back();
     open.pop_back();
@@ -54,6 +59,8 @@ CheckedParts check_floors(const OpGraph& graph, const TrainingSpec& training, co
       continue;
     }
     const OpenParts::Layouts layout = parts.layouts(part.part);
+    CHECK(layout.count == 1);
+    CHECK(places.insert(layout.place).second);
     ParallelSpec spec = layout.spec;
     spec.stage_blocks = even_stages(graph, spec.stages());
     if (illegal(graph, training, spec)) continue;
@@ -62,9 +69,16 @@ CheckedParts check_floors(const OpGraph& graph, const TrainingSpec& training, co
     INFO(describe(spec));
     CHECK(layout.floor.time <= simulated.time.total() * (1 + 1e-12));
     checked.closest = std::max(checked.closest, layout.floor.time / simulated.time.total());
+    checked.peaks.push_back(simulated.memory.peak());
     ++checked.layouts;
     checked.cut_sequences += spec.sequence_parallel;
   }
+  // What was left out, one by one.
+  while (const std::optional<OpenParts::Layouts> layout = parts.take_smallest_left_out(std::nullopt)) {
+    CHECK(places.insert(layout->place).second);
+    ++checked.left_out;
+  }
+  CHECK(parts.count_left_out() == 0);
   MESSAGE(checked.layouts << " layouts, " << checked.cut_sequences << " with sequence parallelism; floors up to "
                           << checked.closest << " of the step");
   return checked;
@@ -93,13 +107,28 @@ TEST_CASE("nothing in a part is faster than its floor on unlike nodes, in any or
   cluster.groups.push_back(cluster_of("dgx-h100", 8).groups.front());
   LayoutRequest request;
   request[Choice::schedule] = ScheduleKind::one_f_one_b;
+  const OpGraph graph = graph_of("tiny-llama", 16);
+  const TrainingSpec training = training_of(16, DataType::bf16);
   for (int turn = 0; turn < 2; ++turn) {
-    const CheckedParts checked =
-        check_floors(graph_of("tiny-llama", 16), training_of(16, DataType::bf16), cluster, request);
+    const CheckedParts checked = check_floors(graph, training, cluster, request);
     CHECK(checked.layouts > 50);
+    CHECK(checked.left_out == 0);
     CHECK(checked.closest > 0.5);
+    CHECK(check_floors(graph, training, cluster, request, true).layouts == checked.layouts);
+    LayoutRequest in_order = request;
+    in_order[Choice::mesh_order] = parse_order("dp-pp-tp");
+    const CheckedParts in_one = check_floors(graph, training, cluster, in_order);
+    CHECK(in_one.layouts > 50);
+    CHECK(in_one.layouts < checked.layouts);
     std::ranges::reverse(cluster.groups);
   }
+  // So little memory that only some layouts fit.
+  std::vector<Bytes> peaks = check_floors(graph, training, cluster, request).peaks;
+  std::ranges::sort(peaks);
+  for (NodeGroup& group : cluster.groups) group.device.memory_capacity = peaks[peaks.size() / 2];
+  const CheckedParts tight = check_floors(graph, training, cluster, request);
+  CHECK(tight.layouts > 0);
+  CHECK(tight.left_out > 0);
 }
 
 }  // namespace parplan
