@@ -125,9 +125,9 @@ void lower_blocks(Lowering& lowering) {
   }
 }
 
-// Under engines with lists_shards, the host makes the lists of which gradients are scattered, one of
-// all ranks' shards for each parameter, while it submits the block's backward: whose last kernel
-// does not end before the host is through.
+// Under engines with lists_shards, the host makes the lists of which gradients are scattered, one
+// of all ranks' shards for each parameter, and submits their copies while it submits the block's
+// backward, whose last kernel does not end before the host is through.
 void list_gradients_beside_backwards(Lowering& lowering) {
   const Engine& engine = lowering.job.training.engine;
   if (!engine.lists_shards || !is_accelerator(lowering.job.backend) || lowering.job.layout.has_master()) return;

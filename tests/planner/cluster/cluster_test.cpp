@@ -242,7 +242,8 @@ TEST_CASE("what is wrong in a device file is named with its place") {
 TEST_CASE("what is wrong in a cluster file is named with its place") {
   CHECK(cluster_error("nod: {}\n") ==
         "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, processor, host, nvme, "
-        "groups, network, device_ids, memory_headroom, measured_on, calibrated, notes, sources; did you mean 'node' or 'nodes'?");
+        "groups, network, device_ids, memory_headroom, measured_on, calibrated, notes, sources; did you mean 'node' or "
+        "'nodes'?");
   CHECK(cluster_error("node: {devices: 4}\n") ==
         "c.yaml:4:7: error: expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
   CHECK(cluster_error("node: {devices: 4, intra: nvswitc}\n") ==
@@ -356,7 +357,8 @@ std::string network_error(const std::string& network, int nodes = 4, const std::
 TEST_CASE("clusters of unlike nodes are written and read back, with everything that networks may say") {
   const std::string text =
       "name: two kinds\ngroups:\n  - device: " + one_device + "\n    " + with_nics +
-      "\n    nodes: 3\n    price: 2.5 USD\n    processor: amd\n  - device: " + replaced(one_device, "{name: d", "{name: e") +
+      "\n    nodes: 3\n    price: 2.5 USD\n    processor: amd\n  - device: " +
+      replaced(one_device, "{name: d", "{name: e") +
       "\n    node: {devices: 4, intra: nvlink_mesh, bandwidth: 1 GB/s, nics: {count: 2, line_rate: 8 Gbit/s}}\n"
       "network: {latency: 1 us, rails: true, pxn: false, levels: [{name: leaf, nodes: 2}, {nodes: 4, oversubscription: "
       "3, latency: 2.5 us}, "

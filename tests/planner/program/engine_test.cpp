@@ -724,7 +724,7 @@ TEST_CASE("lists of gradients take the host as long as there are parameters and 
     spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
     return lower(job_of(graph, training, spec, backend), 0);
   };
-  // Of the blocks' own buckets, which are the first; behind them is that of the tied parameter.
+  // The blocks' own buckets are the first; behind them is that of the tied parameter.
   const auto parameters_of = [](const Program& program) {
     std::vector<std::set<TensorId>> of_bucket(program.buckets.size());
     for (const ParameterPart& part : program.parameters) of_bucket[part.bucket].insert(part.tensor);
