@@ -22,6 +22,7 @@ namespace {
 
 constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", "pcie_switch", "host_bridge",
                                                           "nic",    "memory",   "network"};
+constexpr std::array<const char*, 2> vendor_names = {"intel", "amd"};
 constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
 constexpr int most_devices = 1 << 20;
 // Any two of a node have a route: seconds for these, which are more than NVLink has joined (576).
@@ -279,8 +280,8 @@ Nvme read_nvme(const YamlNode& value) {
   return nvme;
 }
 
-// `device`, `node`, `nodes`, `price`, `host` and `nvme` of a cluster of one kind of node, or of a
-// group.
+// `device`, `node`, `nodes`, `price`, `processor`, `host` and `nvme` of a cluster of one kind of
+// node, or of a group.
 NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, const ClusterCatalog& catalog) {
   NodeGroup group;
   group.device = read_device_or_name(value.at("device"), catalog);
@@ -297,6 +298,8 @@ NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, con
       price->fail(error.message());
     }
   }
+  if (const auto processor = value.find("processor"))
+    group.processor = static_cast<ProcessorVendor>(processor->as_choice({vendor_names.begin(), vendor_names.end()}));
   if (const auto host = value.find("host")) group.host = read_host(*host);
   if (const auto nvme = value.find("nvme")) group.nvme = read_nvme(*nvme);
   return group;
@@ -462,8 +465,8 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     document.allow_keys({"name", "groups", "network", "device_ids", "memory_headroom", "measured_on", "calibrated",
                          "notes", "sources"});
   } else {
-    document.allow_keys({"name", "device", "node", "nodes", "price", "host", "nvme", "groups", "network", "device_ids",
-                         "memory_headroom", "measured_on", "calibrated", "notes", "sources"});
+    document.allow_keys({"name", "device", "node", "nodes", "price", "processor", "host", "nvme", "groups", "network",
+                         "device_ids", "memory_headroom", "measured_on", "calibrated", "notes", "sources"});
   }
   cluster.name = document.at("name").as_name();
   if (cluster.name.empty()) document.at("name").fail("expected a name, found ''");
@@ -475,7 +478,7 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
     if (!groups->is_list() || groups->size() == 0)
       groups->fail("expected a list of kinds of nodes, each with 'device', 'node' and 'nodes'");
     for (const YamlNode& item : groups->items()) {
-      item.allow_keys({"device", "node", "nodes", "price", "host", "nvme"});
+      item.allow_keys({"device", "node", "nodes", "price", "processor", "host", "nvme"});
       cluster.groups.push_back(read_group(item, cluster.name, catalog));
     }
   } else {
@@ -579,6 +582,7 @@ std::string write_group(const NodeGroup& group) {
   write_node(out, group.node);
   out << YAML::Key << "nodes" << YAML::Value << group.nodes;
   if (group.price) out << YAML::Key << "price" << YAML::Value << write_price(*group.price);
+  if (group.processor) out << YAML::Key << "processor" << YAML::Value << vendor_names[index_of(*group.processor)];
   if (group.host) {
     out << YAML::Key << "host" << YAML::Value << YAML::Flow << YAML::BeginMap;
     if (group.host->memory) out << YAML::Key << "memory" << YAML::Value << write_bytes(*group.host->memory);

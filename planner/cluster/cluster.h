@@ -105,6 +105,9 @@ struct Nvme {
   bool operator==(const Nvme&) const = default;
 };
 
+// Whose processors hosts have, as far as NCCL's model of times tells them apart.
+enum class ProcessorVendor { intel, amd };
+
 // Nodes of one kind, with one kind of device.
 struct NodeGroup {
   NodeKind node;
@@ -113,6 +116,7 @@ struct NodeGroup {
   std::optional<Price> price;
   std::optional<Host> host;
   std::optional<Nvme> nvme;
+  std::optional<ProcessorVendor> processor;  // absent: another, or unknown
 
   int devices_per_node() const { return static_cast<int>(node.devices.size()); }
   int devices() const { return nodes * devices_per_node(); }

@@ -103,6 +103,10 @@ int lowest_capability(std::span<const NodeGroup> groups) {
   return lowest.value_or(0);
 }
 
+bool all_amd(std::span<const NodeGroup> groups) {
+  return std::ranges::all_of(groups, [](const NodeGroup& group) { return group.processor == ProcessorVendor::amd; });
+}
+
 // A device's link to the NVSwitch that joins all of the node; 0 where another thing does.
 BytesPerSecond link_to_nvswitch(const NodeRoutes& routes) {
   if (!routes.star || routes.between.size() < 2) return {};
@@ -141,6 +145,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
       .inter_latency = {}};
   if (degree == 1) return result;
   result.compute_capability = lowest_capability(groups_in_use(cluster, ranks));
+  result.amd_hosts = all_amd(groups_in_use(cluster, ranks));
   const double exchanged = result.nodes == 2 ? 0.5 : 1.0;
   const Network& network = cluster.network;
   const AxisLayout axis_layout{.ranks = ranks, .stride = stride, .degree = degree};
@@ -312,6 +317,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
   if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
   result.tree_bandwidth = result.ring_bandwidth;
   result.compute_capability = lowest_capability(groups_in_use(cluster, ranks));
+  result.amd_hosts = all_amd(groups_in_use(cluster, ranks));
   return result;
 }
 

@@ -18,6 +18,7 @@ struct GroupNetwork {
   Seconds inter_latency;          // one hop between nodes; 0 with one node
   bool nvlink = true;          // whether every hop inside a node is over NVLink, another direct link or shared memory
   int compute_capability = 0;  // the lowest of the job's GPUs, 80 for 8.0; 0 where unknown
+  bool amd_hosts = false;      // whether the processors of all the job's hosts are AMD's
   // A rank's links to switches that add and broadcast (NVLink SHARP): NVSwitches that join all
   // members of a node, from compute capability 9.0 on. 0 where there are none.
   BytesPerSecond nvls_bandwidth{};

@@ -18,14 +18,14 @@ namespace parplan {
 // the same row (NVLINK or PCI for hops inside a node, NET between).
 //
 // For a ring that leaves the node, a hop inside it takes at least the time in which the CPU's
-// network thread serves a transfer (netOverhead: 1 us on Intel, 2 us on AMD, three times as much
-// for Simple). The CPU's vendor is unknown; Intel's value is taken.
+// network thread serves a transfer (getNetOverhead: 2 us where all hosts have AMD's processors,
+// else 1 us; three times as much for Simple).
 struct NcclProtocol {
   Seconds ring_base;
   Seconds ring_intra_excess;       // on NVLink
   Seconds ring_pcie_excess;        // inside a node, where a hop leaves NVLink
   Seconds ring_inter_excess;
-  Seconds ring_network_overhead;
+  Seconds ring_network_overhead;   // with processors that are not AMD's
   Seconds tree_base;
   Seconds tree_intra_excess;
   Seconds tree_pcie_excess;
@@ -35,6 +35,10 @@ struct NcclProtocol {
 // The time of one hop inside a node under a protocol.
 inline Seconds ring_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
   return network.intra_latency + (network.nvlink ? protocol.ring_intra_excess : protocol.ring_pcie_excess);
+}
+// The least that such a hop of a ring over several nodes takes.
+inline Seconds ring_network_overhead(const GroupNetwork& network, const NcclProtocol& protocol) {
+  return protocol.ring_network_overhead * (network.amd_hosts ? 2.0 : 1.0);
 }
 inline Seconds tree_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
   return network.intra_latency + (network.nvlink ? protocol.tree_intra_excess : protocol.tree_pcie_excess);
@@ -80,8 +84,8 @@ inline Seconds hop_of_a_transfer(const GroupNetwork& network) {
 }
 
 // llMaxBw: the most that low latency reaches in a ring or a tree. In one node it depends on the
-// GPUs; across nodes on the CPUs, for which this is tuning.cc's row for Intel. It is infinite where
-// the GPUs are unknown.
+// GPUs; across nodes on the CPUs, for which this is tuning.cc's row for Intel, whatever they are.
+// It is infinite where the GPUs are unknown.
 inline BytesPerSecond low_latency_cap(const GroupNetwork& network) {
   if (network.nodes > 2) return BytesPerSecond(20.4e9);
   if (network.nodes == 2) return BytesPerSecond(39e9);

@@ -44,7 +44,7 @@ Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network
   const double steps = passes * (network.ranks - 1);
   const double between_nodes = passes * (network.nodes - 1);
   Seconds inside = ring_hop_inside(network, protocol);
-  if (network.nodes > 1) inside = std::max(inside, protocol.ring_network_overhead);
+  if (network.nodes > 1) inside = std::max(inside, ring_network_overhead(network, protocol));
   // With one rank per node tuning.cc takes the tree's row between nodes.
   const Seconds between = network.inter_latency +
                           (network.ranks == network.nodes ? protocol.tree_inter_excess : protocol.ring_inter_excess);

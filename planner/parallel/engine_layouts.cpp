@@ -112,6 +112,11 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return spec.offload_layers > 0; }},
 };
 
+// Engines with lists_shards gather each parameter by itself, whatever gather_unit is.
+bool lacks(const Engine& engine, const EngineLayoutRow& row) {
+  return !(engine.*row.has) && !(row.choice == Choice::gather_unit && engine.lists_shards);
+}
+
 }  // namespace
 
 std::span<const EngineLayoutRow> engine_layout_rows() {
@@ -120,7 +125,7 @@ std::span<const EngineLayoutRow> engine_layout_rows() {
 
 std::optional<std::string> lacked_by_engine(const Engine& engine, const ParallelSpec& spec) {
   for (const EngineLayoutRow& row : layout_rows)
-    if (!(engine.*row.has) && row.uses(spec))
+    if (lacks(engine, row) && row.uses(spec))
       return fmt::format("engine {} has no {}: {}", engine.name, row.name, row.must);
   if (!is_own(engine) && !spec.replica_micro_batches.empty())
     return fmt::format(
@@ -161,7 +166,7 @@ LayoutRequest with_implied(const Engine& engine, LayoutRequest request) {
 std::string lacking_in_words(const Engine& engine) {
   std::vector<std::string> lacking;
   for (const EngineLayoutRow& row : layout_rows)
-    if (!(engine.*row.has) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers &&
+    if (lacks(engine, row) && row.choice != Choice::recompute && row.choice != Choice::recompute_layers &&
         row.choice != Choice::offload_layers)
       lacking.emplace_back(row.name);
   const int most = engine.has_pipeline ? std::min(engine.most_zero, engine.most_zero_in_pipelines) : engine.most_zero;

@@ -50,6 +50,12 @@ void for_each_parameter(const BucketLayout& layout, Visit visit) {
 
 }  // namespace
 
+std::int64_t parameters_of(const BucketLayout& layout) {
+  std::int64_t count = 0;
+  for_each_parameter(layout, [&](std::int64_t, std::int64_t) { ++count; });
+  return count;
+}
+
 SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least) {
   SmallParameters small;
   for_each_parameter(layout, [&](std::int64_t, std::int64_t elements) {

@@ -44,6 +44,7 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 // it, or with the next where it is the first.
 std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
                                      int place, std::int64_t least);
+std::int64_t parameters_of(const BucketLayout& layout);
 // The parameters of fewer elements than `least`, and the elements of all of them.
 struct SmallParameters {
   std::int64_t count = 0, elements = 0;

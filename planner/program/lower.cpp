@@ -125,6 +125,29 @@ void lower_blocks(Lowering& lowering) {
   }
 }
 
+// Under engines with lists_shards, the host makes the lists of which gradients are scattered, one
+// of all ranks' shards for each parameter, and submits their copies while it submits the block's
+// backward, whose last kernel does not end before the host is through.
+void list_gradients_beside_backwards(Lowering& lowering) {
+  const Engine& engine = lowering.job.training.engine;
+  if (!engine.lists_shards || !is_accelerator(lowering.job.backend) || lowering.job.layout.has_master()) return;
+  for (const int stage : lowering.stages)
+    for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
+      const RankBucket& bucket = lowering.rank_buckets[lowering.bucket_index(b)];
+      if (!bucket.shards.gradients || bucket.frozen || bucket.shard_ranks == 1) continue;
+      const std::int64_t shards = parameters_of(bucket.layout) * bucket.shard_ranks;
+      const Seconds host = (engine.host_per_listed_shard + engine.host_per_copied_shard) * static_cast<double>(shards);
+      const Lowering::BlockSegments& segments = lowering.segments_of(b);
+      for (const std::optional<int> segment : {segments.backward, segments.backward_weights}) {
+        if (!segment) continue;
+        std::vector<Instruction>& all = lowering.program.segments[*segment].instructions;
+        const auto last = std::ranges::find_if(
+            all.rbegin(), all.rend(), [](const Instruction& one) { return one.kind == InstructionKind::kernel; });
+        if (last != all.rend()) last->submission = host;
+      }
+    }
+}
+
 void count_communication(Program& program) {
   const std::vector<CommunicationVolume> of_segment = sent_by_segment(program);
   for (const Call& call : program.calls) {
@@ -141,6 +164,7 @@ Program lower(JobLowering& shared, int rank) {
   set_groups(lowering);
   lower_blocks(lowering);
   make_buckets(lowering);
+  list_gradients_beside_backwards(lowering);
   set_holders_of_copies(lowering);
   make_buffers(lowering);
   begin_step(lowering);

@@ -142,6 +142,14 @@ int widen_made_up_switches(std::vector<NcclPci>& children) {
   return widened;
 }
 
+// What NCCL takes for the vendor of a node, the first CPU's (ncclTopoCpuType in src/graph/topo.cc).
+std::optional<ProcessorVendor> vendor_of(const NcclCpu& cpu) {
+  if (cpu.architecture != CpuArchitecture::x86) return std::nullopt;
+  if (cpu.vendor == CpuVendor::intel) return ProcessorVendor::intel;
+  if (cpu.vendor == CpuVendor::amd) return ProcessorVendor::amd;
+  return std::nullopt;
+}
+
 // A node built vertex by vertex from a completed topology.
 class Builder {
  public:
@@ -155,6 +163,7 @@ class Builder {
     NodeGroup& group = cluster_.groups.front();
     group.device = device;
     group.node.name = std::move(name);
+    group.processor = vendor_of(topology.cpus.front());
   }
 
   Cluster build() {

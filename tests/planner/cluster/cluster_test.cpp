@@ -241,8 +241,9 @@ TEST_CASE("what is wrong in a device file is named with its place") {
 
 TEST_CASE("what is wrong in a cluster file is named with its place") {
   CHECK(cluster_error("nod: {}\n") ==
-        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, host, nvme, groups, network, "
-        "device_ids, memory_headroom, measured_on, calibrated, notes, sources; did you mean 'node' or 'nodes'?");
+        "c.yaml:4:1: error: unknown key 'nod'; allowed: name, device, node, nodes, price, processor, host, nvme, "
+        "groups, network, device_ids, memory_headroom, measured_on, calibrated, notes, sources; did you mean 'node' or "
+        "'nodes'?");
   CHECK(cluster_error("node: {devices: 4}\n") ==
         "c.yaml:4:7: error: expected a node with either 'devices' and 'intra' or 'vertices' and 'links'");
   CHECK(cluster_error("node: {devices: 4, intra: nvswitc}\n") ==
@@ -356,7 +357,8 @@ std::string network_error(const std::string& network, int nodes = 4, const std::
 TEST_CASE("clusters of unlike nodes are written and read back, with everything that networks may say") {
   const std::string text =
       "name: two kinds\ngroups:\n  - device: " + one_device + "\n    " + with_nics +
-      "\n    nodes: 3\n    price: 2.5 USD\n  - device: " + replaced(one_device, "{name: d", "{name: e") +
+      "\n    nodes: 3\n    price: 2.5 USD\n    processor: amd\n  - device: " +
+      replaced(one_device, "{name: d", "{name: e") +
       "\n    node: {devices: 4, intra: nvlink_mesh, bandwidth: 1 GB/s, nics: {count: 2, line_rate: 8 Gbit/s}}\n"
       "network: {latency: 1 us, rails: true, pxn: false, levels: [{name: leaf, nodes: 2}, {nodes: 4, oversubscription: "
       "3, latency: 2.5 us}, "
@@ -367,6 +369,8 @@ TEST_CASE("clusters of unlike nodes are written and read back, with everything t
   CHECK(device_name(cluster) == "d+e");
   CHECK(cluster.groups[1].nodes == 1);
   CHECK(cluster.groups[0].price == Price{.per_device_hour = 2.5, .currency = "USD"});
+  CHECK(cluster.groups[0].processor == ProcessorVendor::amd);
+  CHECK(!cluster.groups[1].processor);
   CHECK(cluster.group_of(5).device.name == "d");
   CHECK(cluster.group_of(6).device.name == "e");
   CHECK(cluster.network ==
@@ -499,6 +503,9 @@ TEST_CASE("what no machine has is refused with its place and the range") {
         "c.yaml:4:47: error: expected more than 0 B: without 'capacity', how much plans take is not checked");
   CHECK(machine_error("host: {memory: 0 B, memory_bandwidth: 1 GB/s, link: 1 GB/s}") ==
         "c.yaml:4:16: error: expected more than 0 B: without 'memory', how much plans take is not checked");
+  CHECK(machine_error("processor: amb") ==
+        "c.yaml:4:12: error: expected one of intel, amd, found 'amb'; did you mean 'amd'?");
+  CHECK(machine_error("processor: arm") == "c.yaml:4:12: error: expected one of intel, amd, found 'arm'");
   CHECK(machine_error("nvme: {read: 0 B/s, write: 1 GB/s}") == "c.yaml:4:14: error: a bandwidth must be more than 0");
   CHECK(machine_error("nvme: {read: 1 GB/s, write: 0 B/s}") == "c.yaml:4:29: error: a bandwidth must be more than 0");
 }
@@ -512,7 +519,8 @@ TEST_CASE("what is wrong in groups is named with its place") {
         "measured_on, calibrated, notes, "
         "sources; did you mean 'device_ids'?");
   CHECK(error_in("name: c\ngroups:\n" + group + "    count: 2\nnetwork: {latency: 1 us}\n") ==
-        "c.yaml:5:5: error: unknown key 'count'; allowed: device, node, nodes, price, host, nvme");
+        "c.yaml:5:5: error: unknown key 'count'; allowed: device, node, nodes, price, processor, host, "
+        "nvme");
   CHECK(error_in("name: c\ngroups:\n" + group) ==
         "c.yaml:1:1: error: a node with NICs needs 'network' with its 'latency'");
   CHECK(error_in("name: c\ngroups:\n" + group + "  - device: " +

@@ -79,6 +79,26 @@ TEST_CASE("where NCCL finds one ring of whole nodes, all of it enters a node by 
   CHECK(ring(several, mesh(1, 2, 4), Axis::tp) == ring(one, mesh(1, 2, 4), Axis::tp));
 }
 
+TEST_CASE("hosts count as AMD's where all of a job's are") {
+  Cluster cluster = test_cluster(4, 4, 2);
+  cluster.groups.push_back(cluster.groups.front());
+  const auto of_amd = [&](const DeviceMesh& m) {
+    const bool of_group = group_network(cluster, m, Axis::dp).amd_hosts;
+    if (group_size(m, Axis::pp) == 2) CHECK(stage_network(cluster, m, 0, 1).amd_hosts == of_group);
+    return of_group;
+  };
+  const DeviceMesh first = mesh(2, 4, 1), all = mesh(2, 8, 1);  // both nodes of the first group; all four
+  CHECK(!of_amd(first));
+  CHECK(!of_amd(all));
+  cluster.groups[0].processor = ProcessorVendor::amd;
+  CHECK(of_amd(first));
+  CHECK(!of_amd(all));  // the others' are unknown
+  cluster.groups[1].processor = ProcessorVendor::intel;
+  CHECK(!of_amd(all));
+  cluster.groups[1].processor = ProcessorVendor::amd;
+  CHECK(of_amd(all));
+}
+
 TEST_CASE("a group of one rank communicates with nobody") {
   const GroupNetwork network = group_network(test_cluster(8, 0, 1), mesh(1, 8, 1), Axis::tp);
   CHECK(network.ranks == 1);

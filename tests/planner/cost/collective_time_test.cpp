@@ -169,6 +169,30 @@ TEST_CASE("all latency of a large all-reduce over several nodes counts 1.4 times
         Approx(1.4 * 204.4e-6).epsilon(1e-12));
 }
 
+TEST_CASE("AMD's processors take twice as long to serve each hop inside a node of rings over several") {
+  GroupNetwork network = unit_network(8, 2);
+  network.intra_latency = Seconds(0.6e-6);
+  network.inter_latency = Seconds(2.7e-6);
+  network.ring_bandwidth = BytesPerSecond(1e30);
+  network.amd_hosts = true;
+  // All-gather: 6 hops inside, 1 between nodes. Simple: 8.4 + 6 * max(3.4, 6) + 14 us; low latency:
+  // 6.6 + 6 * max(0.6, 2) + 2.7.
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(58.4e-6).epsilon(1e-12));
+  CHECK(ring_low_latency_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(21.3e-6).epsilon(1e-12));
+  // A hop over PCIe takes 5.7 us in Simple, also less.
+  network.nvlink = false;
+  network.intra_latency = Seconds(1e-6);
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(58.4e-6).epsilon(1e-12));
+  // Slower hops, and rings of one node, take what they take elsewhere.
+  network.intra_latency = Seconds(2e-6);
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value ==
+        Approx(8.4e-6 + 6 * 6.7e-6 + 14e-6).epsilon(1e-12));
+  GroupNetwork inside = unit_network(8), of_amd = inside;
+  of_amd.amd_hosts = true;
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(8), of_amd) ==
+        ring_simple_time(InstructionKind::all_gather, Bytes(8), inside));
+}
+
 TEST_CASE("GPUs older than sm_80 lose more, and hops over PCIe have latencies of their own") {
   GroupNetwork network = unit_network(8, 2);
   network.intra_latency = Seconds(0.6e-6);

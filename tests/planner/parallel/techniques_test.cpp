@@ -650,6 +650,14 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
   CHECK(lacked_by_engine(poor, LayoutRequest{{Choice::sequence_parallel, true}}) ==
         "engine poor has no sequence parallelism: sequence_parallel must be false");
   CHECK(!lacked_by_engine(poor, LayoutRequest{{Choice::sequence_parallel, false}}));
+  // An engine that always gathers each parameter by itself takes it for the choice that it is.
+  Engine lists{.name = "poor", .lists_shards = true, .has_parameter_gathers = false};
+  CHECK(!lacked_by_engine(lists, LayoutRequest{{Choice::gather_unit, GatherUnit::parameter}}));
+  CHECK(!lacked_by_engine(lists, LayoutRequest{{Choice::gather_unit, GatherUnit::block}}));
+  CHECK(lacking_in_words(lists).empty());
+  lists.lists_shards = false;
+  CHECK(lacked_by_engine(lists, LayoutRequest{{Choice::gather_unit, GatherUnit::parameter}}) ==
+        "engine poor has no gathers of each parameter by itself: gather_unit must be block");
   const Engine sharding{.name = "poor", .most_zero_in_pipelines = 1};
   ParallelSpec spec = rich;
   spec.zero_stage = 2;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -707,6 +708,52 @@ TEST_CASE("an engine that gathers by lists of shards fills, gathers and copies e
   // Below ZeRO-3 no parameter is a shard.
   CHECK(calls_named(small_step(lists, DataType::bf16, 2, 0), "data.all_gather.parameters") ==
         calls_named(small_step({.name = "other"}, DataType::bf16, 2, 0), "data.all_gather.parameters"));
+}
+
+TEST_CASE("lists of gradients take the host as long as there are parameters and ranks, beside backwards") {
+  const auto lower_for = [](int ranks, int zero, BackendKind backend) {
+    Engine lists{.name = "other", .lists_shards = true};
+    lists.host_per_listed_shard = Seconds(2);
+    lists.host_per_copied_shard = Seconds(8);
+    const OpGraph graph = as_run_by(lists, graph_of("tiny-gpt2"));
+    TrainingSpec training{.global_batch = ranks, .sequence_length = 16, .precision = DataType::bf16};
+    training.engine = lists;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = ranks};
+    spec.zero_stage = zero;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    return lower(job_of(graph, training, spec, backend), 0);
+  };
+  // The blocks' own buckets are the first; behind them is that of the tied parameter.
+  const auto parameters_of = [](const Program& program) {
+    std::vector<std::set<TensorId>> of_bucket(program.buckets.size());
+    for (const ParameterPart& part : program.parameters) of_bucket[part.bucket].insert(part.tensor);
+    std::multiset<std::size_t> numbers;
+    for (std::size_t block = 0; block < graph_of("tiny-gpt2").blocks.size(); ++block)
+      numbers.insert(of_bucket[block].size());
+    return numbers;
+  };
+  const auto of_backwards = [](const Program& program) {
+    std::multiset<double> times;
+    for (const Call& call : program.calls)
+      if (const Segment& segment = program.segments[call.segment]; segment.name.ends_with(".backward"))
+        for (std::size_t i = 0; i < segment.instructions.size(); ++i) {
+          const Seconds host = segment.instructions[i].submission;
+          if (i + 1 == segment.instructions.size()) times.insert(host.value);
+          else CHECK(host == Seconds(0));
+        }
+    return times;
+  };
+  for (const int ranks : {2, 4}) {
+    const Program program = lower_for(ranks, 3, BackendKind::cuda);
+    std::multiset<double> wanted;
+    for (const std::size_t parameters : parameters_of(program))
+      wanted.insert(static_cast<double>(parameters) * ranks * (2 + 8));
+    CHECK(of_backwards(program) == wanted);
+  }
+  // Nothing of it where gradients are whole, and on cores, which are their own host.
+  for (const Program& program : {lower_for(2, 1, BackendKind::cuda), lower_for(2, 3, BackendKind::cpu)})
+    for (const double host : of_backwards(program)) CHECK(host == 0.0);
 }
 
 TEST_CASE("parameters of few elements persist, and are gathered once a step") {

@@ -185,6 +185,24 @@ TEST_CASE("Azure's NDv4 needs the card, and its GPUs are numbered by bus id, acr
         "NIC5\n");
 }
 
+TEST_CASE("the vendor of the processors is the first CPU's, of x86_64 alone") {
+  const auto processor = [](const Cluster& cluster) { return cluster.groups.front().processor; };
+  CHECK(processor(import_file("nccl-hgx-b200-8gpu-topo.xml", options({}))) == ProcessorVendor::intel);
+  CHECK(processor(import_file("nccl-azure-ndv4-topo.xml", options("a100-sxm4-40gb"))) == ProcessorVendor::amd);
+  const std::string text = read_file(topologies + "nccl-azure-ncv4-topo.xml");
+  CHECK(processor(import_text(text, options({}))) == ProcessorVendor::amd);
+  const std::string vendor = "vendor=\"AuthenticAMD\"", architecture = "arch=\"x86_64\"";
+  const auto with_first = [&](const std::string& old, const std::string& instead) {
+    std::string changed = text;
+    changed.replace(changed.find(old), old.size(), instead);
+    return processor(import_text(changed, options({})));
+  };
+  CHECK(with_first(vendor, "vendor=\"GenuineIntel\"") == ProcessorVendor::intel);
+  CHECK(!with_first(vendor, "vendor=\"CentaurHauls\""));
+  CHECK(!with_first(vendor, ""));
+  CHECK(!with_first(architecture, "arch=\"arm64\""));
+}
+
 TEST_CASE("Azure's NDv2 cannot say how its V100 are joined") {
   const std::string text = read_file(topologies + "nccl-azure-ndv2-topo.xml");
   CHECK(error_of(text, options("v100-sxm2-32gb")) ==
