@@ -56,12 +56,13 @@ std::int64_t parameters_of(const BucketLayout& layout) {
   return count;
 }
 
-SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least) {
+SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least, std::int64_t ranks) {
   SmallParameters small;
   for_each_parameter(layout, [&](std::int64_t, std::int64_t elements) {
     if (elements >= least) return;
     ++small.count;
     small.elements += elements;
+    small.shards += ceil_div(elements, ceil_div(elements, ranks));
   });
   return small;
 }

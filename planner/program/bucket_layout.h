@@ -45,11 +45,13 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
                                      int place, std::int64_t least);
 std::int64_t parameters_of(const BucketLayout& layout);
-// The parameters of fewer elements than `least`, and the elements of all of them.
+// The parameters of fewer elements than `least`: how many they are, the elements of all of them, and
+// how many shards of them `ranks` ranks hold, each of whom has the same share of a parameter until
+// none of it is left.
 struct SmallParameters {
-  std::int64_t count = 0, elements = 0;
+  std::int64_t count = 0, elements = 0, shards = 0;
 };
-SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least);
+SmallParameters small_parameters(const BucketLayout& layout, std::int64_t least, std::int64_t ranks);
 
 // The parts of a rank's shard whose run holds, as long as possible each, in elements from the start
 // of the shard. What is behind the last run is padding, which is neither decaying nor replicated

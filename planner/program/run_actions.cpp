@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/error.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
@@ -42,6 +43,8 @@ void gather_into(Lowering& lowering, int index, int whole) {
       instructions.push_back(std::move(instruction));
       pieces.push_back(std::move(on));
     };
+    // What is brought is where it is gathered, and would be filled.
+    PARPLAN_ASSERT(!(lists && is_brought), "lists of shards of parameters that are not on the device");
     for (const auto& [range, own] : units) {
       const auto all = [&](Access access) {
         return Piece{whole, range.begin * element, range.size() * element, access};

@@ -268,16 +268,17 @@ void gather_persistent(Lowering& lowering, std::size_t index) {
       lowering.gathered.empty() ||
       gather_unit(lowering.job, of.blocks.front()) != GatherUnit::parameter)
     return;
-  const SmallParameters small = small_parameters(of.layout, engine.persists_below);
+  const std::int64_t ranks = of.shard_ranks;
+  const SmallParameters small = small_parameters(of.layout, engine.persists_below, ranks);
   if (small.count == 0) return;
   const DataType type = in_memory(lowering.job.training.precision);
-  const std::int64_t element = size_of(type), ranks = of.shard_ranks;
+  const std::int64_t element = size_of(type);
   const std::int64_t own = std::min(ceil_div(small.elements, ranks), bucket.shard_elements);
   const int whole = lowering.gathered.front();
   const Piece all{whole, (bucket.elements - own * ranks) * element, own * ranks * element, Access::write};
   const Seconds host =
       is_accelerator(lowering.job.backend)
-          ? engine.host_per_persistent_shard * static_cast<double>(small.count * ranks)
+          ? engine.host_per_persistent_shard * static_cast<double>(small.shards)
           : Seconds(0.0);
   call_on_pieces(lowering, "data.all_gather.persistent_parameters", Stream::dp,
                  {communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type),
