@@ -45,9 +45,9 @@ BucketLayout bucket_layout(const OpGraph& graph, const Block& block, const std::
 std::vector<BucketUnit> bucket_units(const BucketLayout& layout, std::int64_t elements, GatherUnit unit, int ranks,
                                      int place, std::int64_t least);
 std::int64_t parameters_of(const BucketLayout& layout);
-// The parameters of fewer elements than `least`: how many they are, the elements of all of them, and
-// how many shards of them `ranks` ranks hold, each of whom has the same share of a parameter until
-// none of it is left.
+// The parameters of fewer elements than `least`: how many they are, the elements of all of them,
+// and how many shards of them `ranks` ranks hold, each of whom has the same share of a parameter
+// until none of it is left.
 struct SmallParameters {
   std::int64_t count = 0, elements = 0, shards = 0;
 };

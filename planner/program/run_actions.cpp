@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/error.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
@@ -43,13 +42,12 @@ void gather_into(Lowering& lowering, int index, int whole) {
       instructions.push_back(std::move(instruction));
       pieces.push_back(std::move(on));
     };
-    // What is brought is where it is gathered, and would be filled.
-    PARPLAN_ASSERT(!(lists && is_brought), "lists of shards of parameters that are not on the device");
     for (const auto& [range, own] : units) {
       const auto all = [&](Access access) {
         return Piece{whole, range.begin * element, range.size() * element, access};
       };
-      if (lists) add(fill_gathered(range.size(), lowering.job.training), {all(Access::write)});
+      // What is brought is there already.
+      if (lists && !is_brought) add(fill_gathered(range.size(), lowering.job.training), {all(Access::write)});
       Instruction gather =
           communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type);
       if (lists) gather.submission = host_of_shards(lowering, &Engine::host_per_listed_shard);

@@ -61,7 +61,8 @@ class LayoutFloors {
   // With a micro-batch and sequence parallelism: the kernels of the blocks, and communication in
   // them with no latency over all of a device's links.
   Floor of_micro_batch(const ParallelSpec& spec);
-  // The same memory, with the time of of_micro_batch_at_peak: less work where time only breaks ties.
+  // The same memory, with the time of of_micro_batch_at_peak: less work, where time only breaks
+  // ties.
   Floor memory_of_micro_batch(const ParallelSpec& spec);
   // The same with communication over the links that it crosses, in the best order of the axes; 0
   // where that is not known yet.

@@ -28,6 +28,7 @@ TEST_CASE("the guide's rules are said when the numbers say so") {
   request.layout[Choice::zero_stage] = 1;
   request.layout[Choice::micro_batch] = 1;
   request.layout[Choice::schedule] = ScheduleKind::one_f_one_b;
+  request.layout[Choice::dp_shard] = std::int64_t{0};
   const SuggestResult found = suggest(request);
   REQUIRE(found.plan);
   const Plan& plan = *found.plan;

@@ -129,5 +129,6 @@ TEST_CASE("a plan of another engine is not parplan's to start") {
   plan.training.engine.title = "Another Engine";
   CHECK(launch_line(plan, "plan.yaml").commands.empty());
   CHECK(lines(plan) ==
-        "          (the plan is for Another Engine, which has to carry it out: parplan runs plans for its own runtime)\n");
+        "          (the plan is for Another Engine, which has to carry it out: parplan runs plans for its own "
+        "runtime)\n");
 }
