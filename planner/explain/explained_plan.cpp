@@ -1,5 +1,6 @@
 #include "planner/explain/explained_plan.h"
 
+#include <utility>
 #include <vector>
 
 #include "planner/parallel/engine_layouts.h"
@@ -36,7 +37,7 @@ LayoutRequest ExplainedPlan::request() const {
   LayoutRequest request;
   if (plan.spec.mesh.dp_shard == 0) request[Choice::dp_shard] = std::int64_t{0};
   if (plan.spec.cp() == 1 && graph.sequence < long_sequence) request[Choice::cp] = std::int64_t{1};
-  return request;
+  return with_implied(plan.training.engine, std::move(request));
 }
 
 SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec& training, int top,
@@ -52,7 +53,7 @@ SearchResult ExplainedPlan::searched(const Cluster& cluster, const TrainingSpec&
   search_options.steps = steps.get();
   search_options.shapes = shapes;
   search_options.recomputes_fewest_layers = recomputes_some_layers(plan.spec);
-  LayoutRequest own = with_implied(training.engine, request());
+  LayoutRequest own = request();
   if (plan.spec.cp() > 1 && graph.sequence < long_sequence) {
     own[Choice::cp] = std::int64_t{plan.spec.cp()};
     own[Choice::cp_method] = plan.spec.cp_method;
