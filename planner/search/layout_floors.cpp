@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -60,6 +61,50 @@ double LayoutFloors::speeds_of(std::span<const std::vector<Seconds>> stages, std
     sum += speed;
   }
   return sum;
+}
+
+// Letters: rank s takes t_s for a block of a kind, of which there are n. Within T it takes T / t_s of
+// them, rounded down; with the least T all ranks together take n. All ranks but the first and the last
+// have a block that is neither the first nor the last, whatever their order here.
+Seconds LayoutFloors::slowest_of(std::span<const std::vector<Seconds>> stages) const {
+  Seconds slowest;
+  std::vector<std::pair<Seconds, int>> paces;  // and how many ranks have it
+  for (std::size_t kind = 0; kind < blocks_.size(); ++kind) {
+    if (std::ranges::any_of(stages, [&](const std::vector<Seconds>& rank) { return rank[kind] <= Seconds(0.0); }))
+      continue;
+    paces.clear();
+    for (const std::vector<Seconds>& rank : stages) {
+      const auto same = std::ranges::find(paces, rank[kind], &std::pair<Seconds, int>::first);
+      if (same == paces.end())
+        paces.emplace_back(rank[kind], 1);
+      else
+        ++same->second;
+    }
+    double speed = 0.0;  // blocks a second
+    for (const auto& [seconds, ranks] : paces) speed += ranks / seconds.value;
+    const double evenly = blocks_[kind] / speed * (1 - 1e-9);
+    std::vector<int> taken;
+    int left = blocks_[kind];
+    for (const auto& [seconds, ranks] : paces) {
+      taken.push_back(static_cast<int>(evenly / seconds.value));
+      left -= ranks * taken.back();
+    }
+    Seconds within(evenly);
+    while (left > 0) {
+      std::size_t next = 0;  // that has one more first
+      for (std::size_t i = 1; i < paces.size(); ++i)
+        if ((taken[i] + 1) * paces[i].first < (taken[next] + 1) * paces[next].first) next = i;
+      within = ++taken[next] * paces[next].first;
+      left -= paces[next].second;
+    }
+    slowest = std::max(slowest, within);
+  }
+  if (!alike_inside_ || stages.size() < 3) return slowest;
+  std::vector<Seconds> of_one;
+  for (const std::vector<Seconds>& rank : stages)
+    of_one.push_back(rank[static_cast<std::size_t>(graph_.blocks[1].kind)]);
+  std::ranges::nth_element(of_one, of_one.begin() + 2, std::greater());
+  return std::max(slowest, of_one[2]);
 }
 
 LayoutFloors::LayoutFloors(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
@@ -141,7 +186,10 @@ Seconds LayoutFloors::least_of_any_cut(const ScheduleRow& row, Seconds all, Seco
 }
 
 Seconds LayoutFloors::least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below) {
-  const LeastWork work = work_of(blocks_, by_kind, shape.ranks);
+  return least_time(work_of(blocks_, by_kind, shape.ranks), shape, below);
+}
+
+Seconds LayoutFloors::least_time(const LeastWork& work, const PipelineShape& shape, Seconds below) {
   if (shape.ranks == 1) return shape.micro_batches * work.all;
   Seconds least = infinite;
   for (const ScheduleRow* row : schedules_) {
@@ -398,15 +446,8 @@ Floor LayoutFloors::of_micro_batch(const ParallelSpec& spec) {
     // The devices of a stage follow from the order of axes.
     time = infinite;
     for (const ParallelSpec& one : orders_of(spec)) {
-      std::vector<std::vector<Seconds>> stages;
-      std::vector<Seconds> fastest(blocks_.size(), infinite);
-      for (int s = 0; s < shape.stages; ++s) {
-        stages.push_back(least_seconds(one, networks.device(one.mesh, s)));
-        take_least(stages.back(), fastest);
-      }
-      const Seconds all = work_of(blocks_, fastest, shape.stages).all;
-      time = std::min(time,
-                      std::max(least_time(fastest, shape), shape.micro_batches * (all / speeds_of(stages, fastest))));
+      const auto [work, speeds, transfer] = kernels_of_stages(one);
+      time = std::min(time, std::max(least_time(work, shape), shape.micro_batches * (work.all / speeds)));
       if (may_be_unlike_in_order(one)) time = std::min(time, time_of_unlike(one));
     }
   }
@@ -481,6 +522,23 @@ Seconds LayoutFloors::time_of_any_shards(const ParallelSpec& spec) {
   return time * (1 - 1e-9);
 }
 
+LayoutFloors::LeastStages LayoutFloors::least_of(std::span<const std::vector<Seconds>> stages, int ranks) const {
+  std::vector<Seconds> fastest(blocks_.size(), infinite);
+  for (const std::vector<Seconds>& stage : stages) take_least(stage, fastest);
+  LeastStages least{.work = work_of(blocks_, fastest, ranks), .speeds = static_cast<double>(ranks), .transfer = {}};
+  if (stages.size() == 1) return least;
+  least.work.slowest = std::max(least.work.slowest, slowest_of(stages));
+  least.speeds = speeds_of(stages, fastest);
+  return least;
+}
+
+LayoutFloors::LeastStages LayoutFloors::kernels_of_stages(const ParallelSpec& spec) {
+  std::vector<std::vector<Seconds>> stages;
+  for (int s = 0; s < spec.pp(); ++s)
+    stages.push_back(least_seconds(spec, maker_.estimator().networks().device(spec.mesh, s)));
+  return least_of(stages, spec.pp());
+}
+
 const LayoutFloors::StagesInOrders& LayoutFloors::stages_in_any_order(const ParallelSpec& spec) {
   ParallelSpec key = of_any_schedule(spec);
   key.zero_stage = ParallelSpec().zero_stage;
@@ -492,14 +550,7 @@ const LayoutFloors::StagesInOrders& LayoutFloors::stages_in_any_order(const Para
   StagesInOrders& result = known->second;
   if (!inserted) return result;
   for (const ParallelSpec& one : orders_of(spec)) {
-    std::vector<std::vector<Seconds>> stages;
-    std::vector<Seconds> fastest(blocks_.size(), infinite);
-    for (int s = 0; s < one.pp(); ++s) {
-      stages.push_back(least_seconds(one, maker_.estimator().networks().device(one.mesh, s)));
-      take_least(stages.back(), fastest);
-    }
-    const LeastStages own{
-        .work = work_of(blocks_, fastest, one.pp()), .speeds = speeds_of(stages, fastest), .transfer = {}};
+    const LeastStages own = kernels_of_stages(one);
     const auto same = std::ranges::find(result.each, own);
     result.of_order.emplace_back(one.mesh.order, static_cast<std::size_t>(same - result.each.begin()));
     if (same == result.each.end()) result.each.push_back(own);
@@ -574,10 +625,7 @@ const LayoutFloors::LeastStages& LayoutFloors::least_stages(const ParallelSpec& 
     for (const Recompute recompute : known->first.choices)
       take_least(estimator.kind_seconds(spec, placements, static_cast<int>(stage), recompute), stages.back());
   }
-  std::vector<Seconds> least(blocks_.size(), infinite);
-  for (const std::vector<Seconds>& stage : stages) take_least(stage, least);
-  result.work = work_of(blocks_, least, spec.pp());
-  result.speeds = stages.size() > 1 ? speeds_of(stages, least) : static_cast<double>(spec.pp());
+  result = least_of(stages, spec.pp());
   if (spec.pp() == 1) return result;
   Bytes crossing(std::numeric_limits<std::int64_t>::max());
   const int parts = transfer_parts(placements.residual, spec.mesh, training_.engine);

@@ -160,6 +160,9 @@ class LayoutFloors {
   // How many times as fast as the fastest stage the stages are together, at most: each as fast as
   // it is with the kind of block that suits it best.
   static double speeds_of(std::span<const std::vector<Seconds>> stages, std::span<const Seconds> fastest);
+  // What the slowest of unlike ranks takes for its blocks at least, however these are cut.
+  // `stages`: what each rank takes for a block, by Block::kind.
+  Seconds slowest_of(std::span<const std::vector<Seconds>> stages) const;
   static LeastWork work_of(std::span<const int> blocks, std::span<const Seconds> by_kind, int ranks);
   static Seconds least_of_slowest(const ScheduleRow& row, const LeastWork& work, Seconds transfer,
                                   const PipelineShape& shape);
@@ -176,9 +179,12 @@ class LayoutFloors {
     Seconds transfer;
     bool operator==(const LeastStages&) const = default;
   };
+  // Of so many ranks, whose blocks take so long; `stages`: a single one where all are alike.
+  LeastStages least_of(std::span<const std::vector<Seconds>> stages, int ranks) const;
+  // By their kernels alone, with any recompute.
+  LeastStages kernels_of_stages(const ParallelSpec& spec);
   const LeastStages& least_stages(const ParallelSpec& spec, std::span<const Recompute> choices);
-  // By their kernels alone, with any recompute: those that differ, and by order of the axes which
-  // of them.
+  // Those by their kernels alone that differ, and by order of the axes which of them.
   struct StagesInOrders {
     std::vector<LeastStages> each;
     std::vector<std::pair<AxisOrder, std::size_t>> of_order;
@@ -235,6 +241,7 @@ class LayoutFloors {
   std::vector<SegmentSeconds> segment_seconds(std::span<const LoweredBlock> blocks, const ParallelSpec& spec,
                                               const NetworkCache::StageDevice& device) const;
   Seconds least_time(std::span<const Seconds> by_kind, const PipelineShape& shape, Seconds below = infinite);
+  Seconds least_time(const LeastWork& work, const PipelineShape& shape, Seconds below = infinite);
   Seconds least_time(const ScheduleRow& row, const LeastWork& work, const PipelineShape& shape, Seconds below);
   Seconds least_of_any_cut(const ScheduleRow& row, Seconds all, Seconds transfer, const PipelineShape& shape);
   double bytes_beside_state(const ParallelSpec& spec, const LeastBlocks& blocks) const;

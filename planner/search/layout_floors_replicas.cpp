@@ -72,15 +72,10 @@ Seconds LayoutFloors::time_of_unlike(const ParallelSpec& spec, std::span<const R
   double speed = 0.0;  // micro-batches a second, of all replicas
   for (const ReplicaKind& kind : kinds) {
     std::vector<std::vector<Seconds>> stages;
-    std::vector<Seconds> fastest(blocks_.size(), infinite);
-    for (const ReplicaKind::StagesOn& on : kind.stages) {
-      const std::vector<Seconds> least = least_on(spec, kind, on, choices);
-      stages.insert(stages.end(), static_cast<std::size_t>(on.count), least);
-      take_least(least, fastest);
-    }
-    LeastWork work = work_of(blocks_, fastest, shape.ranks);
-    const Seconds together = work.all / speeds_of(stages, fastest);
-    work.slowest = std::max(work.slowest, together);
+    for (const ReplicaKind::StagesOn& on : kind.stages)
+      stages.insert(stages.end(), static_cast<std::size_t>(on.count), least_on(spec, kind, on, choices));
+    auto [work, speeds, transfer] = least_of(stages, shape.ranks);
+    work.slowest = std::max(work.slowest, work.all / speeds);
     works.push_back(work);
     speed += kind.replicas / work.slowest.value;
   }

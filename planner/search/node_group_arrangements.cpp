@@ -65,7 +65,7 @@ bool are_one_plan(const RankedPlan& a, const RankedPlan& b) {
 // that are as good but for rounding the one of the first arrangement.
 class BestOfAll {
  public:
-  explicit BestOfAll(const SearchOptions& options) : top_(options.top), top_each_(options.top_each) {}
+  explicit BestOfAll(const SearchOptions& options) : top_(ranked_plans(options)), top_each_(options.top_each) {}
 
   void add(Listed one) {
     std::vector<std::size_t> rivals;  // of its degrees, the best first
@@ -88,14 +88,14 @@ class BestOfAll {
     return result;
   }
 
-  // The list behind its best plan, which may be one that is as good but for a tie.
-  std::vector<RankedPlan> behind(const RankedPlan& first) const {
+  // The list behind its best plan, which may be one that is as good but for a tie; `top` with it.
+  std::vector<RankedPlan> behind(const RankedPlan& first, int top) const {
     std::vector<RankedPlan> plans;
     int of_degrees = 1;
     for (const Listed& one : list_) {
       if (are_one_plan(one.plan, first)) continue;
       if (one.plan.spec.mesh.degree == first.spec.mesh.degree && ++of_degrees > top_each_) continue;
-      if (static_cast<int>(plans.size()) + 1 < top_) plans.push_back(one.plan);
+      if (static_cast<int>(plans.size()) + 1 < top) plans.push_back(one.plan);
     }
     return plans;
   }
@@ -211,6 +211,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
         begins(all[i], cluster) && (!precision_of || own_training.precision == precision_of(cluster));
     SearchOptions own_options = options;
     own_options.least_devices = least;
+    if (all.size() > 1) own_options.top = ranked_plans(options);
     own_options.to_beat = best;
     own_options.ranked_elsewhere = ranked.ranked();
     own_options.shapes = shapes;
@@ -254,7 +255,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     its_training.precision = result.precision;
     first.on = OtherDevices{.cluster = result.cluster, .training = its_training};
     result.found.plans.resize(1);
-    for (RankedPlan& plan : ranked.behind(first)) {
+    for (RankedPlan& plan : ranked.behind(first, options.top)) {
       RankedPlan on_its = plan;
       on_its.on = first.on;
       if (are_one_plan(plan, on_its)) plan.on.reset();

@@ -75,7 +75,7 @@ class SpaceSearch {
         request_(request),
         options_(options),
         width_(width_of(graph, training, request, options)),
-        search_{.top = options.tries_more_with_best ? std::max(options.top, least_tried) : options.top,
+        search_{.top = ranked_plans(options),
                 .top_each = options.top_each,
                 .tied = options.objective == Objective::memory ? 0.0 : tied_plans,
                 .to_beat = options.to_beat,
@@ -646,9 +646,6 @@ class SpaceSearch {
     return std::max(gap, counts.gap.value_or(0.0));
   }
 
-  // Layouts with which groups of heads and slices are tried, however few are ranked.
-  static constexpr int least_tried = 5;
-
   // Limits on looking at other cuts.
   // Places of a block on a stage, over layouts: up to the first number, all layouts are looked at.
   static constexpr std::int64_t few_other_places = 16'384, most_other_places = 262'144;
@@ -692,6 +689,11 @@ class SpaceSearch {
 };
 
 }  // namespace
+
+int ranked_plans(const SearchOptions& options) {
+  constexpr int least_tried = 5;  // layouts with which groups of heads and slices are tried
+  return options.tries_more_with_best ? std::max(options.top, least_tried) : options.top;
+}
 
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                     const LayoutRequest& request, const SearchOptions& options) {

@@ -57,6 +57,9 @@ struct SearchOptions {
   std::vector<RankedElsewhere> ranked_elsewhere = {};
 };
 
+// How many plans a search ranks: as many as are asked for, and as it tries more with.
+int ranked_plans(const SearchOptions& options);
+
 struct SearchResult {
   // Best by the objective first, simulated; ties by the order of the space. Candidates that differ
   // in the order of axes alone, and whose groups see the same links, are represented by the first.

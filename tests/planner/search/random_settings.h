@@ -37,6 +37,18 @@ inline Cluster cluster_of(const std::string& name, std::optional<int> devices = 
   return find_cluster(name, {source + "/configs/devices", source + "/configs/clusters"},
                       {.device = {}, .network = {}, .devices = devices, .nodes = {}});
 }
+// Every cut of `blocks` into `stages` runs.
+inline std::vector<std::vector<int>> all_cuts(int blocks, int stages) {
+  if (stages == 1) return {{blocks}};
+  std::vector<std::vector<int>> cuts;
+  for (int first = 1; first <= blocks - stages + 1; ++first)
+    for (std::vector<int> rest : all_cuts(blocks - first, stages - 1)) {
+      rest.insert(rest.begin(), first);
+      cuts.push_back(std::move(rest));
+    }
+  return cuts;
+}
+
 inline Cluster eight_cores() { return cluster_of(source + "/tests/data/clusters/cpu-8.yaml"); }
 
 inline TrainingSpec training_of(std::int64_t batch, DataType precision) {

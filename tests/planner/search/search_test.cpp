@@ -26,24 +26,13 @@
 
 namespace parplan {
 
+using testing::all_cuts;
 using testing::cluster_of;
 using testing::describe;
 using testing::eight_cores;
 using testing::graph_of;
 using testing::source;
 using testing::training_of;
-
-// Every cut of `blocks` into `stages` runs.
-std::vector<std::vector<int>> all_cuts(int blocks, int stages) {
-  if (stages == 1) return {{blocks}};
-  std::vector<std::vector<int>> cuts;
-  for (int first = 1; first <= blocks - stages + 1; ++first)
-    for (std::vector<int> rest : all_cuts(blocks - first, stages - 1)) {
-      rest.insert(rest.begin(), first);
-      cuts.push_back(std::move(rest));
-    }
-  return cuts;
-}
 
 struct Tried {
   ParallelSpec spec;
