@@ -101,8 +101,8 @@ const Estimator::Costs& Estimator::costs_of(int shapes, int environment) {
     const CostedSegment backward = cost_segment(in_parts ? block.backward_inputs : block.backward, model);
     costs.forward.push_back(forward.parts);
     costs.backward.push_back(backward.parts);
-    costs.forward_kernels.push_back(forward.kernels);
-    costs.backward_kernels.push_back(in_parts ? BoundTimes{} : backward.kernels);
+    costs.forward_bound.push_back(forward.bound);
+    costs.backward_bound.push_back(in_parts ? BoundTimes{} : backward.bound);
     costs.weights_seconds.emplace_back();
     if (!block.backward_weights.instructions.empty()) {
       const StepTime weights = cost_segment(block.backward_weights, model).parts;

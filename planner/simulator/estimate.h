@@ -220,7 +220,7 @@ class Estimator {
     std::vector<StepTime> forward, backward;                    // by Block::kind
     std::vector<Seconds> forward_seconds, backward_seconds;     // their totals
     std::vector<Seconds> weights_seconds;  // the second part of a backward in two, in the totals
-    std::vector<BoundTimes> forward_kernels, backward_kernels;  // of whole backwards
+    std::vector<BoundTimes> forward_bound, backward_bound;  // of whole backwards
   };
   struct Environment {
     PerAxis<GroupNetwork> along;  // that blocks communicate over

@@ -7,6 +7,7 @@
 #include "planner/program/memory.h"
 #include "planner/program/orthogonalize.h"
 #include "planner/simulator/estimate_sizes.h"
+#include "planner/simulator/segment_cost.h"
 
 // What a stage takes at least.
 
@@ -76,9 +77,9 @@ StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_r
     const Seconds own = costs.backward_seconds[kind];
     forward += costs.forward_seconds[kind];
     backward += own;
-    of_forward = of_forward + costs.forward_kernels[kind];
-    of_backward = of_backward + costs.backward_kernels[kind];
-    if (own > Seconds(0.0)) end = end_beside(in_flight, end, own, costs.backward_kernels[kind]);
+    of_forward = of_forward + costs.forward_bound[kind];
+    of_backward = of_backward + costs.backward_bound[kind];
+    if (own > Seconds(0.0)) end = end_beside(in_flight, end, own, costs.backward_bound[kind]);
     reduced = std::max(reduced, end);
     for (const Reduction& one : data.reductions[kind]) {
       in_flight.push_back({.start = reduced,

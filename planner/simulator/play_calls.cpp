@@ -20,6 +20,7 @@ void note_crossing(const Simulation& simulation, PlayedRank& rank, int piece, in
 // A piece that waits for partners, if any, and for its stream.
 struct Candidate {
   const CostedInstruction& instruction;
+  int call = 0;
   int piece = 0;
   Moment ready;
 };
@@ -31,6 +32,30 @@ void settle(PlayedRank& rank, const Candidate& candidate, Seconds start, Seconds
                                   .work = candidate.instruction.work,
                                   .progress = Progress::done};
   rank.free[candidate.instruction.stream] = {.time = start + duration, .piece = candidate.piece};
+}
+
+// What slows a call that starts then on a stream: collectives of calls that were launched before
+// it, however far ranks have been played.
+std::span<const InFlight> in_flight_beside(PlayedRank& rank, std::size_t stream, int call, Seconds start) {
+  std::vector<InFlight>& in_flight = rank.in_flight[stream];
+  if (in_flight.empty()) return {};
+  std::erase_if(in_flight, [&](const InFlight& one) { return one.end <= start; });
+  const auto later =
+      std::stable_partition(in_flight.begin(), in_flight.end(), [&](const InFlight& one) { return one.call < call; });
+  return {in_flight.begin(), later};
+}
+
+// The duration of work that starts then, beside what earlier calls left in flight on its rank.
+Seconds beside_earlier_calls(PlayedRank& rank, std::size_t stream, int call, Seconds start, Seconds duration,
+                             const BoundTimes& bound) {
+  const std::span<const InFlight> beside = in_flight_beside(rank, stream, call, start);
+  if (beside.empty() || duration <= Seconds(0.0)) return duration;
+  return end_beside(beside, start, duration, bound) - start;
+}
+
+void put_in_flight(PlayedRank& rank, const InFlight& one) {
+  for (const std::size_t s : rank.streams)
+    if (rank.slowed >> s & 1u) rank.in_flight[s].push_back(one);
 }
 
 // Posts a send: it ends when the receiver has taken it.
@@ -49,7 +74,10 @@ bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Me
   if (channel.taken == channel.posted.size()) return false;
   const Meeting::Posted& posted = channel.posted[channel.taken++];
   const Moment at = candidate.ready;
-  settle(rank, candidate, std::max(at.time, posted.ready), posted.duration);
+  const Seconds start = std::max(at.time, posted.ready);
+  settle(rank, candidate, start,
+         beside_earlier_calls(rank, candidate.instruction.stream, candidate.call, start, posted.duration,
+                              candidate.instruction.bound));
   const Played& received = rank.pieces[candidate.piece];
   Played& sent = sender.pieces[posted.piece];
   if (posted.ready > at.time) note_crossing(simulation, rank, candidate.piece, channel.seats[0].rank, sent.cause);
@@ -58,6 +86,15 @@ bool take(const Simulation& simulation, PlayedRank& rank, PlayedRank& sender, Me
   sent.end = received.end;
   sent.progress = Progress::done;
   return true;
+}
+
+// A transfer is as slow as at the end where collectives leave it less.
+void slow_transfer(Simulation& simulation, Meeting& meeting) {
+  const Seconds alone = meeting.duration;
+  for (const Seat& seat : meeting.seats)
+    meeting.duration = std::max(meeting.duration, beside_earlier_calls(simulation.ranks[seat.rank], seat.stream,
+                                                                       seat.call, meeting.start, alone,
+                                                                       meeting.seats.front().bound));
 }
 
 // True once the instruction is done or posted, so that its stream may continue.
@@ -73,8 +110,15 @@ bool meet(Simulation& simulation, PlayedRank& rank, SeatAt where, const Candidat
     return true;
   }
   Seat& seat = meeting.seats[where.seat];
-  if (seat.arrival == Arrival::absent && arrive(meeting, where.seat, candidate.ready, candidate.instruction.duration))
-    for (const Seat& other : meeting.seats) simulation.ranks[other.rank].runnable = true;
+  if (seat.arrival == Arrival::absent) {
+    seat.call = candidate.call;
+    seat.stream = candidate.instruction.stream;
+    seat.bound = candidate.instruction.bound;
+    if (arrive(meeting, where.seat, candidate.ready, candidate.instruction.duration)) {
+      if (meeting.is_channel) slow_transfer(simulation, meeting);
+      for (const Seat& other : meeting.seats) simulation.ranks[other.rank].runnable = true;
+    }
+  }
   if (seat.arrival != Arrival::served) return false;
   seat.arrival = Arrival::absent;
   settle(rank, candidate, meeting.start, meeting.duration);
@@ -101,7 +145,7 @@ bool is_complete(PlayedRank& rank, int number) {
   return true;
 }
 
-// Whether all collectives of earlier calls that may slow the kernels of this one have been played.
+// Whether all collectives of earlier calls that may slow this one have been played.
 bool knows_in_flight(const PlayedRank& rank, int number) {
   for (const std::size_t s : rank.streams)
     if (rank.contends >> s & 1u && rank.head[s] < number) return false;
@@ -135,34 +179,24 @@ void finish_call(PlayedRank& rank, int number, const Playable& playable, Moment 
   rank.calls[number].complete = true;
 }
 
-// What slows the kernels of a call that starts then: collectives of calls that were launched before
-// it, however far ranks have been played.
-std::span<const InFlight> in_flight_beside(PlayedRank& rank, int call, Seconds start) {
-  if (rank.in_flight.empty()) return {};
-  std::erase_if(rank.in_flight, [&](const InFlight& one) { return one.end <= start; });
-  const auto later = std::stable_partition(rank.in_flight.begin(), rank.in_flight.end(),
-                                           [&](const InFlight& one) { return one.call < call; });
-  return {rank.in_flight.begin(), later};
-}
-
 void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment start) {
   const int piece = static_cast<int>(rank.pieces.size());
   const bool is_slowed = playable.costed.stream == index_of(Stream::compute);
   const std::span<const InFlight> beside =
-      is_slowed ? in_flight_beside(rank, number, start.time) : std::span<const InFlight>();
+      is_slowed ? in_flight_beside(rank, index_of(Stream::compute), number, start.time) : std::span<const InFlight>();
   Seconds end = start.time, alone = start.time;
   for (std::size_t i = 0; i < playable.splits.size(); ++i) {
     const Seconds duration = playable.splits[i].duration;
     alone += duration;
-    end = beside.empty() ? end + duration : end_beside(beside, end, duration, playable.kernels[i]);
+    end = beside.empty() ? end + duration : end_beside(beside, end, duration, playable.bound[i]);
   }
   if (!is_slowed && rank.contends != 0)
     for (std::size_t i = 0; i < playable.costed.alone.size(); ++i)
       if (const CostedInstruction& one = playable.costed.instructions[i]; one.takes.takes_any())
-        rank.in_flight.push_back({.start = start.time + playable.costed.alone[i].end - one.duration,
-                                  .end = start.time + playable.costed.alone[i].end,
-                                  .takes = one.takes,
-                                  .call = number});
+        put_in_flight(rank, {.start = start.time + playable.costed.alone[i].end - one.duration,
+                             .end = start.time + playable.costed.alone[i].end,
+                             .takes = one.takes,
+                             .call = number});
   rank.pieces.push_back({.start = start.time,
                          .end = end,
                          .cause = start.piece,
@@ -176,20 +210,19 @@ void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment s
   finish_call(rank, number, playable, {.time = end, .piece = piece});
 }
 
-// The duration of an instruction that meets nobody. Collectives of calls of their own slow the
-// kernels of later calls; what slows kernels within a call is known beforehand (cost_segment).
+// The duration of an instruction that meets nobody. Collectives of calls of their own slow later
+// calls; what slows kernels within a call is known beforehand (cost_segment).
 Seconds beside_others(PlayedRank& rank, int call, const Playable& playable, const CostedInstruction& instruction,
                       Seconds start) {
-  if (playable.costed.stream != index_of(Stream::compute)) {
-    if (instruction.takes.takes_any())
-      rank.in_flight.push_back(
-          {.start = start, .end = start + instruction.duration, .takes = instruction.takes, .call = call});
-    return instruction.duration;
-  }
-  if (!instruction.work.computes || instruction.stream != playable.costed.stream) return instruction.duration;
-  const std::span<const InFlight> beside = in_flight_beside(rank, call, start);
-  if (beside.empty() || instruction.duration <= Seconds(0.0)) return instruction.duration;
-  return end_beside(beside, start, instruction.duration, instruction.kernel) - start;
+  const std::size_t stream = playable.costed.stream;
+  if (stream == index_of(Stream::compute) || playable.shares_links)
+    return instruction.stream != stream ? instruction.duration
+                                        : beside_earlier_calls(rank, stream, call, start, instruction.duration,
+                                                               instruction.bound);
+  if (instruction.takes.takes_any())
+    put_in_flight(rank,
+                  {.start = start, .end = start + instruction.duration, .takes = instruction.takes, .call = call});
+  return instruction.duration;
 }
 
 // True once the call is over.
@@ -210,7 +243,8 @@ bool play_instructions(Simulation& simulation, PlayedRank& rank, int call, const
         met &= awaited.done();
         if (met) at = later(at, {.time = awaited.end, .piece = first + wait});
       }
-      const Candidate candidate{.instruction = instruction, .piece = first + static_cast<int>(i), .ready = at};
+      const Candidate candidate{
+          .instruction = instruction, .call = call, .piece = first + static_cast<int>(i), .ready = at};
       if (met && !playable.seats[i]) {
         const Seconds submitted = running.fork.time + instruction.submitted;
         const Seconds held = std::max(submitted - at.time, Seconds(0.0));
@@ -250,8 +284,8 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
   if (!running.active) {
     for (const std::size_t other : rank.streams)
       if (playable.queues >> other & 1u && rank.head[other] != number) return false;
-    if (rank.contends != 0 && stream == index_of(Stream::compute) && !simulation.starts_regardless &&
-        !knows_in_flight(rank, number))
+    if (rank.contends != 0 && (stream == index_of(Stream::compute) || playable.shares_links) &&
+        !simulation.starts_regardless && !knows_in_flight(rank, number))
       return false;
     const std::optional<Moment> start = ready(rank, call, rank.free[stream]);
     if (!start) return false;

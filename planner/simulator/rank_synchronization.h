@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "planner/base/units.h"
+#include "planner/cost/contention.h"
 #include "planner/program/program.h"
 
 namespace parplan {
@@ -27,6 +28,10 @@ struct Seat {
   Arrival arrival = Arrival::absent;
   Moment ready = {};
   Seconds duration = {};  // of its own instruction
+  // Of a transfer: the call that the instruction is in, its stream, and what slows it.
+  int call = 0;
+  std::size_t stream = 0;
+  BoundTimes bound = {};
 };
 
 // A channel from one rank to another (seat 0 sends, seat 1 receives), or a collective's group along

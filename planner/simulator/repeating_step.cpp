@@ -42,6 +42,7 @@ Simulation longer(const RepeatingStep& step, int times) {
     longer.segments = rank.segments;
     longer.streams = rank.streams;
     longer.contends = rank.contends;
+    longer.slowed = rank.slowed;
     longer.list = list_of(step, r, times);
   }
   return more;

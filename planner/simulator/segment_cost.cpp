@@ -87,10 +87,11 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
           const BoundTimes alone = bound_times(instruction, one.duration);
           one.duration = end_beside(in_flight, begin, one.duration, alone) - begin;
         }
-        one.kernel = bound_times(instruction, one.duration);
-        costed.kernels.multiprocessors += one.kernel.multiprocessors;
-        costed.kernels.memory += one.kernel.memory;
+        one.bound = bound_times(instruction, one.duration);
+      } else if (!one.work.computes && one.stream == costed.stream) {
+        one.bound = time_on_links(instruction, one.duration, *contending);
       }
+      costed.bound = costed.bound + one.bound;
     }
     piece.end = begin + (posted ? Seconds() : one.duration);
     free[one.stream] = piece.end;
@@ -109,7 +110,7 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
 
 }  // namespace
 
-Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& kernels) {
+Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& bound) {
   Seconds at = start, left = duration;  // left of it, as it would take alone
   while (true) {
     Contention taken;
@@ -120,7 +121,7 @@ Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds d
         if (change > at && (!until || change < *until)) until = change;
     }
     if (!taken.takes_any() && (!until || at + left <= *until)) return at + left;
-    const double longer = 1.0 + slowed_by(kernels, taken) / duration;
+    const double longer = 1.0 + slowed_by(bound, taken) / duration;
     if (!until || at + left * longer <= *until) return at + left * longer;
     left -= (*until - at) / longer;
     at = *until;

@@ -20,8 +20,8 @@ struct CostedInstruction {
   std::size_t stream = 0;   // Execution::stream_of
   EventIds waits;           // the instructions of the segment that it waits for
   Work work;
-  Contention takes = {};    // from kernels beside it
-  BoundTimes kernel = {};   // its duration by what bounds it, if it is a kernel
+  Contention takes = {};    // from work beside it
+  BoundTimes bound = {};    // its duration by what bounds it: what collectives beside it slow
 };
 
 // A Segment costed once. Pieces of it count from 0 at the call's start and have causes within the
@@ -31,7 +31,7 @@ struct CostedSegment {
   unsigned streams = 0;     // all that it uses, as bits
   bool computes = false;    // holds a kernel
   std::vector<CostedInstruction> instructions;
-  BoundTimes kernels;       // on its own stream, by what bounds them
+  BoundTimes bound;         // work on its own stream by what bounds it
   // Played without waiting for partners:
   std::vector<Played> alone;
   std::optional<int> last;  // the instruction that ends last
@@ -52,8 +52,8 @@ struct InFlight {
   Contention takes;
   int call = 0;
 };
-// When work that takes `duration` alone, of which `kernels` are bound by what collectives take,
-// ends beside those that are in flight: between two of their ends it goes on evenly.
-Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& kernels);
+// When work that takes `duration` alone, and is bound by what collectives take for `bound`, ends
+// beside those that are in flight: between two of their ends it goes on evenly.
+Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& bound);
 
 }  // namespace parplan

@@ -15,7 +15,7 @@
 namespace parplan {
 namespace {
 
-// Whether kernels of other calls are slowed beside a call of this Segment.
+// Whether work of other calls is slowed beside a call of this Segment.
 bool slows_others(const CostedSegment& segment) {
   return segment.stream != index_of(Stream::compute) &&
          std::ranges::any_of(segment.instructions, [](const CostedInstruction& one) { return one.takes.takes_any(); });
@@ -37,7 +37,7 @@ std::vector<Playable> playables(const Simulation& simulation, std::span<const Pr
     Playable& playable = all[i];
     playable.costed = cost_segment(segment, model);
     playable.splits = {playable.costed.split};
-    playable.kernels = {playable.costed.kernels};
+    playable.bound = {playable.costed.bound};
     if (simulation.notes_crossings)
       for (const Instruction& instruction : segment.instructions) {
         playable.by_origin += kernel_time_by_origin(instruction, model);
@@ -75,7 +75,7 @@ Playable joined(const std::vector<Playable>& segments, const std::vector<int>& i
   Playable all{.costed = {},
                .in_a_row = in_a_row,
                .splits = {},
-               .kernels = {},
+               .bound = {},
                .by_origin = {},
                .collectives = {},
                .seats = {},
@@ -87,7 +87,7 @@ Playable joined(const std::vector<Playable>& segments, const std::vector<int>& i
     const Playable& one = segments[segment];
     all.costed.streams |= one.costed.streams;
     all.splits.push_back(one.costed.split);
-    all.kernels.push_back(one.costed.kernels);
+    all.bound.push_back(one.costed.bound);
   }
   return all;
 }
@@ -163,6 +163,12 @@ Simulation prepare(std::span<const Program> programs, std::vector<PlayList> list
     std::vector<Playable> segments = playables(simulation, programs, r, models[r]);
     for (const Playable& playable : segments)
       if (slows_others(playable.costed)) rank.contends |= 1u << playable.costed.stream;
+    for (Playable& playable : segments) {
+      const std::size_t stream = playable.costed.stream;
+      if (rank.contends == 0 || rank.contends >> stream & 1u) continue;
+      playable.shares_links = stream != index_of(Stream::compute) && playable.costed.bound.is_communication();
+      if (playable.shares_links || stream == index_of(Stream::compute)) rank.slowed |= 1u << stream;
+    }
     if (in_a_row == CallsInARow::joined) join_calls(rank.list, segments);
     unsigned used = 0;
     for (PlayList::Call& call : rank.list.calls) used |= call.queues = segments[call.segment].queues;

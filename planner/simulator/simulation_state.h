@@ -21,7 +21,7 @@ struct Playable {
   CostedSegment costed;                      // of several: only its streams
   std::vector<int> in_a_row;                 // several: the Segments
   std::vector<SplitTime> splits;             // of the one, or of each in the row
-  std::vector<BoundTimes> kernels;           // the same
+  std::vector<BoundTimes> bound;             // the same
   TimeByOrigin by_origin;                    // of its kernels alone, where details are wanted
   TimeByCommunicationOrigin collectives;     // likewise of its communication
   std::vector<std::optional<SeatAt>> seats;  // per instruction
@@ -30,6 +30,7 @@ struct Playable {
   unsigned shared = 0;  // the side streams that it shares with segments of other streams
   unsigned queues = 0;  // its own stream, and the side streams whose order it must keep
   bool posts = false;   // posts sends on its own stream: the call does not wait for them to be taken
+  bool shares_links = false;  // on a stream of its own, with collectives that earlier calls left in flight
   Work work;            // of the one piece
 };
 
@@ -69,10 +70,10 @@ struct PlayedRank {
   std::array<Moment, stream_count> free;
   std::array<Running, stream_count> running;
   std::vector<std::size_t> streams;  // with calls
-  // Side streams, as bits, whose collectives slow the kernels of later calls, and those that were
-  // in flight when a kernel started last, or have begun since.
-  unsigned contends = 0;
-  std::vector<InFlight> in_flight;
+  // Side streams, as bits, whose collectives slow later calls, and streams with calls that are
+  // slowed; by the latter: what was in flight when work started last, or has begun since.
+  unsigned contends = 0, slowed = 0;
+  std::array<std::vector<InFlight>, stream_count> in_flight;
   std::vector<Crossing> crossings;   // where they are requested
   bool runnable = true;              // a partner may have let it go on
   std::optional<int> calls_to_play;  // those before this one; all, where nothing is said

@@ -90,5 +90,33 @@ TEST_CASE("products and attention are slowed by multiprocessors held, others by 
   CHECK(!needs_multiprocessors(product));
 }
 
+TEST_CASE("links carry what a group moves: NICs between nodes, ways to the host where nothing else joins devices") {
+  GroupNetwork network = unit_network(8, 2);
+  network.uplink_bandwidth = BytesPerSecond(4.0);
+  const auto on = [&](InstructionKind kind, double duration) {
+    return time_on_links(communication(kind, 80), Seconds(duration), beside(network));
+  };
+  CHECK(on(InstructionKind::all_gather, 1000.0).nics.value == Approx(80.0 * 7.0 / 8.0 / 4.0));
+  CHECK(on(InstructionKind::all_reduce_sum, 1000.0).nics.value == Approx(2.0 * 80.0 * 7.0 / 8.0 / 4.0));
+  CHECK(on(InstructionKind::all_gather, 3.0).nics == Seconds(3.0));  // no longer than it takes
+  CHECK(on(InstructionKind::all_gather, 1000.0).host_links == Seconds(0.0));
+  CHECK(contention(communication(InstructionKind::all_gather, 80), Seconds(35.0), beside(network)).nics ==
+        Approx(0.5));
+  network = unit_network(2, 2);
+  CHECK(on(InstructionKind::send, 1000.0).nics == Seconds(80.0));
+  network = unit_network(2);
+  CHECK(!on(InstructionKind::send, 1000.0).is_communication());
+  network.nvlink = false;
+  CHECK(on(InstructionKind::all_gather, 1000.0).host_links == Seconds(40.0));
+  Instruction copy;
+  copy.kind = InstructionKind::copy;
+  copy.stream = Stream::to_host;
+  CHECK(time_on_links(copy, Seconds(5.0), beside(network)).host_links == Seconds(5.0));
+  // Half of a link is left.
+  CHECK(slowed_by({.nics = Seconds(3.0)}, {.nics = 0.9}).value == Approx(3.0));
+  CHECK(slowed_by({.host_links = Seconds(3.0)}, {.host_links = 0.25}).value == Approx(1.0));
+  CHECK(slowed_by({.nics = Seconds(3.0)}, {.host_links = 1.0}) == Seconds(0.0));
+}
+
 }  // namespace
 }  // namespace parplan

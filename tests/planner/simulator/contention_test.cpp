@@ -1,4 +1,4 @@
-// Kernels beside collectives (planner/cost/contention.h).
+// Kernels and communication beside collectives (planner/cost/contention.h).
 #include <algorithm>
 
 #include <doctest/doctest.h>
@@ -142,6 +142,102 @@ TEST_CASE("what is awaited behind slowed kernels counts as it does behind others
   CHECK(time.compute.value == Approx(60.0));     // 40 beside the gather, then 20
   CHECK(time.exposed.dp.value == Approx(60.0));
   CHECK(time.total().value == Approx(120.0));
+}
+
+// The same two GPUs on two nodes, whose NICs carry 1 B/s each way: a gather takes all of them for
+// as long as it takes, as does a transfer.
+CostModel two_nodes(double nics = 1.0) {
+  CostModel model = two_gpus();
+  GroupNetwork network = unit_network(2, 2);
+  for (const GroupKey group : {next_stage, previous_stage}) model.networks[group] = network;
+  network.uplink_bandwidth = BytesPerSecond(nics);
+  for (const Axis axis : {Axis::dp, Axis::tp}) model.networks[all_along(axis)] = network;
+  return model;
+}
+
+// A transfer from one stage to the next, beside gathers of 100 seconds.
+struct Transfer {
+  HandBuilt from{0}, to{1};
+  int gather_from = 0, gather_to = 0, send = 0, receive = 0;
+
+  explicit Transfer(std::int64_t seconds) {
+    gather_from = from.segment("gather", Stream::dp, {gather(100, Axis::dp)});
+    gather_to = to.segment("gather", Stream::dp, {gather(100, Axis::dp)});
+    send = from.segment(
+        "send", Stream::send_next,
+        {communication(InstructionKind::send, seconds, next_stage, Stream::send_next, Label::pp)});
+    receive = to.segment("receive", Stream::receive_previous,
+                         {communication(InstructionKind::receive, seconds, previous_stage,
+                                        Stream::receive_previous, Label::pp)});
+  }
+  Seconds end(const CostModel& model) {
+    Timeline timeline;
+    const std::vector<Program> programs{from.program, to.program};
+    simulate(programs, std::vector{model, model}, &timeline);
+    Seconds arrived;
+    for (const TimelineEvent& event : timeline.events)
+      if (event.stream == Stream::receive_previous) arrived = std::max(arrived, event.end);
+    return arrived;
+  }
+};
+
+TEST_CASE("a transfer shares the NICs with collectives that were launched before it, at either end") {
+  for (const bool at_source : {false, true})
+    for (const bool at_destination : {false, true}) {
+      Transfer transfer(20);
+      if (at_source) transfer.from.call(transfer.gather_from);
+      if (at_destination) transfer.to.call(transfer.gather_to);
+      transfer.from.call(transfer.send);
+      transfer.to.call(transfer.receive);
+      CAPTURE(at_source);
+      CAPTURE(at_destination);
+      CHECK(transfer.end(two_nodes()).value == Approx(at_source || at_destination ? 40.0 : 20.0));
+      // NICs of four times the rate are taken for a quarter.
+      CHECK(transfer.end(two_nodes(4.0)).value == Approx(at_source || at_destination ? 20.0 / 0.75 : 20.0));
+    }
+}
+
+TEST_CASE("a transfer that was launched before a collective, or beside one within a node, is not slowed") {
+  Transfer transfer(20);
+  transfer.from.call(transfer.send);
+  transfer.to.call(transfer.receive);
+  transfer.from.call(transfer.gather_from);
+  transfer.to.call(transfer.gather_to);
+  CHECK(transfer.end(two_nodes()).value == Approx(20.0));
+  Transfer within(20);
+  within.from.call(within.gather_from);
+  within.to.call(within.gather_to);
+  within.from.call(within.send);
+  within.to.call(within.receive);
+  CostModel model = two_nodes();
+  model.networks[all_along(Axis::dp)] = unit_network(2);
+  CHECK(within.end(model).value == Approx(20.0));
+}
+
+TEST_CASE("a transfer that outlasts a collective has the NICs to itself from then on") {
+  Transfer transfer(80);
+  transfer.from.call(transfer.gather_from);
+  transfer.from.call(transfer.send);
+  transfer.to.call(transfer.receive);
+  CHECK(transfer.end(two_nodes()).value == Approx(130.0));  // 50 in 100, then 30
+}
+
+TEST_CASE("collectives in line with kernels share the NICs, too") {
+  CostModel model = two_nodes();
+  model.execution.in_line |= 1u << index_of(streams_of(Axis::tp).collectives);
+  for (const bool beside : {false, true}) {
+    HandBuilt built;
+    const int collect = built.segment("gather", Stream::dp, {gather(100, Axis::dp)});
+    const int work = built.segment("work", Stream::compute, {gather(20, Axis::tp), clear(10)});
+    if (beside) built.call(collect);
+    built.call(work);
+    Timeline timeline;
+    simulate({&built.program, 1}, {&model, 1}, &timeline);
+    Seconds end;
+    for (const TimelineEvent& event : timeline.events)
+      if (event.stream == Stream::compute) end = std::max(end, event.end);
+    CHECK(end.value == Approx(beside ? 40.0 + 20.0 : 30.0));
+  }
 }
 
 }  // namespace
