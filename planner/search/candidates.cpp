@@ -554,23 +554,24 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   return below;
 }
 
-bool CandidateMaker::has_equal_memory(const ParallelSpec& spec) {
+// Where stages have unequal memory, the fullest may be one that has more than the least.
+std::optional<Bytes> CandidateMaker::least_beside(const ParallelSpec& spec, Bytes least) {
   for (int s = 1; s < spec.pp(); ++s)
-    if (estimator_.capacity(spec.mesh, s) != estimator_.capacity(spec.mesh, 0)) return false;
-  return true;
+    if (estimator_.capacity(spec.mesh, s) != estimator_.capacity(spec.mesh, 0)) return least - Bytes(1);
+  return std::nullopt;
 }
 
-std::optional<Candidate> CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
-  if (has_one_cut(spec)) return std::nullopt;
+CandidateMaker::LeastCut CandidateMaker::least_cut(const ParallelSpec& spec, bool mixes, Bytes most) {
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const LayoutCuts cuts(estimator_, spec, placements_of(spec), shape_of(spec, training_), recomputes);
   const std::optional<Bytes> least = cuts.least_peak(most);
-  if (!least) return std::nullopt;
+  if (!least) return {};
   ParallelSpec chosen = with_cut(spec, *cuts.fastest_within(*least), recomputes);
   const bool is_candidate =
       chosen.recompute != Recompute::per_stage && chosen.stage_blocks == fastest_cut(chosen).blocks;
-  if (is_candidate) return std::nullopt;
-  return estimated(std::move(chosen));
+  LeastCut result{.candidate = std::nullopt, .others = least_beside(spec, *least)};
+  if (!is_candidate) result.candidate = estimated(std::move(chosen));
+  return result;
 }
 
 // Specs whose blocks have equal shapes go to one maker together, since they share lowered Segments.
@@ -635,18 +636,19 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
       return makers.front()->least_memory(specs[open.first], open.second.room_in_all);
     };
     std::erase_if(open_by_memory, [&](const auto& open) { return !most || memory(open) > *most; });
-    std::vector<std::optional<Candidate>> cuts(open_by_memory.size());
-    std::vector<char> is_left(open_by_memory.size());
+    std::vector<CandidateMaker::LeastCut> cuts(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
-      is_left[i] = makers[thread]->has_one_cut(spec) || !makers[thread]->has_equal_memory(spec);
-      if (!is_left[i]) cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
+      if (makers[thread]->has_one_cut(spec))
+        cuts[i].others = memory(open_by_memory[i]);
+      else
+        cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {
-      if (const Bytes least_left = memory(open_by_memory[i]); is_left[i] && objective == Objective::memory)
-        all.least_memory_left = std::min(all.least_memory_left.value_or(least_left), least_left);
-      if (!cuts[i]) continue;
-      Numbered one(open_by_memory[i].first, *std::move(cuts[i]));
+      if (const std::optional<Bytes> others = cuts[i].others; others && objective == Objective::memory)
+        all.least_memory_left = std::min(all.least_memory_left.value_or(*others), *others);
+      if (!cuts[i].candidate) continue;
+      Numbered one(open_by_memory[i].first, *std::move(cuts[i].candidate));
       if (one.second.bound.spare.count >= 0) {
         fitting.push_back(std::move(one));
         ++all.count;

@@ -93,11 +93,14 @@ class CandidateMaker {
   bool has_one_cut(const ParallelSpec& spec) const { return has_few_cuts(spec) || may_have_unlike_replicas(spec); }
   // At most `most` cuts of an open layout; none where it has one cut.
   CutsBelow cuts_below(const ParallelSpec& spec, bool mixes, Seconds limit, std::size_t most);
-  // The fastest of the cuts of an open layout whose fullest stage takes the least memory; nothing
-  // where that is more than `most`, or the cut is one that `add` appends. Its devices have equal
-  // memory.
-  std::optional<Candidate> least_cut(const ParallelSpec& spec, bool mixes, Bytes most);
-  bool has_equal_memory(const ParallelSpec& spec);
+  // The fastest of the cuts of an open layout whose fullest stage fills the least of its device;
+  // nothing where all need more than `most`, and no candidate where `add` appends that cut.
+  struct LeastCut {
+    std::optional<Candidate> candidate;
+    // What others need at least. Absent where none needs less than the candidate.
+    std::optional<Bytes> others;
+  };
+  LeastCut least_cut(const ParallelSpec& spec, bool mixes, Bytes most);
   // A lower bound of the memory of the fullest stage of any cut.
   Bytes least_memory(const ParallelSpec& spec, Bytes room_in_all);
 
@@ -127,6 +130,8 @@ class CandidateMaker {
     return balances_replicas_ || !spec.replica_micro_batches.empty();
   }
   Candidate estimated(ParallelSpec spec);
+  // What cuts other than one whose fullest stage needs the least need, LeastCut::others.
+  std::optional<Bytes> least_beside(const ParallelSpec& spec, Bytes least);
   struct FastestCut {
     std::vector<int> blocks;
     Seconds slowest;    // of its stages
@@ -174,7 +179,7 @@ struct MadeCandidates {
   // cut of those that were left out takes less than `others_from`.
   std::vector<OpenLayout> others;
   Seconds others_from;
-  // By the objective memory, the least that the layouts with other cuts may take.
+  // By the objective memory, the least that the layouts may take with other cuts.
   std::optional<Bytes> least_memory_left;
 };
 // Each maker works in a thread of its own; the result is the same for any number of them.

@@ -1,6 +1,7 @@
 #include "planner/search/layout_cuts.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "planner/schedule/schedules.h"
 
@@ -21,6 +22,7 @@ LayoutCuts::LayoutCuts(Estimator& estimator, const ParallelSpec& spec, const Pla
       tables_.push_back(estimator.block_table(spec, placements, static_cast<int>(pace), recompute));
   for (int s = 0; s < shape.stages; ++s) in_flight_.push_back(schedule_.in_flight(s, shape));
   for (const Bytes capacity : estimator.capacities(spec.mesh)) capacities_.push_back(capacity.count);
+  least_ = std::max<std::int64_t>(std::ranges::min(capacities_), 1);
   fixed_.resize(recomputes.size());
 }
 
@@ -129,18 +131,23 @@ std::optional<StageCut> LayoutCuts::fastest(std::size_t choices) const {
 }
 
 std::optional<StageCut> LayoutCuts::fastest_within(Bytes room) const {
-  return cut_stages(options_within(std::vector(in_flight_.size(), room.count), recomputes_.size()));
+  return cut_stages(options_within(rooms(room.count), recomputes_.size()));
+}
+
+std::vector<std::int64_t> LayoutCuts::rooms(std::int64_t of_least) const {
+  std::vector<std::int64_t> rooms;
+  for (int s = 0; s < static_cast<int>(in_flight_.size()); ++s)
+    rooms.push_back(static_cast<std::int64_t>(std::ceil(static_cast<double>(of_least) * times_least(s))));
+  return rooms;
 }
 
 std::optional<Bytes> LayoutCuts::least_peak(Bytes most) const {
   const int stages = static_cast<int>(in_flight_.size()), blocks = static_cast<int>(tables_.front().state.size()) - 1;
   const StageCost cost = [this](int stage, int begin, int end) {
-    return static_cast<double>(least_peak_of(stage, begin, end));
+    return static_cast<double>(least_peak_of(stage, begin, end)) / times_least(stage);
   };
-  std::vector<std::int64_t> room(in_flight_.size());
   const auto some_within = [&](std::int64_t bytes) {
-    std::ranges::fill(room, bytes);
-    return some_cut_fits(options_within(room, recomputes_.size()));
+    return some_cut_fits(options_within(rooms(bytes), recomputes_.size()));
   };
   if (!some_within(most.count)) return std::nullopt;
   // A few halvings leave few cuts to compare.
@@ -151,7 +158,8 @@ std::optional<Bytes> LayoutCuts::least_peak(Bytes most) const {
     (some_within(middle) ? enough : too_little) = middle;
   }
   const double limit = static_cast<double>(enough) + 1.0;
-  return Bytes(static_cast<std::int64_t>(cheap_cuts(cut_window(blocks, stages, cost, limit), cost, limit, 0).least));
+  const double least = cheap_cuts(cut_window(blocks, stages, cost, limit), cost, limit, 0).least;
+  return Bytes(static_cast<std::int64_t>(std::ceil(least)));
 }
 
 ParallelSpec with_cut(const ParallelSpec& spec, const StageCut& cut, std::span<const Recompute> recomputes) {

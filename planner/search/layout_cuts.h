@@ -24,7 +24,6 @@ class LayoutCuts {
   LayoutCuts(Estimator& estimator, const ParallelSpec& spec, const Placements& placements, const PipelineShape& shape,
              std::span<const Recompute> recomputes);
 
-
   // What the stages can hold within the memory of their devices with the first `choices` of what
   // they may recompute; 0 stands for all.
   std::vector<std::vector<StageOption>> options(std::size_t choices = 0) const;
@@ -32,10 +31,11 @@ class LayoutCuts {
   bool surely_none(std::size_t choices = 0) const;
   // The cut whose slowest stage is the fastest, among those that fit.
   std::optional<StageCut> fastest(std::size_t choices = 0) const;
-  // The same with this memory for each stage, whatever its devices have.
+  // The same with this memory for each stage, whatever its devices have. Where stages have unequal
+  // memory, the bytes are those of the stage that has least, and each has the same share of its own.
   std::optional<StageCut> fastest_within(Bytes room) const;
-  // The least memory of the fullest stage over all cuts, whether it fits its devices or not;
-  // nothing where that is more than `most`.
+  // The least memory of the fullest stage over all cuts, whether it fits its devices or not, in such
+  // bytes, rounded up; nothing where that is more than `most`.
   std::optional<Bytes> least_peak(Bytes most) const;
 
  private:
@@ -48,6 +48,9 @@ class LayoutCuts {
   std::int64_t peak(int stage, std::size_t choice, int begin, int end) const;
   std::int64_t least_peak_of(int stage, int begin, int end) const;
   std::vector<std::vector<StageOption>> options_within(std::span<const std::int64_t> room, std::size_t choices) const;
+  // What each stage has where the one with the least memory has so much.
+  std::vector<std::int64_t> rooms(std::int64_t of_least) const;
+  double times_least(int stage) const { return static_cast<double>(capacities_[stage]) / static_cast<double>(least_); }
 
   Estimator& estimator_;
   const ParallelSpec& spec_;
@@ -58,6 +61,7 @@ class LayoutCuts {
   bool alike_ = true;               // a single pace
   std::vector<int> in_flight_;      // by stage
   std::vector<std::int64_t> capacities_;
+  std::int64_t least_ = 1;  // of them
   mutable std::vector<Fixed> fixed_;  // by choice
 };
 
