@@ -257,7 +257,8 @@ std::string write_search(const SearchCounts& search) {
   if (search.cut_gap) out += fmt::format("cut_gap: {}\n", number(*search.cut_gap));
   if (!search.left_out.empty()) out += "left_out:\n";
   for (const LeftOut& one : search.left_out)
-    out += fmt::format("  - {{what: {}, gap: {}}}\n", quoted(one.what), one.gap ? number(*one.gap) : "null");
+    out += fmt::format("  - {{what: {}, gap: {}{}}}\n", quoted(one.what), one.gap ? number(*one.gap) : "null",
+                       one.option.empty() ? "" : fmt::format(", option: {}", quoted(one.option)));
   return out;
 }
 
@@ -554,9 +555,10 @@ SearchCounts read_search(const YamlNode& node) {
   if (const auto gap = node.find("cut_gap")) search.cut_gap = read_number(*gap);
   if (const auto left_out = node.find("left_out"))
     for (const YamlNode& one : left_out->items()) {
-      one.allow_keys({"what", "gap"});
+      one.allow_keys({"what", "gap", "option"});
       search.left_out.push_back({.what = printable_line(one.at("what").as_string()), .gap = std::nullopt});
       if (const auto gap = one.find("gap")) search.left_out.back().gap = read_number(*gap);
+      if (const auto option = one.find("option")) search.left_out.back().option = printable_line(option->as_string());
     }
   return search;
 }

@@ -158,10 +158,11 @@ std::string explain_space(const SearchCounts& search) {
   std::vector<std::string> all;
   for (const LeftOut& one : search.left_out) {
     const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
+    const std::string with_option = one.option.empty() ? "" : fmt::format(": {}", one.option);
     all.push_back(fmt::format("{} ({})", one.what,
                               !one.gap       ? "not bounded"
                               : gap == "0.0" ? fmt::format("not {}", less)
-                                             : fmt::format("at most {} % {}", gap, less)));
+                                             : fmt::format("at most {} % {}{}", gap, less, with_option)));
   }
   return text + fmt::format("left out: {}\n", fmt::join(all, ", "));
 }

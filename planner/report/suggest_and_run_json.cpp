@@ -49,7 +49,9 @@ Json head(const char* schema, const ReportInputs& inputs) {
 Json search_json(const SearchCounts& search) {
   Json left_out = Json::array();
   for (const LeftOut& one : search.left_out)
-    left_out.push_back({{"what", one.what}, {"gap", optional_number(one.gap)}});
+    left_out.push_back({{"what", one.what},
+                        {"gap", optional_number(one.gap)},
+                        {"option", one.option.empty() ? Json() : Json(one.option)}});
   return {{"space", search.space.empty() ? Json(nullptr) : Json(search.space)},
           {"candidates", search.candidates},
           {"infeasible_memory", search.infeasible_memory},

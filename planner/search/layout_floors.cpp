@@ -63,9 +63,9 @@ double LayoutFloors::speeds_of(std::span<const std::vector<Seconds>> stages, std
   return sum;
 }
 
-// Letters: rank s takes t_s for a block of a kind, of which there are n. Within T it takes T / t_s of
-// them, rounded down; with the least T all ranks together take n. All ranks but the first and the last
-// have a block that is neither the first nor the last, whatever their order here.
+// Letters: rank s takes t_s for a block of a kind, of which there are n. Within T it takes T / t_s
+// of them, rounded down; with the least T all ranks together take n. All ranks but the first and
+// the last have a block that is neither the first nor the last, whatever their order here.
 Seconds LayoutFloors::slowest_of(std::span<const std::vector<Seconds>> stages) const {
   Seconds slowest;
   std::vector<std::pair<Seconds, int>> paces;  // and how many ranks have it

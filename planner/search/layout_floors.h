@@ -179,7 +179,7 @@ class LayoutFloors {
     Seconds transfer;
     bool operator==(const LeastStages&) const = default;
   };
-  // Of so many ranks, whose blocks take so long; `stages`: a single one where all are alike.
+  // For so many ranks, whose blocks take so long; `stages`: a single one where all are alike.
   LeastStages least_of(std::span<const std::vector<Seconds>> stages, int ranks) const;
   // By their kernels alone, with any recompute.
   LeastStages kernels_of_stages(const ParallelSpec& spec);

@@ -83,6 +83,7 @@ std::optional<Restriction> other_interleaved(const SearchedSpace& space) {
   const bool shards = std::min(engine.most_zero, engine.most_zero_in_pipelines) > 1;
   const char* const with_shards = shards ? " or with ZeRO-2 and 3" : "";
   return Restriction{.what = fmt::format("interleaved pipelines in other numbers of stages{}", with_shards),
+                     .option = "--schedule interleaved",
                      .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::interleaved),
                                 .width = wider,
                                 .beyond = {.of_degrees = has_stages, .layout = is_beyond},
@@ -96,7 +97,8 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
   wider.interleaves_freely = true;
   // What bounds zero_bubble_v bounds dualpipe_v, which has the same stages and degrees, and needs
   // more micro-batches.
-  Restriction restriction{.what = "zero_bubble_h1, zero_bubble_v and dualpipe_v", .wider = {}};
+  Restriction restriction{
+      .what = "zero_bubble_h1, zero_bubble_v and dualpipe_v", .option = "--schedule zero_bubble_v", .wider = {}};
   for (const ScheduleKind kind : {ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v})
     restriction.wider.push_back({.request = with(space.request, Choice::schedule, kind),
                                  .width = wider,
@@ -124,6 +126,7 @@ std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
     return std::ranges::find(usual, ChoiceValue(std::int64_t{spec.mesh.dp_shard})) == usual.end();
   };
   return Restriction{.what = "hybrid sharding in groups of other sizes",
+                     .option = "--dp-shard",
                      .wider = {{.request = space.request,
                                 .width = wider,
                                 .beyond = {.of_degrees = has_others, .layout = is_other},
@@ -147,6 +150,7 @@ std::optional<Restriction> other_gathers(const SearchedSpace& space) {
       .what = !may_differ              ? "gathers of parameters one by one"
               : !may_gather_one_by_one ? "gathers of parameters other than one block ahead"
                                        : "gathers of parameters one by one, or other than one block ahead",
+      .option = may_differ ? "--prefetch-depth" : "--gather-unit",
       .wider = {{.request = may_differ ? with(space.request, Choice::prefetch_depth, std::int64_t{0}) : space.request,
                  .width = space.width,
                  .beyond = {.of_degrees = has_replicas, .layout = gathers},
@@ -161,6 +165,7 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
   };
   const auto has_master = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; };
   return Restriction{.what = "DataParallel",
+                     .option = "--dp-method master",
                      .wider = {{.request = with(space.request, Choice::dp_method, DataMethod::master),
                                 .width = space.width,
                                 .beyond = {.of_degrees = has_replicas_alone, .layout = has_master},
@@ -173,7 +178,10 @@ std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space
   if (!is_own(space.training.engine) || space.cluster.groups.size() == 1 || space.width.balances_replicas ||
       space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
     return std::nullopt;
-  return Restriction{.what = "replicas with unlike numbers of micro-batches", .wider = {}, .by_devices = true};
+  return Restriction{.what = "replicas with unlike numbers of micro-batches",
+                     .option = "--balance-replicas",
+                     .wider = {},
+                     .by_devices = true};
 }
 
 // Slices of a product take no less than the whole.
@@ -188,6 +196,7 @@ std::optional<Restriction> sliced_products(const SearchedSpace& space) {
   return Restriction{
       .what = space.objective == Objective::memory ? "tensor parallelism overlapped by slices"
                                                    : "tensor parallelism overlapped by slices of other layouts",
+      .option = "--tp-overlap ring",
       .wider = {{.request = with(space.request, Choice::sequence_parallel, true),
                  .width = space.width,
                  .beyond = {.of_degrees = has_tensor_ranks, .layout = {}, .until = Beyond::Until::samples},
@@ -200,12 +209,14 @@ bool may_share_context(const SearchedSpace& space) {
 }
 
 // By more than so many ranks, in any way, or by up to `most`.
-Restriction context_by_samples(const SearchedSpace& space, std::string what, int ranks, int most = any_context_ranks) {
+Restriction context_by_samples(const SearchedSpace& space, std::string what, std::string option, int ranks,
+                               int most = any_context_ranks) {
   SpaceWidth wider = space.width;
   wider.most_context_ranks = most;
   wider.most_ring_ranks = wider.most_exchange_ranks = most;
   return {
       .what = std::move(what),
+      .option = std::move(option),
       .wider = {
           {.request = space.request,
            .width = wider,
@@ -218,7 +229,7 @@ std::optional<Restriction> more_context(const SearchedSpace& space) {
   if (!may_share_context(space) || most == any_context_ranks) return std::nullopt;
   const std::string what =
       most == 1 ? "context parallelism" : fmt::format("context parallelism over more than {} ranks", most);
-  return context_by_samples(space, what, most);
+  return context_by_samples(space, what, "--cp", most);
 }
 
 std::optional<Restriction> context_rings(const SearchedSpace& space) {
@@ -231,7 +242,7 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
                                 ? "context parallelism around a ring or in exchange for heads"
                             : most == 1 ? "context parallelism around a ring"
                                         : fmt::format("context parallelism around rings of more than {} ranks", most),
-                            most, space.width.most_context_ranks);
+                            "--cp-method", most, space.width.most_context_ranks);
 }
 
 // Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the
@@ -250,7 +261,7 @@ std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
       context_by_samples(space,
                          space.objective == Objective::memory ? "hierarchical context parallelism"
                                                               : "hierarchical context parallelism of other layouts",
-                         fewest - 1, space.width.most_context_ranks);
+                         "--cp-ulysses", fewest - 1, space.width.most_context_ranks);
   restriction.wider.front().beyond.of_degrees = [heads = key_value_groups(space.graph)](const ParallelSpec& degrees) {
     const std::int64_t own = heads % degrees.tp() == 0 ? heads / degrees.tp() : 1;
     for (std::int64_t ranks = 2; ranks < degrees.cp() && ranks <= own; ++ranks)
@@ -284,7 +295,8 @@ std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
     request[Choice::recompute] = Recompute::none;
     wider = {.request = request, .width = space.width, .beyond = {.of_degrees = wider.beyond.of_degrees, .layout = {}}};
   }
-  return Restriction{.what = "offload of the activations of some layers", .wider = {wider}};
+  return Restriction{
+      .what = "offload of the activations of some layers", .option = "--offload activations", .wider = {wider}};
 }
 
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
@@ -292,7 +304,7 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
       std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
   if (!has_host || space.request[Choice::offload]) return std::nullopt;
   if (!is_own(space.training.engine)) return offload_of_some_layers(space);
-  Restriction offload{.what = "offload", .wider = {}};
+  Restriction offload{.what = "offload", .option = "--offload", .wider = {}};
   if (space.objective == Objective::memory) {
     // What is in a file leaves as much of the device as what is on the host.
     for (const Offload& other : all_offloads())
@@ -328,6 +340,7 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   Restriction recompute{.what = !of_layers    ? "other modules to recompute"
                                 : !of_modules ? "only some layers to recompute"
                                               : "other modules or only some layers to recompute",
+                        .option = of_layers ? "--recompute-fewest-layers" : "--recompute",
                         .wider = {}};
   if (space.objective != Objective::memory)
     recompute.wider.push_back(

@@ -335,12 +335,14 @@ TEST_CASE("a search says how sure it is") {
                                        "at most 25.0 % faster may be left"));
   CHECK(explain_search({}) == "no search was made: the layout was given");
   counts.space = "every dp";
-  counts.left_out = {
-      {.what = "rings", .gap = std::nullopt}, {.what = "slots", .gap = 0.0004}, {.what = "hosts", .gap = 0.125}};
+  counts.left_out = {{.what = "rings", .gap = std::nullopt},
+                     {.what = "slots", .gap = 0.0004},
+                     {.what = "hosts", .gap = 0.125, .option = "--on hosts"}};
   CHECK(explain_space(counts) ==
-        "space: every dp\nleft out: rings (not bounded), slots (not faster), hosts (at most 12.5 % faster)\n");
+        "space: every dp\nleft out: rings (not bounded), slots (not faster), "
+        "hosts (at most 12.5 % faster: --on hosts)\n");
   counts.objective = Objective::cost;
-  CHECK(explain_space(counts).ends_with("slots (not cheaper), hosts (at most 12.5 % cheaper)\n"));
+  CHECK(explain_space(counts).ends_with("slots (not cheaper), hosts (at most 12.5 % cheaper: --on hosts)\n"));
 }
 
 }  // namespace
