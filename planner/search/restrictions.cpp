@@ -445,7 +445,7 @@ bool is_worth_context(const SearchedSpace& space, LayoutFloors& floors, Candidat
              .width = space.width,
              .beyond = {.of_degrees = has_anything, .layout = {}, .until = Beyond::Until::samples},
              .has_same_floors = true});
-  const std::optional<double> with = least(context_by_samples(space, "", most).wider.front());
+  const std::optional<double> with = least(context_by_samples(space, "", "", most).wider.front());
   return without && with && *without > (1.0 + worth_context) * *with;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "planner/base/yaml.h"
 #include "planner/cluster/find_cluster.h"
