@@ -124,7 +124,7 @@ constexpr std::array implied_rows = {
     // NVIDIA-NeMo/Megatron-Bridge@067f987df0 src/megatron/bridge/perf_recipes/llama, and
     // scripts/performance/configs/llama* of v0.1.0rc4 to v0.5.0: recompute is in none of the dense
     // runs' recipes but those of 70B on B200 of 25.09, which are not here.
-    ImpliedRow{.said = "Megatron-Bridge", .recomputes_nothing = true},
+    ImpliedRow{.said = "Megatron-Bridge", .tp_overlap = true, .recomputes_nothing = true},
     // bigscience@9e64ede train/tr11-200B-ml/tr11-200B-ml.slurm, of which the runs to choose BLOOM's
     // layout were: --position-embedding-type alibi, --embed-layernorm.
     ImpliedRow{.said = "train/tr11-176B-ml", .alibi = true},
