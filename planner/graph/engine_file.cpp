@@ -44,6 +44,8 @@ constexpr std::array facts = {
     EngineFact{"copies_logits", "the loss subtracts maxima into another copy of the logits", &Engine::copies_logits},
     EngineFact{"fills_loss_gradient", "the loss fills the gradient of its log-softmax in a tensor of its own",
                &Engine::fills_loss_gradient},
+    EngineFact{"loss_metrics", "metrics that compute the loss once more, in fp32", &Engine::loss_metrics, 0,
+               most_multiple},
     EngineFact{"early_cublas", "products are cuBLAS's of CUDA 12.0 and 12.1", &Engine::early_cublas},
     EngineFact{"fills_outputs", "what products and attention write is filled before", &Engine::fills_outputs},
     EngineFact{"dropout", "attention and residual branches drop elements", &Engine::dropout},
