@@ -462,7 +462,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
       !run.micro_batch)
     run.micro_batch = *run.global_batch / (dp * pp);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
-  // It costs nothing where an engine has it, and Korthikanti et al. 2022 and all recipes above set it.
+  // It costs nothing where an engine has it; Korthikanti et al. 2022 and all recipes above set it.
   if (tp > 1 && stated(run.sequence_parallel, true, "sequence parallelism:", assumed)) {
     layout[Choice::sequence_parallel] = true;
     if (tp_overlap && engine.has_tensor_overlap) layout[Choice::tp_overlap] = TensorOverlap::ring;

@@ -53,6 +53,7 @@ PARTS = {
         set_facts(data, "1", "softmax_multiple"), set_facts(data, "0", "softmax_up_to")),
     "which GPUs attention has kernels for": lambda data: set_facts(data, "0", "attention_up_to"),
     "Triton's attention": lambda data: set_facts(data, "false", "triton_attention"),
+    "losses of metrics": lambda data: set_facts(data, "0", "loss_metrics"),
     "cuBLAS of CUDA 12.0 and 12.1": lambda data: set_facts(data, "false", "early_cublas"),
     "filled results": lambda data: set_facts(data, "false", "fills_outputs"),
     "recompute of whole layers": lambda data: set_facts(data, "false", "repeats_layers"),

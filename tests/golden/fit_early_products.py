@@ -22,9 +22,9 @@ PUBLISHED = {
 # Not used: before CUDA 12, and later.
 OTHERS = {
     "cuBLAS 11.11.3 (the same issue)": [(2048, 720.3), (4096, 639.0), (8192, 772.0)],
-    # A slow card: kernels of that repository's own, which do not depend on cuBLAS, reach there .53, .65,
-    # .63 and .64 of what its README has for them (kernels 4 to 7: 339.4, 429.0, 487.8 and 511.0 of 635.4,
-    # 658.4, 777.5 and 799.1), and cuBLAS .65 of the 797.8 there (CUDA 12.6).
+    # A slow card: kernels of that repository's own, which do not depend on cuBLAS, reach there
+    # .53, .65, .63 and .64 of what its README has for them (kernels 4 to 7: 339.4, 429.0, 487.8
+    # and 511.0 of 635.4, 658.4, 777.5 and 799.1), and cuBLAS .65 of the 797.8 there (CUDA 12.6).
     "CUDA 12.4 on a slow card (pranjalssh/fast.cu issue 13, 2025-10)": [(8192, 518.6)],
     "cuBLAS 12.5.3 (NVIDIA/cutlass issue 1662, 2024-07; its rows are not stated)": [(8192, 764.9)],
 }

@@ -59,9 +59,9 @@ Bytes rewritten(const OpShape& s, DataType type, int kernels) {
 OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {
   return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows) + rewritten(s, type, 2)};
 }
-// What a metric moves: logits in half precision are widened by a kernel of its own, of which another
-// makes the log-softmax, both in fp32 (autocast, and ATen's log_softmax, which widens fp16 alone in
-// its kernel).
+// What metrics move: logits in half precision are widened by a kernel of its own, and another makes
+// the log-softmax of them, both in fp32 (autocast; ATen's log_softmax widens fp16 alone in its
+// kernel).
 Bytes of_metrics(const OpShape& s, DataType type) {
   const std::int64_t fp32_bytes = size_of(DataType::fp32);
   const std::int64_t widened = e(type) < fp32_bytes ? e(type) + fp32_bytes : 0;
