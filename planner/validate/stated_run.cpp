@@ -481,7 +481,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
   }
   if (run.recompute_layers && !run.recompute.empty() && run.recompute != "none") {
-    if (*run.recompute_layers % pp != 0)
+    if (pp < 1 || *run.recompute_layers % pp != 0)
       throw Skip{fmt::format("{} layers that recompute are no multiple of {} stages", *run.recompute_layers, pp)};
     layout[Choice::recompute_layers] = *run.recompute_layers / pp;
   }
