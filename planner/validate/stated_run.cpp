@@ -450,7 +450,8 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   }
   if (run.data_parallel == "dp" && dp > 1) layout[Choice::dp_method] = DataMethod::master;
   if (dp * cp > 1) {
-    std::int64_t stage = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
+    const bool shards_all = run.data_parallel == "fsdp" || run.engine.starts_with("fsdp");
+    std::int64_t stage = stated(run.zero_stage, std::int64_t{shards_all ? 3 : 0}, "ZeRO stage", assumed);
     // FSDP whose parameters and gradients are whole while a pipeline has micro-batches to run.
     if (run.data_parallel == "fsdp" && pp > 1) stage = std::min<std::int64_t>(stage, engine.most_zero_in_pipelines);
     layout[Choice::zero_stage] = stage;

@@ -129,6 +129,9 @@ TEST_CASE("facts that were not published are filled in and named") {
   CHECK(stated.assumed.size() == 6);
   CHECK(stated.recompute_unstated);
   CHECK(stated.model.vocabulary == 51200);
+  CHECK(given<std::int64_t>(stated.layout, Choice::zero_stage) == 0);
+  run.engine = "fsdp";  // which shards all
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::zero_stage) == 3);
   // What one rank or one node has no use for is no assumption.
   run = stated_run();
   run.devices = 4;
