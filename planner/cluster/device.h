@@ -43,7 +43,7 @@ struct DeviceRates {
   // loop: boards at their limit of power, results that leave the cache, other data. 0: as above.
   FlopsPerSecond sustained_half{};     // products in half precision
   FlopsPerSecond sustained_weights{};  // those that add to fp32 gradients of weights
-  FlopsPerSecond early_half{};         // the same two by cuBLAS of CUDA 12.0 to 12.4
+  FlopsPerSecond early_half{};         // the same two by cuBLAS of CUDA 12.0 and 12.1
   FlopsPerSecond early_weights{};
   FlopsPerSecond sustained_fp8{};      // the first two in fp8
   FlopsPerSecond sustained_fp8_weights{};

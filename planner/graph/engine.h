@@ -54,7 +54,10 @@ struct Engine {
   // A loss that is not fused fills the gradient of its log-softmax in a tensor of its own, of which
   // another makes that of the logits, while the log-softmax is held (PyTorch's cross_entropy).
   bool fills_loss_gradient = false;
-  // Products are cuBLAS's of CUDA 12.0 to 12.4, slower on Hopper (sustained.early_half of device
+  // So many metrics compute the loss once more behind each backward, from a copy of the logits in
+  // fp32, for nobody's gradient.
+  int loss_metrics = 0;
+  // Products are cuBLAS's of CUDA 12.0 and 12.1, slower on Hopper (sustained.early_half of device
   // files).
   bool early_cublas = false;
   // What products and attention write is filled before (torch.use_deterministic_algorithms).

@@ -97,7 +97,9 @@ class Rewriting {
       case OpKind::cross_entropy_sums:
       case OpKind::cross_entropy_loss:
         if (!engine_.fused_loss) return write_loss(op);
-        break;
+        copy(op);
+        to_.ops.back().attributes.metrics = metrics_of(op);
+        return;
       default:
         if (quantizes_ && may_be_fp8(from_, op)) return write_product(op);
         if (op.kind == OpKind::linear && !engine_.fused_bias_gradient) return write_with(op, &OpShape::apart);
@@ -235,6 +237,8 @@ class Rewriting {
     to_.ops.push_back(std::move(written));
   }
 
+  int metrics_of(const Op& op) const { return op.kind == OpKind::cross_entropy_loss ? engine_.loss_metrics : 0; }
+
   void write_loss(const Op& op) {
     Op written = op;
     written.inputs = mapped(op.inputs);
@@ -250,6 +254,7 @@ class Rewriting {
     }
     written.inputs[0] = wide->second;
     written.attributes.stepwise = true;
+    written.attributes.metrics = metrics_of(op);
     written.attributes.second = op.kind == OpKind::cross_entropy_sums   ? engine_.copies_logits
                                 : op.kind == OpKind::cross_entropy_loss ? engine_.fills_loss_gradient
                                                                         : false;
@@ -295,7 +300,7 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
                         facts.fused_rotary && facts.fused_rms_norm && facts.fused_sums && facts.fused_norm_gradient &&
-                        facts.fused_bias_gradient && !facts.copies_keys && !facts.dropout;
+                        facts.fused_bias_gradient && !facts.copies_keys && !facts.dropout && facts.loss_metrics == 0;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }

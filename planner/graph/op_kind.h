@@ -175,6 +175,7 @@ struct OpShape {
   // put_rows, append_rows: the first position that is moved.
   std::int64_t begin = 0;
   std::int64_t valid = 0;       // vocabulary rows of this shard that are not padding
+  int metrics = 0;              // cross_entropy_loss: metrics that compute it once more (Engine::loss_metrics)
   ActivationKind activation = ActivationKind::gelu_tanh;
   // load_tokens, load_targets, add_position, rotary, attention: the positions of rows, from `begin`
   // on.

@@ -1,11 +1,14 @@
 #include "planner/validate/published_run.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <libfccp/csv.h>
 
 #include "planner/base/error.h"
@@ -42,6 +45,14 @@ struct Line {
     return value;
   }
   std::optional<std::int64_t> whole(std::string_view name) const { return number<std::int64_t>(name); }
+  // One of some words, or nothing.
+  const std::string& one_of(std::string_view name, std::span<const std::string_view> words) const {
+    const std::string& field = text(name);
+    if (!field.empty() && std::ranges::find(words, field) == words.end())
+      throw ConfigError(fmt::format("{}: error: {} is '{}'; expected {}, or nothing where it is not stated", place,
+                                    name, field, fmt::join(words, ", ")));
+    return field;
+  }
   std::optional<bool> yes_or_no(std::string_view name) const {
     const std::string& field = text(name);
     if (field.empty()) return std::nullopt;
@@ -84,29 +95,32 @@ constexpr std::array run_columns = {"id",
                                     "global_batch",
                                     "recompute",
                                     "step_time_s",
-                                    "peak_memory_gib"};
+                                    "peak_memory_gib",
+                                    "notes",  // remarks, which say what other columns have no word for
+                                    "cluster",
+                                    "shard",
+                                    "recompute_layers",
+                                    "tied_embeddings"};
+// Without these nothing is simulated, or nothing compared; what other columns say may be left out.
+constexpr std::array needed_run_columns = {"layers",  "hidden", "heads", "ffn_hidden", "seq_len",      "devices",
+                                           "dp",      "tp",     "pp",    "global_batch", "step_time_s"};
 
-// With remarks, which say what other columns have no word for.
-constexpr auto annotated_run_columns = [] {
-  std::array<const char*, run_columns.size() + 1> all{};
-  std::ranges::copy(run_columns, all.begin());
-  all.back() = "notes";
-  return all;
-}();
+constexpr std::array<std::string_view, 3> recomputes = {"none", "selective", "full"};
+constexpr std::array<std::string_view, 2> outcomes = {"ok", "oom"};
 
-template <std::size_t columns>
-PublishedRun published_run(const Line<columns>& line) {
-  PublishedRun run{.id = line.text("id"),
+PublishedRun published_run(const Line<run_columns.size()>& line) {
+  return {.id = line.text("id"),
           .source = line.text("source"),
           .engine = line.text("engine"),
           .family = line.text("model_family"),
           .device = line.text("device"),
           .precision = line.text("precision"),
           .data_parallel = line.text("data_parallel"),
-          .outcome = line.text("outcome"),
+          .outcome = line.one_of("outcome", outcomes),
           .intra_node = line.text("intra_node"),
-          .recompute = line.text("recompute"),
-          .notes = {},
+          .recompute = line.one_of("recompute", recomputes),
+          .notes = line.text("notes"),
+          .cluster = line.text("cluster"),
           .layers = line.whole("layers"),
           .hidden = line.whole("hidden"),
           .heads = line.whole("heads"),
@@ -118,7 +132,7 @@ PublishedRun published_run(const Line<columns>& line) {
           .gated = line.yes_or_no("gated_mlp"),
           .devices = line.whole("devices"),
           .devices_per_node = line.whole("devices_per_node"),
-          .gbit_s_per_node = line.template number<double>("inter_node_gbit_s_per_node"),
+          .gbit_s_per_node = line.number<double>("inter_node_gbit_s_per_node"),
           .dp = line.whole("dp"),
           .zero_stage = line.whole("zero_stage"),
           .tp = line.whole("tp"),
@@ -126,13 +140,14 @@ PublishedRun published_run(const Line<columns>& line) {
           .virtual_stages = line.whole("vpp"),
           .cp = line.whole("cp"),
           .ep = line.whole("ep"),
+          .shard = line.whole("shard"),
+          .recompute_layers = line.whole("recompute_layers"),
           .micro_batch = line.whole("micro_batch"),
           .global_batch = line.whole("global_batch"),
           .sequence_parallel = line.yes_or_no("sequence_parallel"),
-          .step_seconds = line.template number<double>("step_time_s"),
-          .memory_gib = line.template number<double>("peak_memory_gib")};
-  if constexpr (columns == annotated_run_columns.size()) run.notes = line.text("notes");
-  return run;
+          .tied_embeddings = line.yes_or_no("tied_embeddings"),
+          .step_seconds = line.number<double>("step_time_s"),
+          .memory_gib = line.number<double>("peak_memory_gib")};
 }
 
 constexpr std::array node_columns = {"gpus",    "global_batch", "micro_batch", "hidden", "heads",       "layers",
@@ -172,17 +187,16 @@ PublishedRun run_of_node(const Line<node_columns.size()>& line) {
 }
 
 constexpr std::array collective_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
-                                           "algbw",    "busbw", "time_us", "source"};
-constexpr std::array annotated_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
-                                          "algbw",    "busbw", "time_us", "source",     "notes"};
+                                           "algbw",    "busbw", "time_us", "source",     "notes"};
+constexpr std::array needed_collective_columns = {"hardware", "nodes", "gpus",    "collective", "bytes",
+                                                  "algbw",    "busbw", "time_us", "source"};
 
 // Bus bandwidth is what NCCL's tests call it: the bytes that a ring sends of each rank, by time.
 double bus_over_algorithm(std::string_view kind, double ranks) {
   return (kind == "all_reduce" ? 2.0 : 1.0) * (ranks - 1.0) / ranks;
 }
 
-template <std::size_t columns>
-PublishedRun run_of_collective(const Line<columns>& line) {
+PublishedRun run_of_collective(const Line<collective_columns.size()>& line) {
   PublishedRun run;
   run.id = line.place.substr(line.place.rfind('/') + 1);
   run.source = line.text("source");
@@ -193,13 +207,12 @@ PublishedRun run_of_collective(const Line<columns>& line) {
   run.collective = PublishedCollective{.kind = line.text("collective"),
                                        .bytes = line.whole("bytes"),
                                        .nodes = line.whole("nodes"),
-                                       .notes = ""};
-  if constexpr (columns == annotated_columns.size()) run.collective->notes = line.text("notes");
+                                       .notes = line.text("notes")};
   constexpr double giga = 1e9;
-  if (const auto microseconds = line.template number<double>("time_us")) {
+  if (const auto microseconds = line.number<double>("time_us")) {
     run.step_seconds = *microseconds * 1e-6;
   } else if (const auto bytes = run.collective->bytes; bytes && run.devices.value_or(0) > 1) {
-    const auto bus = line.template number<double>("busbw"), algorithm = line.template number<double>("algbw");
+    const auto bus = line.number<double>("busbw"), algorithm = line.number<double>("algbw");
     const double share = bus_over_algorithm(run.collective->kind, static_cast<double>(*run.devices));
     const double rate = algorithm.value_or(bus.value_or(0.0) / share) * giga;
     if (rate > 0.0) run.step_seconds = static_cast<double>(*bytes) / rate;
@@ -215,12 +228,13 @@ struct Table {
 
 template <std::size_t columns, class Make, std::size_t... Column>
 std::vector<PublishedRun> read_lines(const Table& table, const std::array<const char*, columns>& names,
-                                     const Make& make, std::index_sequence<Column...> /*columns*/) {
+                                     std::span<const char* const> needed, const Make& make,
+                                     std::index_sequence<Column...> /*columns*/) {
   std::vector<PublishedRun> runs;
   try {
     Reader<columns> reader(table.path, table.text.data(), table.text.data() + table.text.size());
     reader.read_header(io::ignore_extra_column | io::ignore_missing_column, names[Column]...);
-    for (const char* const name : names)
+    for (const char* const name : needed)
       if (!reader.has_column(name))
         throw ConfigError(
             fmt::format("{}:1: error: no column '{}'; docs/accuracy.md lists the columns", table.path, name));
@@ -253,18 +267,13 @@ std::vector<PublishedRun> read_published_runs(const std::string& path) {
   const Table table{path, text};
   const std::string_view header = std::string_view(text).substr(0, text.find('\n'));
   if (is_header(header, "iteration_ms"))
-    return read_lines(table, node_columns, run_of_node, std::make_index_sequence<node_columns.size()>());
-  if (is_header(header, "step_time_s") && is_header(header, "notes"))
-    return read_lines(table, annotated_run_columns, published_run<annotated_run_columns.size()>,
-                      std::make_index_sequence<annotated_run_columns.size()>());
+    return read_lines(table, node_columns, node_columns, run_of_node,
+                      std::make_index_sequence<node_columns.size()>());
   if (is_header(header, "step_time_s"))
-    return read_lines(table, run_columns, published_run<run_columns.size()>,
+    return read_lines(table, run_columns, needed_run_columns, published_run,
                       std::make_index_sequence<run_columns.size()>());
-  if (is_header(header, "busbw") && is_header(header, "notes"))
-    return read_lines(table, annotated_columns, run_of_collective<annotated_columns.size()>,
-                      std::make_index_sequence<annotated_columns.size()>());
   if (is_header(header, "busbw"))
-    return read_lines(table, collective_columns, run_of_collective<collective_columns.size()>,
+    return read_lines(table, collective_columns, needed_collective_columns, run_of_collective,
                       std::make_index_sequence<collective_columns.size()>());
   throw ConfigError(
       fmt::format("{}:1: error: the header has none of step_time_s (a file of runs), iteration_ms "

@@ -20,12 +20,17 @@ struct PublishedCollective {
 // in `devices`, and its time in `step_seconds`.
 struct PublishedRun {
   std::string id, source, engine, family, device, precision, data_parallel, outcome, intra_node, recompute, notes;
+  std::string cluster = {};  // a name of configs/clusters, or a file: whose nodes they are
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, feature, vocabulary, sequence, experts;
   std::optional<bool> gated;
   std::optional<std::int64_t> devices, devices_per_node;
   std::optional<double> gbit_s_per_node;  // all NICs of a node together, one way
-  std::optional<std::int64_t> dp, zero_stage, tp, pp, virtual_stages, cp, ep, micro_batch, global_batch;
+  std::optional<std::int64_t> dp, zero_stage, tp, pp, virtual_stages, cp, ep;
+  std::optional<std::int64_t> shard = {};             // ranks that share one copy of sharded states; all of dp
+  std::optional<std::int64_t> recompute_layers = {};  // of the whole model; all
+  std::optional<std::int64_t> micro_batch, global_batch;
   std::optional<bool> sequence_parallel;
+  std::optional<bool> tied_embeddings = {};  // the head multiplies by the embedding's table
   std::optional<double> step_seconds;
   std::optional<double> memory_gib;  // of the fullest device
   std::optional<PublishedCollective> collective = {};

@@ -63,6 +63,8 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "Megatron-LM@d98e8a64dd tests", "megatron-tests"},
     EngineRow{"megatron", "dgxc-benchmarking", "nemo"},
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
+    // NVIDIA/NeMo-Framework-Launcher examples/training/*/h100/*.sh: grad_sync_dtype=bf16.
+    EngineRow{"megatron", "docs/source/performance/performance_summary.md", "nemo"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147
@@ -117,33 +119,47 @@ constexpr std::array implied_rows = {
     // llama3.1/llama3.1_405b.yaml:135 and llama3.1_70b.yaml:129: ub_tp_comm_overlap: true. Its runs
     // of 8B have no tensor parallelism.
     ImpliedRow{.said = "dgxc-benchmarking", .tp_overlap = true},
-    // NeMo's table of 24.07 is of the launcher's recipes (NVIDIA/NeMo-Framework-Launcher
-    // launcher_scripts/conf/training/llama/llama2_70b.yaml, llama3_70b.yaml:
-    // distributed_fused_adam, mcore_distributed_optim, sequence_parallel: true).
-    ImpliedRow{.said = "docs/source/performance/performance_summary.md", .zero_stage = 1, .sequence_parallel = true},
+    // NeMo's table of 24.07 is of the launcher's recipes (NVIDIA/NeMo-Framework-Launcher@26e42fa9
+    // launcher_scripts/conf/training/{gpt3,llama,nemotron}: distributed_fused_adam,
+    // mcore_distributed_optim; with tensor parallelism sequence_parallel and ub_tp_comm_overlap are
+    // true; activations_checkpoint_granularity is null), but for two below.
+    ImpliedRow{.said = "docs/source/performance/performance_summary.md",
+               .zero_stage = 1,
+               .sequence_parallel = true,
+               .tp_overlap = true,
+               .recomputes_nothing = true},
     // NVIDIA-NeMo/Megatron-Bridge@067f987df0 src/megatron/bridge/perf_recipes/llama, and
     // scripts/performance/configs/llama* of v0.1.0rc4 to v0.5.0: recompute is in none of the dense
-    // runs' recipes but those of 70B on B200 of 25.09, which are not here.
-    ImpliedRow{.said = "Megatron-Bridge", .recomputes_nothing = true},
+    // runs' recipes but those of 70B on B200 of 25.09, which are not here. With tensor parallelism
+    // their comm_overlap.tp_comm_overlap is true, but in nvfp4 (v0.1.0rc4
+    // scripts/performance/run_script.py:107, v0.2.0 .../llama3_llm_pretrain.py:78,113,148, v0.3.0
+    // .../llama31_llm_pretrain.py:74,108,137).
+    ImpliedRow{.said = "Megatron-Bridge", .tp_overlap = true, .recomputes_nothing = true},
     // bigscience@9e64ede train/tr11-200B-ml/tr11-200B-ml.slurm, of which the runs to choose BLOOM's
     // layout were: --position-embedding-type alibi, --embed-layernorm.
     ImpliedRow{.said = "train/tr11-176B-ml", .alibi = true},
-    // NVIDIA/dgxc-benchmarking@1b9bb6b nemo_megatron/gpt3_175b_hydra.yaml:85:
-    // activations_checkpoint_granularity: null, which no script of that folder overrides.
+    // NVIDIA/dgxc-benchmarking@1b9bb6b and @35a9aec nemo_megatron/gpt3_175b_hydra.yaml:85,
+    // llama3.1/llama3.1_8b.yaml:112, llama3.1_70b.yaml:112 and llama3.1_405b.yaml:118:
+    // activations_checkpoint_granularity: null, which no script of those folders overrides.
     ImpliedRow{.said = "dgxc-benchmarking@1b9bb6b nemo_megatron", .recomputes_nothing = true},
+    ImpliedRow{.said = "dgxc-benchmarking@35a9aec nemo_megatron", .recomputes_nothing = true},
+    ImpliedRow{.said = "dgxc-benchmarking@1b9bb6b llama3.1", .recomputes_nothing = true},
+    ImpliedRow{.said = "dgxc-benchmarking@35a9aec llama3.1", .recomputes_nothing = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
 };
 
-// What a source's scripts set for one of its runs, where the table of runs leaves it empty: for a
-// model of so many layers and such a hidden size, over so many devices and in that layout. The
-// first row that matches counts.
+// What a source's scripts set for one of its runs, where the table of runs leaves it empty, other
+// than what its source implies: for a model of so many layers and such a hidden size, over so many
+// devices (0: any number) and in that layout. The first row that matches counts.
 struct RecipeRow {
   std::string_view source;
   std::int64_t layers = 0, hidden = 0;
   std::int64_t devices = 0, tp = 1, pp = 1;
   std::int64_t micro_batch = 1, virtual_stages = 1;
+  std::optional<bool> tp_overlap = {};
+  std::string_view recompute = "";
 };
 constexpr std::array recipe_rows = {
     // NVIDIA/Megatron-LM@v2.5 examples/sc21/run_table_1.sh: MBS, and pipeline stages of
@@ -160,6 +176,38 @@ constexpr std::array recipe_rows = {
     RecipeRow{"arXiv 2104.04473", 128, 25600, 3072, 8, 64, 1, 1},
     // NVIDIA/Megatron-LM@v2.5 examples/pretrain_gpt3_175B.sh:19-28, which the README describes.
     RecipeRow{"Megatron-LM@01ad96e51b README.md", 96, 12288, 1024, 8, 16, 1, 1},
+    // NVIDIA/NeMo-Framework-Launcher@26e42fa9 launcher_scripts/conf/training/gpt3/175b.yaml:149
+    // (ub_tp_comm_overlap: False; 175b_mlperf.yaml, on 512, has True) and
+    // nemotron/nemotron_340b.yaml (activations_checkpoint_granularity: selective).
+    RecipeRow{.source = "docs/source/performance/performance_summary.md",
+              .layers = 96,
+              .hidden = 12288,
+              .devices = 128,
+              .tp = 4,
+              .pp = 8,
+              .tp_overlap = false},
+    RecipeRow{.source = "docs/source/performance/performance_summary.md",
+              .layers = 96,
+              .hidden = 18432,
+              .devices = 128,
+              .tp = 8,
+              .pp = 8,
+              .recompute = "selective"},
+    // NVIDIA/dgxc-benchmarking@35a9aec and @1b9bb6b nemotron/nemotron4-340b-synth.yaml:138,172.
+    RecipeRow{.source = "dgxc-benchmarking@35a9aec nemotron",
+              .layers = 96,
+              .hidden = 18432,
+              .tp = 8,
+              .pp = 8,
+              .tp_overlap = false,
+              .recompute = "selective"},
+    RecipeRow{.source = "dgxc-benchmarking@1b9bb6b nemotron",
+              .layers = 96,
+              .hidden = 18432,
+              .tp = 8,
+              .pp = 8,
+              .tp_overlap = false,
+              .recompute = "selective"},
 };
 
 // A vocabulary that a source does not state, nearer than GPT-2's; it stays assumed.
@@ -268,9 +316,10 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   model.vocabulary = stated(run.vocabulary, vocabulary, "vocabulary", assumed);
   model.sequence = required(run.sequence, "the sequence length");
   model.gated = run.gated.value_or(false);
-  model.tied_embeddings = !model.gated || std::ranges::any_of(tied_rows, [&](const TiedRow& row) {
-    return run.source.find(row.source) != std::string::npos && model.feature < row.feature_below;
-  });
+  model.tied_embeddings =
+      run.tied_embeddings.value_or(!model.gated || std::ranges::any_of(tied_rows, [&](const TiedRow& row) {
+        return run.source.find(row.source) != std::string::npos && model.feature < row.feature_below;
+      }));
   model.alibi = std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) {
     return row.alibi && run.source.find(row.said) != std::string::npos;
   });
@@ -312,23 +361,36 @@ std::int64_t of_a_rack(std::int64_t devices, const NodeGroup& rack) {
   return machines * of_machine;
 }
 
+// As many devices of nodes such as those of a named cluster.
+Cluster cluster_of(const std::string& name, std::int64_t devices, const ClusterCatalog& catalog) {
+  ClusterOptions options;
+  const std::int64_t together = of_a_rack(devices, find_cluster(name, catalog).groups.front());
+  options.devices = static_cast<int>(std::min<std::int64_t>(together, std::numeric_limits<int>::max()));
+  Cluster cluster = find_cluster(name, catalog, options);
+  if (together < devices) cluster.groups.front().nodes *= static_cast<int>(devices / together);
+  return cluster;
+}
+
 Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::vector<std::string>& assumed) {
   const std::int64_t devices = required(run.devices, "the number of devices");
+  if (!run.cluster.empty()) return cluster_of(run.cluster, devices, catalog);
   const auto row = std::ranges::find_if(node_rows, [&](const NodeRow& one) {
     return run.device == one.device && run.intra_node == one.intra_node &&
            run.source.find(one.source) != std::string::npos &&
            run.devices_per_node.value_or(one.devices_per_node) == one.devices_per_node;
   });
-  if (row == node_rows.end())
-    throw Skip{fmt::format("nodes of {} {} with {} are in no file of configs/clusters",
-                           run.devices_per_node ? std::to_string(*run.devices_per_node) : "", run.device,
-                           run.intra_node)};
-  const std::string name(row->cluster);
-  ClusterOptions options;
-  const std::int64_t together = of_a_rack(devices, find_cluster(name, catalog).groups.front());
-  options.devices = static_cast<int>(together);
-  Cluster cluster = find_cluster(name, catalog, options);
-  cluster.groups.front().nodes *= static_cast<int>(devices / together);
+  if (row == node_rows.end()) {
+    const auto or_nothing = [](const std::string& text) { return text.empty() ? std::string("nothing") : text; };
+    std::vector<std::string> known;
+    for (const NodeRow& one : node_rows)
+      if (one.source.empty()) known.push_back(fmt::format("{} with {}", one.device, one.intra_node));
+    throw Skip{fmt::format(
+        "nodes of {} {} with {} are none of those that device and intra_node may name ({}); a column cluster may name "
+        "a file of configs/clusters instead",
+        run.devices_per_node ? std::to_string(*run.devices_per_node) : "unstated numbers of", or_nothing(run.device),
+        or_nothing(run.intra_node), fmt::join(known, ", "))};
+  }
+  Cluster cluster = cluster_of(std::string(row->cluster), devices, catalog);
   if (!row->instead.empty())
     for (NodeGroup& group : cluster.groups) group.device = find_device(std::string(row->instead), catalog);
   if (!row->assumed.empty()) assumed.emplace_back(row->assumed);
@@ -355,6 +417,7 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
 
 LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std::string>& assumed) {
   bool tp_overlap = false;
+  const bool recompute_stated = !run.recompute.empty();
   for (const ImpliedRow& row : implied_rows) {
     if (run.notes.find(row.said) == std::string::npos && run.source.find(row.said) == std::string::npos) continue;
     if (!run.zero_stage) run.zero_stage = row.zero_stage;
@@ -364,14 +427,17 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   }
   for (const RecipeRow& row : recipe_rows) {
     if (run.source.find(row.source) == std::string::npos || run.layers != row.layers || run.hidden != row.hidden ||
-        run.devices != row.devices || run.tp != row.tp || run.pp != row.pp)
+        (row.devices > 0 && run.devices != row.devices) || run.tp != row.tp || run.pp != row.pp)
       continue;
+    tp_overlap = row.tp_overlap.value_or(tp_overlap);
+    if (!row.recompute.empty() && !recompute_stated) run.recompute = row.recompute;
     if (!run.micro_batch) run.micro_batch = row.micro_batch;
     if (!run.virtual_stages) run.virtual_stages = row.virtual_stages;
     break;
   }
   // An engine that has no other leaves nothing to assume.
   if (!engine.has_interleaved && !run.virtual_stages) run.virtual_stages = 1;
+  if (!engine.has_sequence_parallel && !run.sequence_parallel) run.sequence_parallel = false;
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
   const std::int64_t cp = run.cp.value_or(1);
   if (dp * tp * pp * cp != run.devices)
@@ -384,10 +450,12 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   }
   if (run.data_parallel == "dp" && dp > 1) layout[Choice::dp_method] = DataMethod::master;
   if (dp * cp > 1) {
-    std::int64_t stage = stated(run.zero_stage, std::int64_t{0}, "ZeRO stage", assumed);
+    const bool shards_all = run.data_parallel == "fsdp" || run.engine.starts_with("fsdp");
+    std::int64_t stage = stated(run.zero_stage, std::int64_t{shards_all ? 3 : 0}, "ZeRO stage", assumed);
     // FSDP whose parameters and gradients are whole while a pipeline has micro-batches to run.
     if (run.data_parallel == "fsdp" && pp > 1) stage = std::min<std::int64_t>(stage, engine.most_zero_in_pipelines);
     layout[Choice::zero_stage] = stage;
+    if (run.shard) layout[Choice::dp_shard] = *run.shard;
   }
   // torchtitan@9dec370 torchtitan/parallelisms/pipelining_utils.py:79-81: unless it is told
   // otherwise, a pipeline has as many micro-batches as ranks.
@@ -395,7 +463,8 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
       !run.micro_batch)
     run.micro_batch = *run.global_batch / (dp * pp);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
-  if (tp > 1 && stated(run.sequence_parallel, false, "sequence parallelism:", assumed)) {
+  // It costs nothing where an engine has it; Korthikanti et al. 2022 and all recipes above set it.
+  if (tp > 1 && stated(run.sequence_parallel, true, "sequence parallelism:", assumed)) {
     layout[Choice::sequence_parallel] = true;
     if (tp_overlap && engine.has_tensor_overlap) layout[Choice::tp_overlap] = TensorOverlap::ring;
   }
@@ -411,6 +480,11 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     if (row != selective_rows.end() && row->every > 1)
       layout[Choice::recompute_layers] = required(run.layers, "the number of layers") / row->every;
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
+  }
+  if (run.recompute_layers && !run.recompute.empty() && run.recompute != "none") {
+    if (pp < 1 || *run.recompute_layers % pp != 0)
+      throw Skip{fmt::format("{} layers that recompute are no multiple of {} stages", *run.recompute_layers, pp)};
+    layout[Choice::recompute_layers] = *run.recompute_layers / pp;
   }
   const auto* const offload = std::ranges::find_if(offload_rows, [&](const OffloadRow& one) {
     return run.data_parallel == "fsdp" && run.source.find(one.source) != std::string::npos &&

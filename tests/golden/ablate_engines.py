@@ -67,7 +67,8 @@ PARTS = {
         set_facts(data, "1", "softmax_multiple"), set_facts(data, "0", "softmax_up_to")),
     "which GPUs attention has kernels for": lambda data: set_facts(data, "0", "attention_up_to"),
     "Triton's attention": lambda data: set_facts(data, "false", "triton_attention"),
-    "cuBLAS of CUDA 12.0 to 12.4": lambda data: set_facts(data, "false", "early_cublas"),
+    "losses of metrics": lambda data: set_facts(data, "0", "loss_metrics"),
+    "cuBLAS of CUDA 12.0 and 12.1": lambda data: set_facts(data, "false", "early_cublas"),
     "filled results": lambda data: set_facts(data, "false", "fills_outputs"),
     "recompute of whole layers": lambda data: set_facts(data, "false", "repeats_layers"),
     "communication that waits, reductions at the end": lambda data: set_facts(

@@ -5,10 +5,11 @@ For developers; configs/devices have the rates (sustained). Needs no package.
     python3 tests/golden/fit_training_share.py build/parplan
 
 The share of the loops' rates (fit_sustained_products.py, fit_early_products.py) at which the relative
-errors of other_training_runs.csv sum to 0. Those are runs of the sources of tests/data/published/runs.csv
-that are not in it: on H100, NVIDIA's of Llama 3.1 in bf16 (dgxc-benchmarking at 741c886 and 1b9bb6b); on
-A100, llm-foundry's of 7B and more, and BigScience's of 25 to 28 February 2022, without those whose
-products of single heads run on the ordinary cores. The runs of DeepSpeed's ZeRO-3 tell of other things.
+errors of those runs of other_training_runs.csv sum to 0 whose column fitted says yes. Those are runs of the
+sources of tests/data/published/runs.csv that are not in it: on H100, NVIDIA's of Llama 3.1 in bf16
+(dgxc-benchmarking at 741c886 and 1b9bb6b); on A100, llm-foundry's of 7B and more, and BigScience's of 25 to
+28 February 2022, without those whose products of single heads run on the ordinary cores. All others are
+kept from every fit (docs/accuracy.md, "Runs that came later").
 """
 
 import csv
@@ -44,7 +45,7 @@ def errors(parplan: str, devices: str, share: float) -> list[float]:
             writer = csv.DictWriter(chosen, fieldnames=rows.fieldnames)
             writer.writeheader()
             writer.writerows(row for row in rows
-                             if row["device"].startswith(devices) and row["engine"] != "deepspeed")
+                             if row["device"].startswith(devices) and row["fitted"] == "yes")
         found = subprocess.run([parplan, "validate", data / "runs.csv", "--json"], check=True, capture_output=True,
                                env=os.environ | {"PARPLAN_DATA": folder})
         return [row["error"] for row in json.loads(found.stdout)["rows"] if row["error"] is not None]

@@ -59,13 +59,24 @@ Bytes rewritten(const OpShape& s, DataType type, int kernels) {
 OpWork cross_entropy_sums_work(const OpShape& s, DataType type) {
   return {flops(3 * s.rows * s.columns), Bytes(s.rows * s.columns * e(type) + 16 * s.rows) + rewritten(s, type, 2)};
 }
+// What metrics move: logits in half precision are widened by a kernel of its own, and another makes
+// the log-softmax of them, both in fp32 (autocast; ATen's log_softmax widens fp16 alone in its
+// kernel).
+Bytes of_metrics(const OpShape& s, DataType type) {
+  const std::int64_t fp32_bytes = size_of(DataType::fp32);
+  const std::int64_t widened = e(type) < fp32_bytes ? e(type) + fp32_bytes : 0;
+  return Bytes(s.metrics * s.rows * s.columns * (widened + 2 * fp32_bytes));
+}
 // The two sums of a token hold all that its loss needs; the other operands are for the gradient.
 // Step by step, a kernel makes the probabilities that the gradient is made of.
 OpWork cross_entropy_loss_work(const OpShape& s, DataType type) {
-  return {flops(3 * s.rows), Bytes(8 * s.rows + 8) + rewritten(s, type, 1)};
+  return {flops(3 * s.rows + 3 * s.metrics * s.rows * s.columns),
+          Bytes(8 * s.rows + 8) + rewritten(s, type, 1) + of_metrics(s, type)};
 }
 int cross_entropy_sums_launches(const OpShape& s) { return s.stepwise ? 1 + 2 : 1; }
-int cross_entropy_loss_launches(const OpShape& s) { return s.stepwise ? 1 + 1 : 1; }
+int cross_entropy_loss_launches(const OpShape& s) {  // a metric widens, makes the log-softmax, picks targets
+  return (s.stepwise ? 1 + 1 : 1) + 3 * s.metrics;
+}
 // Where the loss fills the gradient of its log-softmax, a kernel writes zeros, one puts a number of
 // each token among them (PyTorch's nll_loss), and the gradient reads them, too.
 OpWork cross_entropy_gradient_work(const OpShape& s, DataType type) {  // subtract, exp, divide, scale

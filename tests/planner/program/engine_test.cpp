@@ -293,6 +293,29 @@ TEST_CASE("a loss that subtracts into another copy has two of the logits in fp32
   }
 }
 
+TEST_CASE("a loss that metrics compute moves 14 bytes a logit in half precision, and none that lasts") {
+  const auto loss_of = [](const LoweredBlock& head) {
+    const auto loss = std::ranges::find_if(head.forward.instructions, [](const Instruction& one) {
+      return one.kind == InstructionKind::kernel && one.op == OpKind::cross_entropy_loss;
+    });
+    REQUIRE(loss != head.forward.instructions.end());
+    return loss->shape;
+  };
+  for (const bool fused : {true, false}) {
+    const LoweredBlock without = head_of({.name = "other", .fused_loss = fused}, 1),
+                       with = head_of({.name = "other", .fused_loss = fused, .loss_metrics = 2}, 1);
+    const DataType type = fused ? DataType::bf16 : DataType::fp32;  // of the logits that the loss reads
+    const auto bytes = [&](const LoweredBlock& head) {
+      return row_of(OpKind::cross_entropy_loss).work(loss_of(head), type).bytes.count;
+    };
+    CHECK(bytes(with) - bytes(without) == 2 * (fused ? 14 : 8) * logits_of_head);
+    CHECK(launches(OpKind::cross_entropy_loss, loss_of(with)) ==
+          launches(OpKind::cross_entropy_loss, loss_of(without)) + 2 * 3);
+    CHECK(with.saved_bytes == without.saved_bytes);
+    CHECK(with.forward.scratch_bytes == without.forward.scratch_bytes);
+  }
+}
+
 TEST_CASE("PyTorch's cross-entropy has three of the logits in fp32 at once, four where they are parts") {
   for (const int tp : {1, 2}) {
     const auto head = [&](bool fills) {

@@ -177,6 +177,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
          {&Engine::host_per_listed_shard, &Engine::host_per_copied_shard, &Engine::host_per_persistent_shard})
       engine.*host = Seconds(1e-6 * static_cast<double>(apart() % 10));
   }
+  if (apart() % 4 == 0) engine.loss_metrics = 2;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

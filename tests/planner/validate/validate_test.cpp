@@ -129,6 +129,9 @@ TEST_CASE("facts that were not published are filled in and named") {
   CHECK(stated.assumed.size() == 6);
   CHECK(stated.recompute_unstated);
   CHECK(stated.model.vocabulary == 51200);
+  CHECK(given<std::int64_t>(stated.layout, Choice::zero_stage) == 0);
+  run.engine = "fsdp";  // which shards all
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::zero_stage) == 3);
   // What one rank or one node has no use for is no assumption.
   run = stated_run();
   run.devices = 4;
@@ -164,6 +167,49 @@ TEST_CASE("what a run's notes or its source imply is no assumption") {
   ValidationRequest without = as_stated;
   without.engine = "megatron-2022";
   CHECK(!state(run, without).layout[Choice::tp_overlap]);
+  // Megatron-Bridge's recipes have it wherever there is tensor parallelism, and recompute nothing.
+  run.source = "Megatron-Bridge@067f987df0 docs/performance-summary-archive.md";
+  run.recompute = "";
+  stated = state(run, as_stated);
+  CHECK(given<TensorOverlap>(stated.layout, Choice::tp_overlap) == TensorOverlap::ring);
+  CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::none);
+}
+
+TEST_CASE("sequence parallelism that is not stated is assumed where the engine has it") {
+  PublishedRun run = stated_run();
+  run.sequence_parallel.reset();
+  StatedRun stated = state(run, as_stated);
+  CHECK(given<bool>(stated.layout, Choice::sequence_parallel) == true);
+  CHECK(stated.assumed == std::vector<std::string>{"sequence parallelism: true"});
+  run.engine = "megatron-deepspeed";
+  stated = state(run, as_stated);
+  CHECK(!stated.layout[Choice::sequence_parallel]);
+  CHECK(stated.assumed.empty());
+}
+
+TEST_CASE("columns that tables may have say more of the nodes, the shards, recompute and the head") {
+  PublishedRun run = stated_run();
+  run.device = run.intra_node = "";
+  run.cluster = "aws-p5";
+  run.shard = 2;
+  run.recompute = "full";
+  run.recompute_layers = 10;
+  run.tied_embeddings = false;
+  StatedRun stated = state(run, as_stated);
+  CHECK(stated.skipped == "");
+  ClusterOptions options;
+  options.devices = 32;
+  CHECK(stated.cluster == find_cluster("aws-p5", catalog, options));
+  CHECK(given<std::int64_t>(stated.layout, Choice::dp_shard) == 2);
+  CHECK(given<std::int64_t>(stated.layout, Choice::recompute_layers) == 10 / *run.pp);
+  CHECK(!stated.model.tied_embeddings);
+  run.recompute = "none";
+  CHECK(!state(run, as_stated).layout[Choice::recompute_layers]);
+  run.recompute = "full";
+  run.recompute_layers = 11;
+  CHECK(state(run, as_stated).skipped == "11 layers that recompute are no multiple of 2 stages");
+  run.cluster = "abacus";
+  CHECK(state(run, as_stated).skipped.find("abacus") != std::string::npos);
 }
 
 // The published runs whose ids begin so.
@@ -217,6 +263,28 @@ TEST_CASE("what a source's script sets for a run is no assumption, and holds for
     CHECK(!stated.recompute_unstated);
     CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::none);
   }
+  // NeMo 24.07: its recipes but that of 175B on 128 GPUs set transfers beside products, and that of
+  // Nemotron 340B alone recomputes attention's core.
+  PublishedRun nemo = runs_of("nemo2407-llama2-70b-64-gb128").front();
+  const auto of_nemo = [&] { return state(nemo, as_stated).layout; };
+  CHECK(of_nemo()[Choice::tp_overlap]);
+  CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::none);
+  nemo.layers = 96;
+  nemo.hidden = 12288;
+  nemo.devices = 128;
+  nemo.pp = 8;
+  CHECK(!of_nemo()[Choice::tp_overlap]);
+  nemo.devices = 512;
+  nemo.dp = 16;
+  CHECK(of_nemo()[Choice::tp_overlap]);
+  nemo.hidden = 18432;
+  nemo.devices = 128;
+  nemo.tp = 8;
+  nemo.dp = 2;
+  CHECK(of_nemo()[Choice::tp_overlap]);
+  CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::core_attn);
+  nemo.recompute = "full";  // what is stated counts
+  CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::full);
 }
 
 TEST_CASE("an engine that interleaves no pipelines leaves no virtual stages to assume") {
@@ -437,7 +505,10 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
   CHECK(skipped([](PublishedRun& run) { run.family = "vit"; }) == "model family vit is not modelled");
   CHECK(skipped([](PublishedRun& run) { run.layers.reset(); }) == "the number of layers is not stated");
   CHECK(skipped([](PublishedRun& run) { run.dp = 8; }) == "dp 8 x tp 4 x pp 2 x cp 1 are not 32 devices");
-  CHECK(skipped([](PublishedRun& run) { run.device = "abacus"; }).find("8 abacus") != std::string::npos);
+  const std::string unknown = skipped([](PublishedRun& run) { run.device = "abacus"; });
+  CHECK(unknown.find("8 abacus") != std::string::npos);
+  CHECK(unknown.find("h100-sxm-80gb with nvlink4-nvswitch") != std::string::npos);  // which there are
+  CHECK(unknown.find("a column cluster") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.global_batch = 7; }).find("batch") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.heads = 7; }).find("no multiple of 7 heads") != std::string::npos);
 }
@@ -528,6 +599,20 @@ TEST_CASE("files of runs are told apart by their headers, and faults have places
   has(fault(header + "\n" + row + "\n" + std::regex_replace(row, std::regex(",24,2304,"), ",many,2304,") + "\n"),
       path + ":3: error: layers is 'many'; expected a number");
   has(fault(header + "\n1,2,3\n"), path);
+  has(fault(header + "\n" + std::regex_replace(row, std::regex(",full,"), ",yes,") + "\n"),
+      path + ":2: error: recompute is 'yes'; expected none, selective, full, or nothing");
+  has(fault(header + "\n" + std::regex_replace(row, std::regex(",ok,"), ",well,") + "\n"),
+      path + ":2: error: outcome is 'well'; expected ok, oom, or nothing");
+  // What is not stated of any run needs no column.
+  folder.write("runs.csv",
+               "step_time_s,layers,hidden,heads,ffn_hidden,seq_len,devices,dp,tp,pp,global_batch\n"
+               "2.5,24,2304,24,9216,2048,32,32,1,1,512\n");
+  const std::vector<PublishedRun> few = read_published_runs(path);
+  REQUIRE(few.size() == 1);
+  CHECK(few.front().hidden == 2304);
+  CHECK(few.front().source == "");
+  CHECK(!few.front().vocabulary);
+  CHECK(!few.front().tied_embeddings);
   has(error_of<ConfigError>([] { read_published_runs("/no/such/file.csv"); }), "/no/such/file.csv");
 }
 
