@@ -645,8 +645,8 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
         cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });
     for (std::size_t i = 0; i < open_by_memory.size(); ++i) {
-      if (const std::optional<Bytes> others = cuts[i].others; others && objective == Objective::memory)
-        all.least_memory_left = std::min(all.least_memory_left.value_or(*others), *others);
+      if (const std::optional<Bytes> least_left = cuts[i].others; least_left && objective == Objective::memory)
+        all.least_memory_left = std::min(all.least_memory_left.value_or(*least_left), *least_left);
       if (!cuts[i].candidate) continue;
       Numbered one(open_by_memory[i].first, *std::move(cuts[i].candidate));
       if (one.second.bound.spare.count >= 0) {
