@@ -48,6 +48,13 @@ struct Engine {
   // Keys and values are copied behind their product, and twice more before attention. Where there
   // are as many as queries, these keep the first copies (OpKind::copy_keys).
   bool copies_keys = false;
+  // Keys and values are repeated for all query heads before fused attention (OpKind::repeat_keys).
+  bool repeats_keys = false;
+  // Where context-parallel ranks gather keys and values, attention is a call for each rank's, with
+  // halves of the queries or of the keys where the mask asks for no more; results are merged in
+  // fp32, and gradients of keys and values are summed in fp32 around the ring of the ranks
+  // (torch.distributed.tensor.experimental).
+  bool attends_in_steps = false;
   // Where the loss is not fused, it subtracts maxima into another copy of the logits in fp32, while
   // the first is still there.
   bool copies_logits = false;

@@ -67,6 +67,11 @@ enum class OpKind {
   multiply,           // a, b -> a * b
   // Fused qkv -> fused qkv, with the keys and values of the first one, which its queries keep.
   copy_keys,
+  repeat_keys,  // fused qkv -> fused qkv with a key and a value for each query head
+  // An output so far and a step's, each with its log-sum-exp per row and head -> those of both, in
+  // fp32 while more steps follow (`second`), as the output so far is behind the first two
+  // (`accumulate`).
+  merge_attention,
   quantize,           // x -> x in fp8; the gradient of the one is that of the other
   widen,              // x -> x in fp32
   // backward
@@ -100,6 +105,7 @@ enum class OpKind {
   dropout_gradient,                  // dy, mask -> dx
   multiply_gradient,                 // dy, a, b -> da, db
   copy_keys_gradient,                // dy, the keys and values that were kept -> dx
+  repeat_keys_gradient,              // dy -> dx
   widen_gradient,                    // dy in fp32 -> dx
   // around the step
   accumulate,         // x -> y +=
@@ -191,10 +197,11 @@ struct OpShape {
   bool bias = false;          // the optional bias operand is present
   bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
   // `add`: operand b is present; sgd: momentum is; packed_attention: the table is; copy_keys: what
-  // is kept is. cross_entropy_sums: maxima are subtracted into another copy of the logits.
+  // is kept is. merge_attention: more steps follow. cross_entropy_sums: maxima are subtracted into another copy of the logits.
   // cross_entropy_loss and its gradient: that of the log-softmax is filled (fills_loss_gradient).
   bool second = false;
-  // dx += instead of dx =; attention around a ring: with what the steps before it have left.
+  // dx += instead of dx =; attention around a ring: with what the steps before it have left;
+  // merge_attention: more than two steps are merged.
   bool accumulate = false;
   // The next three: adamw, adamw_8bit, sgd, muon; weight_decay and master not in muon_momentum.
   bool weight_decay = false;

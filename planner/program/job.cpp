@@ -44,7 +44,9 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .sums_half = is_half(gradient_type(training)),
       .repeats_all = training.engine.repeats_layers,
       .keeps_unread = training.engine.keeps_unread_products,
-      .master_computes_loss = training.engine.master_computes_loss};
+      .master_computes_loss = training.engine.master_computes_loss,
+      .attends_in_steps = training.engine.attends_in_steps,
+      .steps_wait = training.engine.attends_in_steps && !training.engine.overlaps_tensor};
 }
 
 GatherUnit gather_unit(const Job& job, int block) {
