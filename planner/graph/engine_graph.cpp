@@ -100,7 +100,7 @@ class Rewriting {
         break;
       default:
         if (quantizes_ && may_be_fp8(from_, op)) return write_product(op);
-        if (op.kind == OpKind::linear && !engine_.fused_bias_gradient) return write_with(op, &OpShape::apart);
+        if (op.kind == OpKind::linear) return write_linear(op);
         break;
     }
     copy(op);
@@ -118,6 +118,17 @@ class Rewriting {
     attributes.stepwise |= !engine_.fused_sums;
     attributes.apart |= !engine_.fused_norm_gradient;
     attributes.composed |= !engine_.fused_rms_norm && op.kind == OpKind::rms_norm;
+  }
+
+  void write_linear(const Op& op) {
+    copy(op);
+    OpShape& attributes = to_.ops.back().attributes;
+    attributes.apart |= !engine_.fused_bias_gradient;
+    // The end of a group of heads is its key and its value.
+    const TensorDim& made = from_.tensors[static_cast<std::size_t>(op.outputs[0])].dims.back();
+    if (!engine_.separate_keys || made.dim != Dim::kv_groups || made.shared == 0) return;
+    attributes.key_columns = made.shared / 2;
+    attributes.stepwise = !engine_.fused_sums;
   }
 
   void copy(const Op& op) {
@@ -320,7 +331,7 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
                         facts.fused_rotary && facts.fused_rms_norm && facts.fused_sums && facts.fused_norm_gradient &&
-                        facts.fused_bias_gradient && !facts.copies_keys && !facts.repeats_keys && !facts.dropout;
+                        facts.fused_bias_gradient && !facts.copies_keys && !facts.repeats_keys && !facts.separate_keys && !facts.dropout;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }

@@ -40,6 +40,7 @@ struct BlockContext {
   // kernels.
   bool attends_in_steps = false;
   bool steps_wait = false;
+  bool copies_rows = false;  // Engine
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool splits_backward = false;  // its stage runs backwards in two parts (Phase)
   // Temporaries do not share scratch, and kernels are fused however much of it that takes: no

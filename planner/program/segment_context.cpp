@@ -135,7 +135,7 @@ void attend_back_around_ring(const Attention& of, const Value& qkv, const Value&
   put_gradient(of, sums[of.ranks() % 2], qkv_gradient);
 }
 
-// Gathered, in steps (torch.distributed.tensor.experimental._attention at pytorch@1963fc83a1:
+// Gathered, in steps (torch/distributed/tensor/experimental/_attention.py of the end of 2024:
 // _templated_ring_attention with _AllGatherRotater, and its backward) -----------------------------
 
 // A ring's steps know rows and not positions: neither a window nor ALiBi.

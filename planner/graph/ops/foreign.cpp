@@ -209,7 +209,7 @@ OpWork copy_keys_gradient_work(const OpShape& s, DataType type) {
   return {{}, Bytes(2 * (key_value_elements(s) + 2 * fused_elements(s)) * e(type))};
 }
 // Keys and values are read and written for each query head; the gradients of these are read and
-// summed (torch's expand and reshape, torchtitan@9dec370 torchtitan/models/llama/model.py:120-129).
+// summed (torch's expand and reshape, torchtitan@9dec370 torchtitan/models/llama/model.py:116-125).
 // Queries are a view.
 OpWork repeat_keys_work(const OpShape& s, DataType type) {
   return {flops(2 * head_elements(s)), Bytes((key_value_elements(s) + 2 * head_elements(s)) * e(type))};
@@ -312,10 +312,6 @@ constexpr OpRow rows[] = {
      .operands = repeat_keys_operands,
      .gradients = repeat_keys_gradients,
      .work = repeat_keys_work},
-    {.kind = OpKind::merge_attention,
-     .name = "merge_attention",
-     .operands = merge_attention_operands,
-     .work = merge_attention_work},
     {.kind = OpKind::quantize,
      .name = "quantize",
      .sharding = ShardingRule::tokenwise,
@@ -380,6 +376,10 @@ constexpr OpRow rows[] = {
      .operands = repeat_keys_gradient_operands,
      .work = repeat_keys_work},
     {.kind = OpKind::widen_gradient, .name = "widen_gradient", .operands = widen_gradient_operands, .work = widen_work},
+    {.kind = OpKind::merge_attention,
+     .name = "merge_attention",
+     .operands = merge_attention_operands,
+     .work = merge_attention_work},
 };
 
 }  // namespace
