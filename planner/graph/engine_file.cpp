@@ -35,7 +35,7 @@ constexpr std::array facts = {
                &Engine::repeats_keys},
     EngineFact{"attends_in_steps", "context parallelism attends to each rank's keys by a call, and merges in fp32",
                &Engine::attends_in_steps},
-    EngineFact{"copies_rows", "rows are copied behind their gather over tensor-parallel ranks, and before their scatter",
+    EngineFact{"copies_rows", "rows are copied behind a gather over tensor-parallel ranks, and before a scatter",
                &Engine::copies_rows},
     EngineFact{"casts_weights_apart", "in fp8, weights are cast as their shards are gathered, not by products",
                &Engine::casts_weights_apart},

@@ -331,7 +331,8 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
                         facts.fused_rotary && facts.fused_rms_norm && facts.fused_sums && facts.fused_norm_gradient &&
-                        facts.fused_bias_gradient && !facts.copies_keys && !facts.repeats_keys && !facts.separate_keys && !facts.dropout;
+                        facts.fused_bias_gradient && !facts.copies_keys && !facts.repeats_keys &&
+                        !facts.separate_keys && !facts.dropout;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }

@@ -200,8 +200,8 @@ struct OpShape {
   bool centered = false;
   bool bias = false;          // the optional bias operand is present
   bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
-  // `add`: operand b is present; sgd: momentum is; packed_attention: the table is; copy_keys: what
-  // is kept is. merge_attention: more steps follow. cross_entropy_sums: maxima are subtracted into another copy of the logits.
+  // `add`: operand b is present; sgd: momentum is; packed_attention: the table; copy_keys: what is
+  // kept. merge_attention: more steps follow. cross_entropy_sums: maxima are subtracted in a copy.
   // cross_entropy_loss and its gradient: that of the log-softmax is filled (fills_loss_gradient).
   bool second = false;
   // dx += instead of dx =; attention around a ring: with what the steps before it have left;
@@ -212,8 +212,8 @@ struct OpShape {
   bool norm = false;          // the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // the fp32 master copy is present
   bool scaled = false;        // they and cross_entropy_gradient: the loss scale is present (LossScale)
-  // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel that
-  // reads and writes all elements. linear with `key_columns`: so are sums of its input's gradients. layer_norm, rms_norm: a kernel behind the gradient adds it.
+  // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel on all
+  // elements. layer_norm, rms_norm, linear with `key_columns`: a kernel behind the gradient adds it.
   bool stepwise = false;
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
   // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a

@@ -1,7 +1,8 @@
 // Attention where the ranks of the context axis hold chunks of the sequence. Each gathers the keys
 // and values of all, and the gradients that it has of them go back; or these go around the ring of
-// the ranks. Another engine may attend to gathered keys rank by rank. Groups of neighbours may exchange tokens for heads before, and back after it: what is
-// gathered, or goes around, is then of one rank of each group.
+// the ranks. Another engine may attend to gathered keys rank by rank. Groups of neighbours may
+// exchange tokens for heads before, and back after it: what is gathered, or goes around, is then of
+// one rank of each group.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -188,7 +189,8 @@ void attend_in_steps(const Attention& of, const Value& qkv) {
   };
   Results last, before;
   for (const TrainingOperand& operand : of.op.operands)
-    if (operand.source == OperandSource::output) (is_first(operand) ? last.output : last.statistics) = of.value_of(operand);
+    if (operand.source == OperandSource::output)
+      (is_first(operand) ? last.output : last.statistics) = of.value_of(operand);
   const auto results = [&](std::int64_t bytes) {
     return Results{scratch(of.lowering, bytes), scratch(of.lowering, last.statistics.bytes)};
   };

@@ -46,7 +46,8 @@ constexpr std::array node_rows = {
 };
 
 // The engine's file for runs whose column `engine` has that name, whose source and notes contain a
-// text, and whose model has so many layers: versions and settings of one engine differ. The first row that matches counts.
+// text, and whose model has so many layers: versions and settings of one engine differ. The first
+// row that matches counts.
 struct EngineRow {
   std::string_view engine;
   std::string_view source;

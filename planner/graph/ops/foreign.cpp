@@ -215,8 +215,8 @@ OpWork repeat_keys_work(const OpShape& s, DataType type) {
   return {flops(2 * head_elements(s)), Bytes((key_value_elements(s) + 2 * head_elements(s)) * e(type))};
 }
 // The merge of torch.distributed.tensor.experimental._attention's _SDPAMerger._merge_one, two
-// exponentials and a product for an element of the output, as one kernel (Inductor writes a sum that
-// more than four tensors make: realize_reads_threshold).
+// exponentials and a product for an element of the output, as one kernel (Inductor writes what more
+// than four tensors make: realize_reads_threshold).
 OpWork merge_attention_work(const OpShape& s, DataType type) {
   const std::int64_t before = s.accumulate ? 4 : e(type), after = s.second ? 4 : e(type);
   return {flops(4 * head_elements(s)), Bytes(head_elements(s) * (before + e(type) + after) + 3 * 4 * query_rows(s))};

@@ -397,7 +397,8 @@ TEST_CASE("attention rank by rank computes as much, and moves what its closed fo
 }
 
 TEST_CASE("weights that are cast as they are gathered are cast by no product, and inputs by as many") {
-  const DeviceKind device = find_device("h100-sxm-80gb", ClusterCatalog{source + "/configs/devices", source + "/configs/clusters"});
+  const DeviceKind device =
+      find_device("h100-sxm-80gb", ClusterCatalog{source + "/configs/devices", source + "/configs/clusters"});
   const auto seconds = [&](const Engine& engine) {
     const LoweredBlock block = LlamaLayer{.engine = engine, .fp8 = true}.lowered();
     Seconds sum;
@@ -411,7 +412,8 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
   // Each weight for the product forward and for its input's gradient: read twice in bf16, and
   // written in fp8, by two kernels. Fused queries, keys and values, the output, and three.
   const std::int64_t weights = 256 * (8 + 2 * 2) * 32 + 256 * 256 + 3 * 256 * 512;
-  const Seconds casts = 2 * (Bytes(weights * 5) / device.rates.front().sustained_memory + device.kernel_launch * (2 * 5));
+  const Seconds casts =
+      2 * (Bytes(weights * 5) / device.rates.front().sustained_memory + device.kernel_launch * (2 * 5));
   CHECK((own - apart).value == doctest::Approx(casts.value).epsilon(1e-9));
 }
 
