@@ -213,7 +213,7 @@ struct OpShape {
   bool master = false;        // the fp32 master copy is present
   bool scaled = false;        // they and cross_entropy_gradient: the loss scale is present (LossScale)
   // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel on all
-  // elements. layer_norm, rms_norm, linear with `key_columns`: a kernel behind the gradient adds it.
+  // elements. layer_norm, rms_norm, linear with key_columns: a kernel behind the gradient adds it.
   bool stepwise = false;
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
   // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a
