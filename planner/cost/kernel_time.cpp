@@ -310,6 +310,19 @@ struct KernelParts {
   Origin launch_origin = Origin::datasheet, work_origin = Origin::datasheet;
 };
 
+// A product each of queries, keys and values.
+Seconds three_products(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
+                       const DeviceRates& rates) {
+  const auto one = [&](std::int64_t columns) {
+    OpShape part = shape;
+    part.key_columns = 0;
+    part.columns = columns;
+    const OpWork work = row_of(op).work(part, type);
+    return std::max(arithmetic(op, part, type, work, device, rates).time, work.bytes / memory_rate(op, rates).value);
+  };
+  return one(shape.columns - 2 * shape.key_columns) + 2 * one(shape.key_columns);
+}
+
 KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
                      const DeviceRates& rates) {
   const Origin of_launch = rates.origins[Rate::kernel_launch];
@@ -330,7 +343,8 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
     const RateOf<BytesPerSecond> memory = memory_rate(op, rates);
     const Seconds moving = work.bytes / memory.value;
     parts = {.launch = device.kernel_launch * launches(op, shape),
-             .work = std::max(computing.time, moving),
+             .work = shape.key_columns > 0 ? three_products(op, shape, type, device, rates)
+                                           : std::max(computing.time, moving),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
     if (row.beside != nullptr) parts.work += row.beside(shape, type) / memory.value;

@@ -48,6 +48,21 @@ struct Engine {
   // Keys and values are copied behind their product, and twice more before attention. Where there
   // are as many as queries, these keep the first copies (OpKind::copy_keys).
   bool copies_keys = false;
+  // Queries, keys and values are three products, not one.
+  bool separate_keys = false;
+  // Keys and values are repeated for all query heads before fused attention (OpKind::repeat_keys).
+  bool repeats_keys = false;
+  // Where context-parallel ranks gather keys and values, attention is a call for each rank's, with
+  // halves of the queries or of the keys where the mask asks for no more; results are merged in
+  // fp32, and gradients of keys and values are summed in fp32 around the ring of the ranks
+  // (torch.distributed.tensor.experimental).
+  bool attends_in_steps = false;
+  // Rows that tensor-parallel ranks gather along the sequence are copied behind it, and those that
+  // they reduce and scatter before it, since samples are the outer dim; not where products are in
+  // fp8, whose rows are gathered in other ways.
+  bool copies_rows = false;
+  // In fp8, a weight is cast as the shards of it are gathered, not by each product that reads it.
+  bool casts_weights_apart = false;
   // Where the loss is not fused, it subtracts maxima into another copy of the logits in fp32, while
   // the first is still there.
   bool copies_logits = false;

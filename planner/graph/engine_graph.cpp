@@ -66,7 +66,7 @@ class Rewriting {
     switch (op.kind) {
       case OpKind::attention:
         if (!engine_.fused_attention) return write_attention(op);
-        if (engine_.copies_keys) return write_fused_attention(op);
+        if (engine_.copies_keys || repeats_keys(op)) return write_fused_attention(op);
         if (engine_.dropout) return write_with(op, &OpShape::drops);
         break;
       case OpKind::packed_attention:
@@ -102,7 +102,7 @@ class Rewriting {
         return;
       default:
         if (quantizes_ && may_be_fp8(from_, op)) return write_product(op);
-        if (op.kind == OpKind::linear && !engine_.fused_bias_gradient) return write_with(op, &OpShape::apart);
+        if (op.kind == OpKind::linear) return write_linear(op);
         break;
     }
     copy(op);
@@ -120,6 +120,17 @@ class Rewriting {
     attributes.stepwise |= !engine_.fused_sums;
     attributes.apart |= !engine_.fused_norm_gradient;
     attributes.composed |= !engine_.fused_rms_norm && op.kind == OpKind::rms_norm;
+  }
+
+  void write_linear(const Op& op) {
+    copy(op);
+    OpShape& attributes = to_.ops.back().attributes;
+    attributes.apart |= !engine_.fused_bias_gradient;
+    // The end of a group of heads is its key and its value.
+    const TensorDim& made = from_.tensors[static_cast<std::size_t>(op.outputs[0])].dims.back();
+    if (!engine_.separate_keys || made.dim != Dim::kv_groups || made.shared == 0) return;
+    attributes.key_columns = made.shared / 2;
+    attributes.stepwise = !engine_.fused_sums;
   }
 
   void copy(const Op& op) {
@@ -163,11 +174,36 @@ class Rewriting {
     return copy.outputs[0];
   }
 
+  bool repeats_keys(const Op& op) const {
+    return engine_.repeats_keys && op.attributes.kv_heads != op.attributes.heads;
+  }
+
+  // The fused queries, keys and values `qkv` of attention `op`, with a key and a value for each
+  // query head.
+  TensorId with_repeated_keys(const Op& op, TensorId qkv) {
+    const OpShape& heads = op.attributes;
+    const std::int64_t queries = heads.heads / heads.kv_heads;  // of a group
+    Tensor repeated = to_.tensors[static_cast<std::size_t>(qkv)];
+    PARPLAN_ASSERT(repeated.dims.back().dim == Dim::kv_groups, op.name);
+    repeated.name = op.name + ".repeated";
+    repeated.dims.back() = {Dim::kv_groups, 3 * heads.heads * heads.head_dim, 3 * queries * heads.head_dim, queries};
+    to_.ops.push_back({.kind = OpKind::repeat_keys,
+                       .name = op.name + ".repeat",
+                       .inputs = {qkv},
+                       .parameters = {},
+                       .outputs = {add(std::move(repeated))},
+                       .attributes = heads});
+    return to_.ops.back().outputs[0];
+  }
+
   void write_fused_attention(const Op& op) {
-    const TensorId qkv = with_copied_keys(op);
+    TensorId qkv = engine_.copies_keys ? with_copied_keys(op) : mapped(op.inputs[0]);
+    const bool repeats = repeats_keys(op);
+    if (repeats) qkv = with_repeated_keys(op, qkv);
     copy(op);
     to_.ops.back().inputs[0] = qkv;
     to_.ops.back().attributes.drops = engine_.dropout;
+    if (repeats) to_.ops.back().attributes.kv_heads = op.attributes.heads;
   }
 
   // The activation, and its product with the other half.
@@ -300,7 +336,8 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
       engine.dropout && std::ranges::none_of(graph.ops, [](const Op& op) { return op.kind == OpKind::rms_norm; });
   const bool as_it_is = facts.fused_attention && facts.fused_loss && facts.fused_gelu && facts.fused_gate &&
                         facts.fused_rotary && facts.fused_rms_norm && facts.fused_sums && facts.fused_norm_gradient &&
-                        facts.fused_bias_gradient && !facts.copies_keys && !facts.dropout && facts.loss_metrics == 0;
+                        facts.fused_bias_gradient && !facts.copies_keys && !facts.repeats_keys &&
+                        !facts.separate_keys && !facts.dropout && facts.loss_metrics == 0;
   if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
   return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }

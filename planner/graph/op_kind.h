@@ -67,6 +67,7 @@ enum class OpKind {
   multiply,           // a, b -> a * b
   // Fused qkv -> fused qkv, with the keys and values of the first one, which its queries keep.
   copy_keys,
+  repeat_keys,  // fused qkv -> fused qkv with a key and a value for each query head
   quantize,           // x -> x in fp8; the gradient of the one is that of the other
   widen,              // x -> x in fp32
   // backward
@@ -100,8 +101,13 @@ enum class OpKind {
   dropout_gradient,                  // dy, mask -> dx
   multiply_gradient,                 // dy, a, b -> da, db
   copy_keys_gradient,                // dy, the keys and values that were kept -> dx
+  repeat_keys_gradient,              // dy -> dx
   widen_gradient,                    // dy in fp32 -> dx
   // around the step
+  // Attention of another engine in steps: an output so far and a step's, each with its log-sum-exp
+  // per row and head -> those of both, in fp32 while more steps follow (`second`), as the output so
+  // far is behind the first two (`accumulate`).
+  merge_attention,
   accumulate,         // x -> y +=
   fill_zero,          // -> y = 0
   copy,               // x -> y = x
@@ -128,7 +134,7 @@ enum class OpKind {
 // refuses plans for such engines.
 constexpr bool is_foreign(OpKind kind) {
   return (kind >= OpKind::attention_scores && kind <= OpKind::widen) ||
-         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::widen_gradient);
+         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::merge_attention);
 }
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
@@ -140,7 +146,8 @@ enum class Fp8Casts : std::uint8_t {
   none,          // not in fp8
   each_product,  // each product finds the scales of its two factors, and casts them (torchao's
                  // Float8Linear with dynamic scaling does; so does parplan's own runtime)
-  but_weights,   // likewise, but for a weight that a slice of the same product before it has cast
+  but_weights,   // likewise, but for weights: a slice of the same product has cast it before, or it was
+                 // cast as it was gathered (torchao's fp8 all-gather)
   once,          // an input and a gradient are cast as they are first read, for both of their products,
                  // and weights once a step (NVIDIA's TransformerEngine)
 };
@@ -154,6 +161,9 @@ struct OpShape {
   // put_columns: all columns. load_tokens: numbers of a position, where there are several.
   // append_rows: elements of the table. packed_attention: the width of the rows that hold it.
   std::int64_t inner = 0;
+  // linear and its gradients: of the columns, those of keys, a product of their own, and as many
+  // of values, another; 0: all are one product.
+  std::int64_t key_columns = 0;
   // take_rows, put_rows, append_rows: positions that are moved; the next field, too.
   // Attention, rotary and the norms of queries and keys; add_position reads the first two.
   std::int64_t sequence = 0;   // local positions
@@ -191,19 +201,20 @@ struct OpShape {
   bool centered = false;
   bool bias = false;          // the optional bias operand is present
   bool without_beta = false;  // layer_norm, add_layer_norm: beta is no operand (Command R)
-  // `add`: operand b is present; sgd: momentum is; packed_attention: the table is; copy_keys: what
-  // is kept is. cross_entropy_sums: maxima are subtracted into another copy of the logits.
+  // `add`: operand b is present; sgd: momentum is; packed_attention: the table; copy_keys: what is
+  // kept. merge_attention: more steps follow. cross_entropy_sums: maxima are subtracted in a copy.
   // cross_entropy_loss and its gradient: that of the log-softmax is filled (fills_loss_gradient).
   bool second = false;
-  // dx += instead of dx =; attention around a ring: with what the steps before it have left.
+  // dx += instead of dx =; attention around a ring: with what the steps before it have left;
+  // merge_attention: more than two steps are merged.
   bool accumulate = false;
   // The next three: adamw, adamw_8bit, sgd, muon; weight_decay and master not in muon_momentum.
   bool weight_decay = false;
   bool norm = false;          // the norm operand is present (one fp32: the global sum of squares)
   bool master = false;        // the fp32 master copy is present
   bool scaled = false;        // they and cross_entropy_gradient: the loss scale is present (LossScale)
-  // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel that
-  // reads and writes all elements. layer_norm, rms_norm: a kernel behind the gradient adds it.
+  // cross_entropy_*, attention_softmax, activation, rotary, adamw: each step is a kernel on all
+  // elements. layer_norm, rms_norm, linear with key_columns: a kernel behind the gradient adds it.
   bool stepwise = false;
   // attention_softmax: no one kernel serves it (SoftmaxKernel), and each step is one, in fp32.
   // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a

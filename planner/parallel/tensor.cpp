@@ -74,7 +74,8 @@ bool allowed(const std::vector<Limit>& all, int degree) {
 std::string describe(const OpGraph& graph, const Limit& limit) {
   if (limit.dim == Dim::kv_groups) {
     for (const Op& op : graph.ops)
-      if (row_of(op.kind).cost == CostClass::attention && op.attributes.kv_heads == limit.pieces)
+      if (row_of(op.kind).cost == CostClass::attention &&
+          (op.attributes.kv_heads == limit.pieces || op.attributes.kv_heads == op.attributes.heads))
         return fmt::format("{} attention heads ({} key/value groups)", op.attributes.heads, limit.pieces);
     return fmt::format("{} key/value groups", limit.pieces);
   }

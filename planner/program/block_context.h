@@ -36,6 +36,11 @@ struct BlockContext {
   bool repeats_all = false;  // full recompute repeats all forward ops, not only what the backward reads
   bool keeps_unread = false;  // recompute of every other product keeps what it names, whoever reads it
   bool master_computes_loss = true;  // Engine; else replicas do, where there is a master
+  // Engine: attention over gathered keys in steps, and whether its transfers wait their turn among
+  // kernels.
+  bool attends_in_steps = false;
+  bool steps_wait = false;
+  bool copies_rows = false;  // Engine
   bool input_apart = false;  // the block's input lies in a buffer of its own, not with what it saves
   bool splits_backward = false;  // its stage runs backwards in two parts (Phase)
   // Temporaries do not share scratch, and kernels are fused however much of it that takes: no

@@ -31,9 +31,10 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .entering = entering,
       .at = in_block,
       .precision = training.precision,
-      .fp8 = !training.fp8                    ? Fp8Casts::none
-             : training.engine.fp8_casts_once ? Fp8Casts::once
-                                              : Fp8Casts::each_product,
+      .fp8 = !training.fp8                         ? Fp8Casts::none
+             : training.engine.fp8_casts_once      ? Fp8Casts::once
+             : training.engine.casts_weights_apart ? Fp8Casts::but_weights
+                                                   : Fp8Casts::each_product,
       .slices_share_casts = !is_own(training.engine),
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),
@@ -44,7 +45,10 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .sums_half = is_half(gradient_type(training)),
       .repeats_all = training.engine.repeats_layers,
       .keeps_unread = training.engine.keeps_unread_products,
-      .master_computes_loss = training.engine.master_computes_loss};
+      .master_computes_loss = training.engine.master_computes_loss,
+      .attends_in_steps = training.engine.attends_in_steps,
+      .steps_wait = training.engine.attends_in_steps && !training.engine.overlaps_tensor,
+      .copies_rows = training.engine.copies_rows && !training.fp8};
 }
 
 GatherUnit gather_unit(const Job& job, int block) {

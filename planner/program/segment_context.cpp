@@ -1,10 +1,12 @@
 // Attention where the ranks of the context axis hold chunks of the sequence. Each gathers the keys
 // and values of all, and the gradients that it has of them go back; or these go around the ring of
-// the ranks. Groups of neighbours may exchange tokens for heads before, and back after it: what is
-// gathered, or goes around, is then of one rank of each group.
+// the ranks. Another engine may attend to gathered keys rank by rank. Groups of neighbours may
+// exchange tokens for heads before, and back after it: what is gathered, or goes around, is then of
+// one rank of each group.
 #include <algorithm>
 #include <array>
 #include <map>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -134,17 +136,152 @@ void attend_back_around_ring(const Attention& of, const Value& qkv, const Value&
   put_gradient(of, sums[of.ranks() % 2], qkv_gradient);
 }
 
+// Gathered, in steps (torch/distributed/tensor/experimental/_attention.py of the end of 2024:
+// _templated_ring_attention with _AllGatherRotater, and its backward) -----------------------------
+
+// A ring's steps know rows and not positions: neither a window nor ALiBi.
+bool attends_in_steps(const Attention& of) {
+  return of.lowering.of.context.attends_in_steps && of.shape.window == 0 && of.shape.alibi == 0.0 &&
+         of.shape.chunks.first == 0;
+}
+
+std::int64_t query_elements(const Attention& of) {
+  return of.shape.sequence * of.shape.batch * of.shape.heads * of.shape.head_dim;
+}
+// The first `elements` numbers of a value, in a type.
+Value first_of(const Value& value, std::int64_t elements, DataType type) {
+  return {value.storage, value.offset, elements * size_of(type)};
+}
+
+// The keys and values of this rank, and with them those of all.
+struct GatheredKeys {
+  Value own, all;
+};
+GatheredKeys gather_for_steps(const Attention& of, const Value& qkv) {
+  const Value own = own_keys(of, qkv);
+  const GatheredKeys keys{own, scratch(of.lowering, own.bytes * of.ranks())};
+  emit_collective(of.lowering, InstructionKind::all_gather, of.keys(), of.type(), of.name("keys.all-gather"),
+                  {{own, Access::read}, {keys.all, Access::write}});
+  return keys;
+}
+
+// The kernel of a step, whose results are its own: with the keys and values of one of the ranks.
+void emit_step_apart(const Attention& of, int step, const GatheredKeys& keys,
+                     const std::function<Value(const TrainingOperand&)>& value_of, const std::vector<Use>& further) {
+  OpShape shape = of.shape;
+  const std::int64_t holder = (shape.chunks.rank + of.ranks() - step) % of.ranks();
+  shape.chunks.holder = holder;
+  Value held = keys.own;
+  if (step > 0) held = {keys.all.storage, keys.all.offset + holder * keys.own.bytes, keys.own.bytes};
+  std::vector<Use> gathered{{held, Access::read}};
+  gathered.insert(gathered.end(), further.begin(), further.end());
+  emit_op(of.lowering, of.op, shape, of.label, value_of, gathered);
+}
+
+void attend_in_steps(const Attention& of, const Value& qkv) {
+  const GatheredKeys keys = gather_for_steps(of, qkv);
+  // An output and its log-sum-exp.
+  struct Results {
+    Value output, statistics;
+  };
+  const auto is_first = [&](const TrainingOperand& operand) {
+    return operand.tensor == of.lowering.op(of.op).outputs[0];
+  };
+  Results last, before;
+  for (const TrainingOperand& operand : of.op.operands)
+    if (operand.source == OperandSource::output)
+      (is_first(operand) ? last.output : last.statistics) = of.value_of(operand);
+  const auto results = [&](std::int64_t bytes) {
+    return Results{scratch(of.lowering, bytes), scratch(of.lowering, last.statistics.bytes)};
+  };
+  for (int step = 0; step < of.ranks(); ++step) {
+    const Results own = results(last.output.bytes);
+    const auto value_of = [&](const TrainingOperand& operand) {
+      if (operand.source != OperandSource::output) return of.value_of(operand);
+      return is_first(operand) ? own.output : own.statistics;
+    };
+    emit_step_apart(of, step, keys, value_of, {});
+    if (step == 0) {
+      before = own;
+      continue;
+    }
+    OpShape shape = of.shape;
+    shape.accumulate = step > 1;
+    shape.second = step + 1 < of.ranks();
+    const Results merged = shape.second ? results(query_elements(of) * size_of(DataType::fp32)) : last;
+    emit_kernel(of.lowering, OpKind::merge_attention, shape, of.label, of.name("merge"),
+                {{before.output, Access::read},
+                 {before.statistics, Access::read},
+                 {own.output, Access::read},
+                 {own.statistics, Access::read},
+                 {merged.output, Access::write},
+                 {merged.statistics, Access::write}});
+    before = merged;
+  }
+}
+
+// Sums in fp32 to the next rank, and those of the rank before to this one.
+void pass_sum(const Attention& of, const Value& from, const Value& to) {
+  emit_transfer(of.lowering, InstructionKind::send, next_keys, DataType::fp32, of.name("key gradients"),
+                {from, Access::read});
+  emit_transfer(of.lowering, InstructionKind::receive, previous_keys, DataType::fp32, of.name("key gradients"),
+                {to, Access::write});
+  if (!of.lowering.of.context.steps_wait) return;
+  for (Instruction& transfer : std::span(of.lowering.segment.instructions).last(2))
+    transfer.stream = streams_of(Axis::cp).collectives;
+}
+
+// Adds what a step leaves to a sum in fp32, or begins it.
+void add_widened(const Attention& of, const char* what, std::int64_t elements, bool begins, const Value& part,
+                 const Value& sum) {
+  const OpShape shape{.rows = elements, .columns = begins ? 1 : 0, .in_half = !begins && is_half(of.type())};
+  emit_kernel(of.lowering, begins ? OpKind::widen : OpKind::accumulate, shape, of.label, of.name(what),
+              {{part, Access::read}, {sum, begins ? Access::write : Access::update}});
+  if (!begins) of.lowering.segment.instructions.back().type = DataType::fp32;
+}
+
+void narrow(const Attention& of, const char* what, std::int64_t elements, const Value& sum, const Value& to) {
+  emit_kernel(of.lowering, OpKind::widen_gradient, {.rows = elements, .columns = 1}, of.label, of.name(what),
+              {{sum, Access::read}, {to, Access::write}});
+}
+
+// Gradients of keys and values take as many transfers as there are ranks; each adds its part.
+void attend_back_in_steps(const Attention& of, const Value& qkv, const Value& qkv_gradient) {
+  const GatheredKeys keys = gather_for_steps(of, qkv);
+  const std::int64_t queries = query_elements(of), elements = keys.own.bytes / size_of(of.type());
+  constexpr std::int64_t wide = size_of(DataType::fp32);
+  const Value query_sum = scratch(of.lowering, queries * wide);
+  const Turns key_sums{scratch(of.lowering, elements * wide), scratch(of.lowering, elements * wide)};
+  for (int step = 0; step < of.ranks(); ++step) {
+    const Value query_part = scratch(of.lowering, qkv_gradient.bytes);
+    const Value key_part = scratch(of.lowering, keys.own.bytes);
+    const auto value_of = [&](const TrainingOperand& operand) {
+      return operand.source == OperandSource::input_gradient ? query_part : of.value_of(operand);
+    };
+    emit_step_apart(of, step, keys, value_of, {{key_part, Access::write}});
+    add_widened(of, "query gradients", queries, step == 0, first_of(query_part, queries, of.type()), query_sum);
+    add_widened(of, "key gradients", elements, step == 0, key_part, key_sums[step % 2]);
+    pass_sum(of, key_sums[step % 2], key_sums[(step + 1) % 2]);
+  }
+  narrow(of, "query gradients", queries, query_sum, first_of(qkv_gradient, queries, of.type()));
+  const Value whole = scratch(of.lowering, keys.own.bytes);
+  narrow(of, "key gradients", elements, key_sums[of.ranks() % 2], whole);
+  put_gradient(of, whole, qkv_gradient);
+}
+
 bool goes_around_ring(const SegmentLowering& lowering) {
   return lowering.of.context.layout.cp_method == ContextMethod::ring;
 }
 
 void meet_keys(const Attention& of, const Value& qkv) {
   if (goes_around_ring(of.lowering)) return attend_around_ring(of, qkv);
+  if (attends_in_steps(of)) return attend_in_steps(of, qkv);
   emit_op(of.lowering, of.op, of.shape, of.label, of.value_of, {{gather_keys(of, qkv), Access::read}});
 }
 
 void meet_keys_back(const Attention& of, const Value& qkv, const Value& qkv_gradient) {
   if (goes_around_ring(of.lowering)) return attend_back_around_ring(of, qkv, qkv_gradient);
+  if (attends_in_steps(of)) return attend_back_in_steps(of, qkv, qkv_gradient);
   const Value keys = gather_keys(of, qkv);
   const Value gradients = scratch(of.lowering, keys.bytes);
   emit_op(of.lowering, of.op, of.shape, of.label, of.value_of, {{keys, Access::read}, {gradients, Access::write}});

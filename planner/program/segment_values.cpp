@@ -94,6 +94,15 @@ Value unpacked(SegmentLowering& lowering, const Move& move, const Value& value, 
       lowering, move, value, {.rows = move.ranks, .columns = matrix.columns / move.ranks, .inner = matrix.rows});
 }
 
+// The rows that an engine copies before it scatters them, or behind their gather, though they lie
+// as a collective moves them here.
+Value copied_rows(SegmentLowering& lowering, const Move& move, const Value& value, Dim dim) {
+  if (!lowering.of.context.copies_rows || move.axis != Axis::tp || dim != Dim::sequence) return value;
+  const Value copied = scratch(lowering, value.bytes);
+  emit_copy(lowering, move.type, Label::compute, move.what, value, copied);
+  return copied;
+}
+
 // A dim is cut into the chunks of an axis, or put together from them, only while no axis cuts
 // inside these chunks.
 void check_cut(const Move& move, const TensorLayout& layout, Dim dim) {
@@ -148,10 +157,15 @@ Value redistributed(SegmentLowering& lowering, const Value& value, TensorId id, 
     case Redistribution::all_reduce_sum: return in_place(InstructionKind::all_reduce_sum, value);
     case Redistribution::all_reduce_max: return in_place(InstructionKind::all_reduce_max, value);
     case Redistribution::reduce_scatter:
-      return chunk_of(move, in_place(InstructionKind::reduce_scatter, packed(lowering, move, value, to_cut())));
+      return chunk_of(move, in_place(InstructionKind::reduce_scatter,
+                                     copied_rows(lowering, move, packed(lowering, move, value, to_cut()),
+                                                 to[step.axis].dim)));
     case Redistribution::all_gather:
-      return unpacked(lowering, move, moved(InstructionKind::all_gather, value, local_bytes(tensor, to, context)),
-                      put_together());
+      return copied_rows(lowering, move,
+                         unpacked(lowering, move,
+                                  moved(InstructionKind::all_gather, value, local_bytes(tensor, to, context)),
+                                  put_together()),
+                         from[step.axis].dim);
     case Redistribution::slice: {
       const Value whole = packed(lowering, move, value, to_cut());
       const Value part = chunk_of(move, whole);

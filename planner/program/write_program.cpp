@@ -16,7 +16,7 @@ constexpr ShapeField shape_fields[] = {
     {"kv_heads", &OpShape::kv_heads}, {"head_dim", &OpShape::head_dim},   {"rotary_dim", &OpShape::rotary_dim},
     {"window", &OpShape::window},     {"all_heads", &OpShape::all_heads}, {"first_head", &OpShape::first_head},
     {"begin", &OpShape::begin},       {"valid", &OpShape::valid},         {"keys", &OpShape::keys},
-    {"buckets", &OpShape::buckets}};
+    {"buckets", &OpShape::buckets},   {"key_columns", &OpShape::key_columns}};
 
 struct ShapeFlag {
   const char* name;

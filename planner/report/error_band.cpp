@@ -54,7 +54,7 @@ constexpr std::array bands = {
     ErrorBand{"torchtitan-eager", "", "", 8, 8, 64, 64, 1.04, 1.10},
     ErrorBand{"torchtitan-eager-2024", "", "", 2, 2, 8, 128, 0.99, 1.03},
     ErrorBand{"", "a100-sxm4-40gb", "", 9, 2, 1, 128, 0.93, 1.02},
-    ErrorBand{"", "a100-sxm4-80gb", "", 93, 8, 2, 3360, 0.95, 1.09},
+    ErrorBand{"", "a100-sxm4-80gb", "", 93, 8, 2, 3360, 0.95, 1.08},
     ErrorBand{"", "b200-sxm-180gb", "", 10, 1, 8, 128, 0.97, 1.18},
     ErrorBand{"", "gb200", "", 12, 6, 8, 512, 0.99, 1.15},
     ErrorBand{"", "h100-96gb-hbm2e-500w", "", 12, 12, 8, 256, 0.99, 1.19},

@@ -45,13 +45,15 @@ constexpr std::array node_rows = {
     NodeRow{"titan-rtx-24gb", "pcie3", 2, "titan-rtx-2", 0},
 };
 
-// The engine's file for runs whose column `engine` has that name, and whose source contains a text:
-// versions of one engine differ. The first row that matches counts.
+// The engine's file for runs whose column `engine` has that name, whose source and notes contain a
+// text, and whose model has so many layers: versions and settings of one engine differ. The first
+// row that matches counts.
 struct EngineRow {
   std::string_view engine;
   std::string_view source;
   std::string_view file;
   std::string_view notes = "";
+  std::int64_t layers = 0;  // of the model; 0: any
 };
 constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2104.04473", "megatron-2021"},  // Narayanan et al. 2021
@@ -70,7 +72,10 @@ constexpr std::array engine_rows = {
     // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147
     // (2023-10, PyTorch 2.1), the others before it.
     EngineRow{"fsdp", "A100", "fsdp-torch1", "PURE"},
-    EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager"},
+    // Its table of A100 came with 1ea476e9f (2024-04), whose train_configs have norm_type
+    // "fused_rmsnorm" for 8B and 13B, and for both 70B "rmsnorm", in steps; all eager.
+    EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager-2024", "", 80},
+    EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-2024-04"},
     EngineRow{"torchtitan", "llama3_h100_202412", "torchtitan-eager-2024", "eager"},
     EngineRow{"torchtitan", "llama3_h100_202412", "torchtitan-2024"},
     EngineRow{"deepspeed", "arXiv 2104.04473", "deepspeed-2021"},
@@ -406,7 +411,7 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
                                                                                        : run.engine;
   const auto* const row = std::ranges::find_if(engine_rows, [&](const EngineRow& one) {
     return engine == one.engine && run.source.find(one.source) != std::string::npos &&
-           run.notes.find(one.notes) != std::string::npos;
+           run.notes.find(one.notes) != std::string::npos && (one.layers == 0 || one.layers == run.layers);
   });
   const std::string file(row == engine_rows.end() ? std::string_view(engine) : row->file);
   const std::vector<std::string> names = engine_names(request.engines);

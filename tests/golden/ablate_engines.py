@@ -84,6 +84,8 @@ PARTS = {
         set_facts(data, "true", "scatters_gradients"), set_facts(data, "false", "copies_reduced")),
     "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "widens_gradients",
                                             "copies_gathered"),
+    "separate and repeated keys, attention rank by rank, weights cast apart": lambda data: set_facts(
+        data, "false", "separate_keys", "repeats_keys", "attends_in_steps", "casts_weights_apart"),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
     "rings through one NIC each way": use_all_nics,
     "shares of their line rates that NICs and NVLinks reach": reach_line_rates,

@@ -23,6 +23,10 @@ std::int64_t key_value_elements(const OpShape& s) { return s.sequence * s.batch 
 constexpr OperandSize queries{head_elements};
 constexpr OperandSize keys_and_values{key_value_elements};
 constexpr OperandSize scores{score_elements};
+constexpr OperandSize per_query_row = in_fp32({query_rows});
+std::int64_t repeated_elements(const OpShape& s) { return 3 * head_elements(s); }
+constexpr OperandSize repeated{repeated_elements};
+constexpr ShapeFlag if_later = &OpShape::accumulate;
 constexpr OperandSize mask{matrix.elements, OperandContent::mask};
 constexpr OperandSize bytes_of_matrix{matrix.elements, OperandContent::codes};
 
@@ -37,6 +41,15 @@ constexpr OperandRow multiply_operands[] = {
     {input, 0, read, matrix}, {input, 1, read, matrix}, {output, 0, write, matrix}};
 constexpr OperandRow copy_keys_operands[] = {
     {input, 0, read, fused}, {output, 0, write, fused}, {output, 1, write, keys_and_values, if_second}};
+constexpr OperandRow repeat_keys_operands[] = {{input, 0, read, fused}, {output, 0, write, repeated}};
+constexpr OperandRow merge_attention_operands[] = {{input, 0, read, queries, nullptr, if_later},
+                                                   {input, 0, read, in_fp32(queries), if_later},
+                                                   {input, 1, read, per_query_row},
+                                                   {input, 2, read, queries},
+                                                   {input, 3, read, per_query_row},
+                                                   {output, 0, write, queries, nullptr, if_second},
+                                                   {output, 0, write, in_fp32(queries), if_second},
+                                                   {output, 1, write, per_query_row}};
 constexpr OperandRow quantize_operands[] = {{input, 0, read, matrix}, {output, 0, write, bytes_of_matrix}};
 constexpr OperandRow widen_operands[] = {{input, 0, read, matrix}, {output, 0, write, in_fp32(matrix)}};
 
@@ -61,6 +74,8 @@ constexpr OperandRow multiply_gradient_operands[] = {{output_gradient, 0, read, 
 constexpr OperandRow copy_keys_gradient_operands[] = {{output_gradient, 0, read, fused},
                                                       {output, 1, read, keys_and_values, if_second},
                                                       {input_gradient, 0, write, fused}};
+constexpr OperandRow repeat_keys_gradient_operands[] = {{output_gradient, 0, read, repeated},
+                                                        {input_gradient, 0, write, fused}};
 constexpr OperandRow widen_gradient_operands[] = {{output_gradient, 0, read, in_fp32(matrix)},
                                                   {input_gradient, 0, write, matrix}};
 
@@ -71,6 +86,7 @@ constexpr OpKind attention_values_gradients[] = {OpKind::attention_probabilities
                                                  OpKind::attention_values_gradient};
 constexpr OpKind multiply_gradients[] = {OpKind::multiply_gradient};
 constexpr OpKind copy_keys_gradients[] = {OpKind::copy_keys_gradient};
+constexpr OpKind repeat_keys_gradients[] = {OpKind::repeat_keys_gradient};
 constexpr OpKind widen_gradients[] = {OpKind::widen_gradient};
 
 // Widths ------------------------------------------------------------------------------------------
@@ -81,6 +97,10 @@ std::vector<OperandWidth> attention_values_widths(const OpShape& s) {
 }
 std::vector<OperandWidth> copy_keys_widths(const OpShape& s) {
   return {{input, 0, fused_width(s)}, {output, 0, fused_width(s)}};
+}
+
+std::vector<OperandWidth> repeat_keys_widths(const OpShape& s) {
+  return {{input, 0, fused_width(s)}, {output, 0, 3 * s.heads * s.head_dim}};
 }
 
 // Products ----------------------------------------------------------------------------------------
@@ -188,6 +208,19 @@ OpWork copy_keys_work(const OpShape& s, DataType type) {
 OpWork copy_keys_gradient_work(const OpShape& s, DataType type) {
   return {{}, Bytes(2 * (key_value_elements(s) + 2 * fused_elements(s)) * e(type))};
 }
+// Keys and values are read and written for each query head; the gradients of these are read and
+// summed (torch's expand and reshape, torchtitan@9dec370 torchtitan/models/llama/model.py:116-125).
+// Queries are a view.
+OpWork repeat_keys_work(const OpShape& s, DataType type) {
+  return {flops(2 * head_elements(s)), Bytes((key_value_elements(s) + 2 * head_elements(s)) * e(type))};
+}
+// The merge of torch.distributed.tensor.experimental._attention's _SDPAMerger._merge_one, two
+// exponentials and a product for an element of the output, as one kernel (Inductor writes what more
+// than four tensors make: realize_reads_threshold).
+OpWork merge_attention_work(const OpShape& s, DataType type) {
+  const std::int64_t before = s.accumulate ? 4 : e(type), after = s.second ? 4 : e(type);
+  return {flops(4 * head_elements(s)), Bytes(head_elements(s) * (before + e(type) + after) + 3 * 4 * query_rows(s))};
+}
 // Its rows and its columns side by side, for the products forward and backward
 // (TransformerEngine@v1.9 common/transpose/cast_transpose.cu).
 OpWork quantize_work(const OpShape& s, DataType type) {
@@ -271,6 +304,14 @@ constexpr OpRow rows[] = {
      .operands = copy_keys_operands,
      .gradients = copy_keys_gradients,
      .work = copy_keys_work},
+    {.kind = OpKind::repeat_keys,
+     .name = "repeat_keys",
+     .sharding = ShardingRule::heads,
+     .localize = localize_heads,
+     .widths = repeat_keys_widths,
+     .operands = repeat_keys_operands,
+     .gradients = repeat_keys_gradients,
+     .work = repeat_keys_work},
     {.kind = OpKind::quantize,
      .name = "quantize",
      .sharding = ShardingRule::tokenwise,
@@ -330,7 +371,15 @@ constexpr OpRow rows[] = {
      .name = "copy_keys_gradient",
      .operands = copy_keys_gradient_operands,
      .work = copy_keys_gradient_work},
+    {.kind = OpKind::repeat_keys_gradient,
+     .name = "repeat_keys_gradient",
+     .operands = repeat_keys_gradient_operands,
+     .work = repeat_keys_work},
     {.kind = OpKind::widen_gradient, .name = "widen_gradient", .operands = widen_gradient_operands, .work = widen_work},
+    {.kind = OpKind::merge_attention,
+     .name = "merge_attention",
+     .operands = merge_attention_operands,
+     .work = merge_attention_work},
 };
 
 }  // namespace

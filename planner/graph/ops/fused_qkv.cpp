@@ -14,7 +14,8 @@ void localize_heads(const LocalOp& local, OpShape& shape) {
   shape.batch = local.batch;
   shape.chunks = local.chunks;
   shape.heads = of.heads / groups * local_groups / sharers;
-  shape.kv_heads = of.kv_heads / groups * local_groups;
+  // Where each query head has a key and a value of its own, no rank holds a copy of one.
+  shape.kv_heads = of.kv_heads == of.heads ? shape.heads : of.kv_heads / groups * local_groups;
   if (of.alibi != 0.0) {
     shape.all_heads = of.heads;
     shape.first_head =

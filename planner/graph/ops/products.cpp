@@ -57,6 +57,9 @@ void localize_linear(const LocalOp& local, OpShape& shape) {
   shape.columns = weight.rows.size;
   shape.inner = weight.columns.size;
   shape.bias = local.op.parameters.size() > 1;
+  // The attribute is of a group of heads, whose end ranks that share it all hold.
+  const LocalDim& rows = weight.rows;
+  shape.key_columns = local.op.attributes.key_columns * (rows.sharers > 1 ? 1 : rows.size / rows.granule);
 }
 
 // Factors in fp8 ----------------------------------------------------------------------------------
@@ -161,8 +164,18 @@ OpWork linear_weight_gradient_work(const OpShape& s, DataType type) {
                 weight_gradient_bytes(s, type) * (s.columns * s.inner + (s.bias ? s.columns : 0))),
           true};
 }
+// Queries, keys and values may be three products.
+int products_of(const OpShape& s) { return s.key_columns > 0 ? 3 : 1; }
+// The gradients that the three leave of their input are summed by two kernels, or in the norm's,
+// which then reads two more.
+int linear_input_gradient_launches(const OpShape& s) {
+  return products_of(s) + (s.key_columns > 0 && s.stepwise ? 2 : 0);
+}
+Bytes summed_inputs(const OpShape& s, DataType type) {
+  return Bytes(s.key_columns == 0 ? 0 : (s.stepwise ? 2 * 3 : 2) * s.rows * s.inner * e(type));
+}
 // The sum of rows that is the bias's gradient, where a kernel of its own reads them.
-int linear_weight_gradient_launches(const OpShape& s) { return s.apart && s.bias ? 2 : 1; }
+int linear_weight_gradient_launches(const OpShape& s) { return products_of(s) + (s.apart && s.bias ? 1 : 0); }
 Bytes bias_summed_apart(const OpShape& s, DataType type) {
   return Bytes(s.apart && s.bias ? s.rows * s.columns * e(type) : 0);
 }
@@ -209,6 +222,7 @@ constexpr OpRow rows[] = {
      .operands = linear_operands,
      .gradients = linear_gradients,
      .work = linear_work,
+     .launches = products_of,
      .cost = CostClass::product,
      .product = linear_product,
      .casts = linear_casts,
@@ -234,9 +248,11 @@ constexpr OpRow rows[] = {
      .operands = linear_input_gradient_operands,
      .accumulates = true,
      .work = linear_input_gradient_work,
+     .launches = linear_input_gradient_launches,
      .cost = CostClass::product,
      .product = linear_input_gradient_product,
      .casts = linear_input_gradient_casts,
+     .beside = summed_inputs,
      .measured_over = MeasuredOver::products,
      .measured_sizes = product_sizes,
      .cpu_workspace = linear_input_gradient_cpu_workspace,

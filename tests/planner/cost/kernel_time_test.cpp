@@ -119,6 +119,10 @@ TEST_CASE("eager gates, copied keys and rotary positions as complex numbers move
   const double tensor = 4 * 3 * 8 * 2 / 2.0;
   CHECK(seconds(OpKind::copy_keys, heads, DataType::bf16, false) == 2 * (3 + 2 + 2) * tensor);
   CHECK(seconds(OpKind::copy_keys_gradient, heads, DataType::bf16, false) == 2 * (2 + 3 + 3) * tensor);
+  // 2 keys and 2 values of 8 elements read, 6 of each written, or the other way round.
+  const OpShape groups{.sequence = 4, .batch = 1, .heads = 6, .kv_heads = 2, .head_dim = 8};
+  for (const OpKind op : {OpKind::repeat_keys, OpKind::repeat_keys_gradient})
+    CHECK(seconds(op, groups, DataType::bf16, false) == 4 * 8 * 2 * (2 + 6));
   // 4 positions of 2 query heads and one of keys, of 8 elements each: read in 2 bytes, written in
   // 4, read and written in 4, read in 4 and written in 2; in fp32 read and written once.
   const OpShape rotary{.sequence = 4, .batch = 1, .heads = 2, .kv_heads = 1, .head_dim = 8};
@@ -127,6 +131,34 @@ TEST_CASE("eager gates, copied keys and rotary positions as complex numbers move
     CHECK(seconds(op, rotary, DataType::fp32, true) == 4 * 3 * 8 * (4 + 4) / 2);
     CHECK(seconds(op, rotary, DataType::bf16, false) == 2 * 4 * 4 * 8 * 2 / 2);  // with the values
   }
+}
+
+TEST_CASE("queries, keys and values that are products apart take what three do, and a sum of their gradients") {
+  DeviceKind device = unit_device(BackendKind::cuda);
+  device.multiprocessors = 4;
+  device.kernel_launch = Seconds(0.25);
+  const DeviceRates& rates = device.rates[0];
+  const auto seconds = [&](OpKind op, const OpShape& shape) {
+    return kernel_time(op, shape, DataType::bf16, device, rates).value;
+  };
+  const auto product = [](std::int64_t columns) {
+    return OpShape{.rows = 3000, .columns = columns, .inner = 640};
+  };
+  OpShape apart = product(512 + 2 * 128);
+  apart.key_columns = 128;
+  const double row = 3000 * 640 * 2 / rates.memory.value;
+  for (const OpKind op : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient})
+    for (const bool stepwise : {false, true}) {
+      CAPTURE(name(op));
+      CAPTURE(stepwise);
+      apart.stepwise = stepwise;
+      const bool sums = op == OpKind::linear_input_gradient;
+      // Read by the norm's kernel, or two kernels that read two tensors and write one.
+      const double summing = !sums ? 0.0 : stepwise ? 6 * row + 2 * 0.25 : 2 * row;
+      CHECK(seconds(op, apart) ==
+            doctest::Approx(seconds(op, product(512)) + 2 * seconds(op, product(128)) + summing).epsilon(1e-12));
+      CHECK(launches(op, apart) == 3 + (sums && stepwise ? 2 : 0));
+    }
 }
 
 TEST_CASE("a softmax apart moves the scores of each of its kernels, and every step of an op is a launch") {

@@ -204,6 +204,18 @@ TEST_CASE("parplan's own runtime pads the vocabulary where matrix units compute,
   CHECK(multiples({.name = "other", .vocabulary_multiple = 64}, DataType::bf16) == std::set<std::int64_t>{-1, 64});
 }
 
+TEST_CASE("keys are repeated before fused attention where there are fewer of them than queries") {
+  const Engine repeats{.name = "other", .repeats_keys = true};
+  for (const auto& [model, fewer] : {std::pair("gpt2", false), std::pair("llama3-8b", true)}) {
+    const OpGraph own = graph_of(model, 512), other = as_run_by(repeats, own);
+    CHECK(ops_of_kind(other, OpKind::repeat_keys) == (fewer ? ops_of_kind(own, OpKind::attention) : 0));
+    CHECK(parameter_count(other) == parameter_count(own));
+    CHECK(model_flops_per_sample(other).value == model_flops_per_sample(own).value);
+    for (const Op& op : other.ops)
+      if (op.kind == OpKind::attention) CHECK(op.attributes.kv_heads == op.attributes.heads);
+  }
+}
+
 TEST_CASE("an engine runs the model's parameters and products, by other ops where it does not fuse them") {
   for (const char* model : {"gpt2", "llama3-8b", "gemma2-9b", "olmo2-7b", "bloom-7b1", "gptj-6b"}) {
     CAPTURE(model);

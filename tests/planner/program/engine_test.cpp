@@ -11,6 +11,8 @@
 
 #include "models/families.h"
 #include "models/find_model.h"
+#include "planner/cluster/find_cluster.h"
+#include "planner/cost/kernel_time.h"
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
 #include "planner/parallel/techniques.h"
@@ -248,6 +250,197 @@ TEST_CASE("eager gates keep the activation, and copied keys and values the first
       CHECK(more(copies, Recompute::none) == (key_heads == 8 ? 2 * 2 * tokens * 256 / tp : 0));
       CHECK(more(copies, Recompute::full) == 0);
     }
+}
+
+namespace {
+
+// A layer of a Llama of 8 query heads and 2 key heads of 32, with 3 samples of 128 tokens in bf16.
+struct LlamaLayer {
+  Engine engine;
+  int tp = 1, cp = 1;
+  bool sequence_parallel = false, fp8 = false;
+
+  LoweredBlock lowered(Coordinates at = {}) const {
+    ModelSpec model = load_model("llama3-8b", source + "/models").spec;
+    model.hidden = 256;
+    model.heads = 8;
+    model.kv_heads = 2;
+    model.head_dim = 32;
+    model.feature = 512;
+    model.layers = 3;
+    const OpGraph graph = as_run_by(engine, build_graph(model, 128), fp8);
+    TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
+    training.engine = engine;
+    training.fp8 = fp8;
+    ParallelSpec spec;
+    spec.mesh.degree.tp = tp;
+    spec.mesh.degree.cp = cp;
+    spec.micro_batch = 3;
+    spec.sequence_parallel = sequence_parallel;
+    const Placements placements = place(graph, spec);
+    return lower_block(graph, 1,
+                       block_context(block_layout(spec, placements, Recompute::none), placements.residual, at, training,
+                                     BackendKind::cuda, true));
+  }
+};
+
+// What a Segment's kernels of some kinds do together.
+struct KernelSum {
+  int kernels = 0;
+  double flops = 0.0;
+  std::int64_t bytes = 0;
+};
+KernelSum sum_of(const Segment& segment, const std::set<OpKind>& kinds, const std::string& named = "") {
+  KernelSum sum;
+  for (const Instruction& one : segment.instructions) {
+    if (one.kind != InstructionKind::kernel || !kinds.contains(one.op)) continue;
+    if (one.name.find(named) == std::string::npos) continue;
+    const OpWork work = row_of(one.op).work(one.shape, one.type);
+    ++sum.kernels;
+    sum.flops += work.flops.value;
+    sum.bytes += work.bytes.count;
+  }
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("keys that are repeated for all heads are kept so, and so many times as many bytes are gathered") {
+  const Engine plain{.name = "other"}, repeats{.name = "other", .repeats_keys = true};
+  constexpr std::int64_t tokens = 3 * 128, head = 32 * 2;
+  for (const int tp : {1, 2, 4}) {
+    CAPTURE(tp);
+    const LoweredBlock own = LlamaLayer{plain, tp}.lowered(), other = LlamaLayer{repeats, tp}.lowered();
+    // Ranks that share a group of key heads hold copies of it, and of repeated ones their own.
+    const std::int64_t heads = 8 / tp, key_heads = std::max(2 / tp, 1);
+    CHECK(other.saved_bytes - own.saved_bytes == tokens * head * 2 * (heads - key_heads));
+    const KernelSum forward = sum_of(other.forward, {OpKind::repeat_keys});
+    CHECK(forward.kernels == 1);
+    CHECK(forward.bytes == tokens * head * 2 * (heads + key_heads));
+    CHECK(sum_of(other.backward, {OpKind::repeat_keys_gradient}).bytes == forward.bytes);
+    const std::set<OpKind> attention{OpKind::attention, OpKind::attention_gradient};
+    CHECK(sum_of(other.forward, attention).flops == sum_of(own.forward, attention).flops);
+    CHECK(sum_of(other.backward, attention).flops == sum_of(own.backward, attention).flops);
+  }
+  const auto gathered = [](const Engine& engine) {
+    const LoweredBlock block = LlamaLayer{.engine = engine, .cp = 4}.lowered();
+    std::int64_t bytes = 0;
+    for (const Segment* segment : {&block.forward, &block.backward})
+      for (const Instruction& one : segment->instructions)
+        if (one.kind == InstructionKind::all_gather && one.group == keys_group(1)) bytes += one.operands.back().bytes;
+    return bytes;
+  };
+  CHECK(gathered(plain) == 2 * tokens * head * 2 * 2);
+  CHECK(gathered(repeats) == 8 / 2 * gathered(plain));
+}
+
+TEST_CASE("keys are products apart of as many columns as a rank has of them") {
+  for (const int tp : {1, 2, 4}) {
+    const LoweredBlock block = LlamaLayer{.engine = {.name = "other", .separate_keys = true}, .tp = tp}.lowered();
+    const std::int64_t key_heads = std::max(2 / tp, 1);
+    int apart = 0;
+    for (const Segment* segment : {&block.forward, &block.backward})
+      for (const Instruction& one : segment->instructions) {
+        if (one.kind != InstructionKind::kernel || one.shape.key_columns == 0) continue;
+        ++apart;
+        CHECK(one.shape.key_columns == key_heads * 32);
+        CHECK(one.shape.columns == (8 / tp + 2 * key_heads) * 32);
+      }
+    CHECK(apart == 3);  // forward, and two gradients
+  }
+}
+
+TEST_CASE("attention rank by rank computes as much, and moves what its closed form says") {
+  const std::set<OpKind> sums{OpKind::widen, OpKind::accumulate};
+  for (const int cp : {2, 4, 8})
+    for (const bool waits : {false, true}) {
+      CAPTURE(cp);
+      CAPTURE(waits);
+      const Engine gathers{.name = "other"},
+          steps{.name = "other", .attends_in_steps = true, .overlaps_tensor = !waits};
+      for (const int rank : {0, cp - 1}) {
+        const LoweredBlock whole = LlamaLayer{.engine = gathers, .cp = cp}.lowered({.cp = rank});
+        const LoweredBlock block = LlamaLayer{.engine = steps, .cp = cp}.lowered({.cp = rank});
+        const std::int64_t tokens = 3 * 128 / cp, queries = tokens * 8 * 32, keys = tokens * 2 * 2 * 32;
+
+        const KernelSum attention = sum_of(block.forward, {OpKind::attention});
+        CHECK(attention.kernels == cp);
+        CHECK(attention.flops == sum_of(whole.forward, {OpKind::attention}).flops);
+        CHECK(count(block.forward, InstructionKind::all_gather) == 1);
+        CHECK(count(block.forward, InstructionKind::send) == 0);
+        // Two outputs in bf16 become one in fp32, to which others in bf16 are added: 2 + 2 + 4,
+        // 4 + 2 + 4, and 4 + 2 + 2 bytes, or of two ranks 2 + 2 + 2; and three log-sum-exps.
+        const KernelSum merges = sum_of(block.forward, {OpKind::merge_attention});
+        CHECK(merges.kernels == cp - 1);
+        CHECK(merges.bytes == queries * (10 * cp - 14) + (cp - 1) * 3 * 4 * tokens * 8);
+        CHECK(sum_of(whole.forward, {OpKind::merge_attention}).kernels == 0);
+
+        const KernelSum gradients = sum_of(block.backward, {OpKind::attention_gradient});
+        CHECK(gradients.kernels == cp);
+        CHECK(gradients.flops == sum_of(whole.backward, {OpKind::attention_gradient}).flops);
+        // Read in bf16 and written in fp32, then added: 2 + 4 and 2 + 4 + 4 bytes.
+        CHECK(sum_of(block.backward, sums, "gradients").bytes == (queries + keys) * (6 + 10 * (cp - 1)));
+        CHECK(sum_of(block.backward, {OpKind::widen_gradient}).bytes == (queries + keys) * 6);
+        CHECK(count(block.backward, InstructionKind::all_gather) == 1);
+        CHECK(count(block.backward, InstructionKind::reduce_scatter) == 0);
+        int transfers = 0;
+        for (const Instruction& one : block.backward.instructions) {
+          if (one.kind != InstructionKind::send && one.kind != InstructionKind::receive) continue;
+          ++transfers;
+          CHECK(one.type == DataType::fp32);
+          CHECK(one.operands.front().bytes == 4 * keys);
+          CHECK((one.stream == Stream::cp) == waits);
+        }
+        CHECK(transfers == 2 * cp);
+      }
+    }
+}
+
+TEST_CASE("weights that are cast as they are gathered are cast by no product, and inputs by as many") {
+  const DeviceKind device =
+      find_device("h100-sxm-80gb", ClusterCatalog{source + "/configs/devices", source + "/configs/clusters"});
+  const auto seconds = [&](const Engine& engine) {
+    const LoweredBlock block = LlamaLayer{.engine = engine, .fp8 = true}.lowered();
+    Seconds sum;
+    for (const Segment* segment : {&block.forward, &block.backward})
+      for (const Instruction& one : segment->instructions)
+        if (one.kind == InstructionKind::kernel)
+          sum += kernel_time(one.op, one.shape, one.type, device, device.rates.front());
+    return sum;
+  };
+  const Seconds own = seconds({.name = "other"}), apart = seconds({.name = "other", .casts_weights_apart = true});
+  // Each weight for the product forward and for its input's gradient: read twice in bf16, and
+  // written in fp8, by two kernels. Fused queries, keys and values, the output, and three.
+  const std::int64_t weights = 256 * (8 + 2 * 2) * 32 + 256 * 256 + 3 * 256 * 512;
+  const Seconds casts =
+      2 * (Bytes(weights * 5) / device.rates.front().sustained_memory + device.kernel_launch * (2 * 5));
+  CHECK((own - apart).value == doctest::Approx(casts.value).epsilon(1e-9));
+}
+
+TEST_CASE("rows are copied behind each gather over tensor-parallel ranks and before each scatter, not in fp8") {
+  const Engine plain{.name = "other"}, copies{.name = "other", .copies_rows = true};
+  for (const int tp : {2, 4})
+    for (const bool sequence_parallel : {false, true})
+      for (const bool fp8 : {false, true}) {
+        CAPTURE(tp);
+        CAPTURE(sequence_parallel);
+        CAPTURE(fp8);
+        const auto lowered = [&](const Engine& engine) {
+          return LlamaLayer{.engine = engine, .tp = tp, .sequence_parallel = sequence_parallel, .fp8 = fp8}.lowered();
+        };
+        const LoweredBlock own = lowered(plain), other = lowered(copies);
+        for (const auto& [of_own, of_other] :
+             {std::pair(&own.forward, &other.forward), std::pair(&own.backward, &other.backward)}) {
+          std::int64_t moved = 0;
+          for (const Instruction& one : of_other->instructions)
+            if (one.kind == InstructionKind::all_gather || one.kind == InstructionKind::reduce_scatter)
+              moved += one.operands.back().bytes;
+          CHECK((moved > 0) == sequence_parallel);
+          const std::int64_t copied =
+              sum_of(*of_other, {OpKind::copy}).bytes - sum_of(*of_own, {OpKind::copy}).bytes;
+          CHECK(copied == (fp8 ? 0 : 2 * moved));
+        }
+      }
 }
 
 namespace {

@@ -167,7 +167,9 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::copies_keys, &Engine::copies_logits, &Engine::copies_to_buckets, &Engine::lists_updates,
         &Engine::fused_sums, &Engine::fused_norm_gradient, &Engine::fused_bias_gradient, &Engine::fused_rms_norm,
         &Engine::fills_loss_gradient, &Engine::keeps_unread_products, &Engine::reduces_where_freed,
-        &Engine::makes_gradients_late})
+        &Engine::makes_gradients_late, &Engine::repeats_keys, &Engine::attends_in_steps,
+        &Engine::copies_rows, &Engine::casts_weights_apart,
+        &Engine::separate_keys})
     engine.*fact = apart() % 2 == 0;
   if (apart() % 4 == 0) {
     engine.lists_shards = true;

@@ -418,6 +418,16 @@ TEST_CASE("nodes that are published in part are assumed, and torchtitan is that 
   CHECK(engine() == "torchtitan-2024");
   run.notes = "Per-op selective AC; eager.";
   CHECK(engine() == "torchtitan-eager-2024");
+  // Its table of April 2024: eager, with norms in steps where the model's own settings say so.
+  run.source = "torchtitan@9515a140b docs/performance.md (2024-08)";
+  run.notes = "FSDP2 1D, AC = full.";
+  run.layers = 80;
+  CHECK(engine() == "torchtitan-eager-2024");
+  run.layers = 40;
+  CHECK(engine() == "torchtitan-2024-04");
+  CHECK_FALSE(state(run, as_stated).training.engine.fused_update);
+  CHECK(state(run, as_stated).training.engine.fused_rms_norm);
+  run.layers = 32;
   run.source = "torchtitan@b5bcd76c66 benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md";
   CHECK(engine() == "torchtitan");
   // In a pipeline its parameters and gradients are whole.
