@@ -59,7 +59,7 @@ void localize_linear(const LocalOp& local, OpShape& shape) {
   shape.bias = local.op.parameters.size() > 1;
   // The attribute is of a group of heads, whose end ranks that share it all hold.
   const LocalDim& rows = weight.rows;
-  shape.key_columns = local.op.attributes.key_columns * (rows.sharers > 1 ? 1 : rows.size / rows.granule);
+  shape.key_columns = local.op.attributes.key_columns * std::max<std::int64_t>(rows.size / rows.granule, 1);
 }
 
 // Factors in fp8 ----------------------------------------------------------------------------------

@@ -141,10 +141,10 @@ TEST_CASE("queries, keys and values that are products apart take what three do, 
   const auto seconds = [&](OpKind op, const OpShape& shape) {
     return kernel_time(op, shape, DataType::bf16, device, rates).value;
   };
-  const auto product = [](std::int64_t columns) {
+  const auto one_product = [](std::int64_t columns) {
     return OpShape{.rows = 3000, .columns = columns, .inner = 640};
   };
-  OpShape apart = product(512 + 2 * 128);
+  OpShape apart = one_product(512 + 2 * 128);
   apart.key_columns = 128;
   const double row = 3000 * 640 * 2 / rates.memory.value;
   for (const OpKind op : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient})
@@ -155,8 +155,8 @@ TEST_CASE("queries, keys and values that are products apart take what three do, 
       const bool sums = op == OpKind::linear_input_gradient;
       // Read by the norm's kernel, or two kernels that read two tensors and write one.
       const double summing = !sums ? 0.0 : stepwise ? 6 * row + 2 * 0.25 : 2 * row;
-      CHECK(seconds(op, apart) ==
-            doctest::Approx(seconds(op, product(512)) + 2 * seconds(op, product(128)) + summing).epsilon(1e-12));
+      const double three = seconds(op, one_product(512)) + 2 * seconds(op, one_product(128));
+      CHECK(seconds(op, apart) == doctest::Approx(three + summing).epsilon(1e-12));
       CHECK(launches(op, apart) == 3 + (sums && stepwise ? 2 : 0));
     }
 }
