@@ -26,7 +26,7 @@ constexpr std::array algorithms = {
                            .measured = has_measured_rings},
     CommunicationAlgorithm{.name = "ring, LL128",
                            .applies = ring_applies,
-                           .available = has_low_latency_128,
+                           .available = ring_low_latency_128_available,
                            .time = ring_low_latency_128_time,
                            .measured = has_measured_rings},
     CommunicationAlgorithm{
@@ -35,6 +35,10 @@ constexpr std::array algorithms = {
                            .applies = tree_applies,
                            .available = tree_available,
                            .time = tree_low_latency_time},
+    CommunicationAlgorithm{.name = "tree, LL128",
+                           .applies = tree_applies,
+                           .available = tree_low_latency_128_available,
+                           .time = tree_low_latency_128_time},
     CommunicationAlgorithm{.name = "NVLS", .applies = nvls_applies, .available = nvls_available, .time = nvls_time},
     CommunicationAlgorithm{
         .name = "NVLS tree", .applies = nvls_applies, .available = nvls_tree_available, .time = nvls_tree_time},
