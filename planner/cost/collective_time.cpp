@@ -30,7 +30,7 @@ constexpr std::array algorithms = {
                            .time = ring_low_latency_128_time,
                            .measured = has_measured_rings},
     CommunicationAlgorithm{
-        .name = "tree", .applies = tree_applies, .available = tree_available, .time = tree_simple_time},
+        .name = "tree", .applies = tree_applies, .available = tree_simple_available, .time = tree_simple_time},
     CommunicationAlgorithm{.name = "tree, low latency",
                            .applies = tree_applies,
                            .available = tree_available,

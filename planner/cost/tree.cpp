@@ -81,6 +81,10 @@ Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& 
          2.0 * (bytes / (bandwidth * corrected(low_latency_correction, bytes)));
 }
 
+bool tree_simple_available(const GroupNetwork& network) {
+  return tree_available(network) && !has_low_latency_128_between_nodes(network);
+}
+
 bool tree_low_latency_128_available(const GroupNetwork& network) {
   return has_low_latency_128_between_nodes(network);
 }

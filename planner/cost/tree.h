@@ -27,6 +27,10 @@ bool tree_applies(InstructionKind kind, BackendKind backend);
 // Inside NVLink whose rings were measured (nvlink_rings.h), trees are left out: a chain has a
 // ring's hops, and carries less.
 bool tree_available(const GroupNetwork& network);
+// Where LL128 between nodes counts, trees in Simple are left out: AWS's tables for its instances
+// with 8 H100 take none (aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp), and all-reduces of 64 to 512
+// MiB over 16 and 32 nodes of p5 take 1.7 times what tuning.cc expects of them.
+bool tree_simple_available(const GroupNetwork& network);
 Seconds tree_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds tree_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 // Where steps between nodes were measured (nccl_protocol.h).

@@ -450,7 +450,10 @@ TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of
   network.post_overhead = Seconds(0.0);
   CHECK_FALSE(ring_low_latency_128_available(network));
   CHECK_FALSE(tree_low_latency_128_available(network));
+  CHECK(tree_simple_available(network));
   network.post_overhead = Seconds(8e-6);
+  CHECK_FALSE(tree_simple_available(network));
+  CHECK(tree_available(network));
   // Generations whose cap is not known, and nodes without NVLink, have neither; one node has rings.
   for (const int capability : {0, 70, 86, 120}) {
     network.compute_capability = capability;
