@@ -42,10 +42,9 @@ Seconds measured_time(InstructionKind kind, Bytes bytes, const GroupNetwork& net
 Seconds hops_around(InstructionKind kind, const GroupNetwork& network, const NcclProtocol& protocol) {
   const int passes = reduces_all(kind) ? 2 : 1;
   const double steps = passes * (network.ranks - 1);
-  // All ranks but one are a ring's hops away from a rank, and for some rank that one hop is inside a
-  // node. tuning.cc counts one hop less between nodes, aws-ofi-nccl's model as many as here.
-  const double between_nodes =
-      network.nodes == 1 ? 0.0 : passes * std::min(network.nodes, network.ranks - 1);
+  // A rank waits for all hops of its ring but one, and for some rank that one is inside a node.
+  // tuning.cc counts one hop less between nodes, aws-ofi-nccl's model as many as here.
+  const double between_nodes = network.nodes == 1 ? 0.0 : passes * std::min(network.nodes, network.ranks - 1);
   Seconds inside = ring_hop_inside(network, protocol);
   if (network.nodes > 1) inside = std::max(inside, ring_network_overhead(network, protocol));
   // With one rank per node tuning.cc takes the tree's row between nodes.
@@ -98,7 +97,8 @@ Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const Group
   if (const NvlinkRings* rings = measured_rings(network))
     return measured_time(kind, bytes, network, rings->low_latency_128, std::min(data, rings->low_latency_128_cap));
   if (network.nodes == 1)
-    return inside_node(kind, bytes, network, low_latency_128.ring_base, ring_hop_inside(network, low_latency_128), data);
+    return inside_node(kind, bytes, network, low_latency_128.ring_base, ring_hop_inside(network, low_latency_128),
+                       data);
   const NvlinkRings& rings = *generation_of_rings(network);
   const Seconds hops = hops_around(kind, network, low_latency_128);
   const Seconds sending = (bytes / std::min(data, rings.low_latency_128_cap)) * sent_share(kind, network);

@@ -33,7 +33,7 @@ double corrected(const Correction& correction, Bytes bytes) {
 // both, where rings on NVLink have a cap of 252.
 constexpr double tree_share_of_cap = 2.0 / 3.0;
 
-constexpr std::int64_t channels = 16;  // as in ring.cpp
+constexpr std::int64_t tree_channels = 16;  // as ring.cpp has for rings
 
 // The bytes of a chunk of a tree's channel in LL128: as calcCollChunking takes them (src/enqueue.cc),
 // from what a step of the buffer holds on, 614,400 bytes (120 words of 640 threads), 15 in 16 of it
@@ -43,7 +43,7 @@ std::int64_t low_latency_128_chunk(Bytes bytes, const GroupNetwork& network) {
   const double steps = 1.0 + std::log2(network.nodes) + 0.1 * per_node;
   std::int64_t chunk = 576'000;
   const auto few = [&](double of_a_step) {
-    return static_cast<double>(bytes.count / (channels * chunk)) < steps * of_a_step / per_node;
+    return static_cast<double>(bytes.count / (tree_channels * chunk)) < steps * of_a_step / per_node;
   };
   while (few(64.0) && chunk > 131072) chunk /= 2;
   while (few(16.0) && chunk > 32768) chunk /= 2;
@@ -69,8 +69,7 @@ bool tree_available(const GroupNetwork& network) {
 Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
   const BytesPerSecond bandwidth = network.tree_bandwidth * 0.92;
   return simple.tree_base +
-         hops(network, tree_hop_inside(network, simple),
-              network.inter_latency + simple.tree_inter_excess) +
+         hops(network, tree_hop_inside(network, simple), network.inter_latency + simple.tree_inter_excess) +
          2.0 * (bytes / (bandwidth * corrected(simple_correction, bytes)));
 }
 
@@ -96,7 +95,7 @@ Seconds tree_low_latency_128_time(InstructionKind, Bytes bytes, const GroupNetwo
   const Seconds between = network.inter_latency + low_latency_128.tree_inter_excess;
   const double filling = 2.0 * std::log2(network.nodes) * static_cast<double>(low_latency_128_chunk(bytes, network));
   return rings.low_latency_128.base + hops(network, tree_hop_inside(network, low_latency_128), between) +
-         Seconds(2.0 * (static_cast<double>(bytes.count) + filling * channels) / bandwidth.value);
+         Seconds(2.0 * (static_cast<double>(bytes.count) + filling * tree_channels) / bandwidth.value);
 }
 
 double simple_tree_correction(Bytes bytes) {

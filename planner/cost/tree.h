@@ -28,8 +28,8 @@ bool tree_applies(InstructionKind kind, BackendKind backend);
 // ring's hops, and carries less.
 bool tree_available(const GroupNetwork& network);
 // Where LL128 between nodes counts, trees in Simple are left out: AWS's tables for its instances
-// with 8 H100 take none (aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp), and all-reduces of 64 to 512
-// MiB over 16 and 32 nodes of p5 take 1.7 times what tuning.cc expects of them.
+// with 8 H100 take none (aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp), and all-reduces of 64 to 256
+// MiB over 16 and 32 nodes of p5 take 1.7 to 1.8 times what tuning.cc expects of them.
 bool tree_simple_available(const GroupNetwork& network);
 Seconds tree_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds tree_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);

@@ -360,7 +360,8 @@ TEST_CASE("clusters of unlike nodes are written and read back, with everything t
       "\n    nodes: 3\n    price: 2.5 USD\n    processor: amd\n  - device: " +
       replaced(one_device, "{name: d", "{name: e") +
       "\n    node: {devices: 4, intra: nvlink_mesh, bandwidth: 1 GB/s, nics: {count: 2, line_rate: 8 Gbit/s}}\n"
-      "network: {latency: 1 us, post_overhead: 3 us, transfer_chunk: 512 KiB, rails: true, pxn: false, levels: [{name: leaf, nodes: 2}, {nodes: 4, oversubscription: "
+      "network: {latency: 1 us, post_overhead: 3 us, transfer_chunk: 512 KiB, rails: true, pxn: false, "
+      "levels: [{name: leaf, nodes: 2}, {nodes: 4, oversubscription: "
       "3, latency: 2.5 us}, "
       "{name: core, oversubscription: 7}]}\nsources: [\"made up\"]\n";
   const Cluster cluster = read_cluster(YamlNode::parse(text, "c.yaml"));

@@ -638,7 +638,7 @@ TEST_CASE("a run is predicted to fit, not to fit, or neither where it is tight, 
   CHECK(rows_with("oom", nullptr) == 2);
 }
 
-TEST_CASE("collectives over 2 to 32 nodes of p5 take what they were measured to take, each kind within an eighth on average") {
+TEST_CASE("collectives over 2 to 32 nodes of p5 are predicted within an eighth on average, each kind of them") {
   const std::string table = std::string(PARPLAN_SOURCE_DIR) + "/tests/golden/other_collectives.csv";
   const std::vector<PublishedRun> lines = read_published_runs(table);
   REQUIRE(lines.size() == 115);
