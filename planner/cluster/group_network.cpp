@@ -92,7 +92,7 @@ double lowest_oversubscription(const Network& network) {
 Seconds latency_through(const Network& network, std::size_t level) {
   return network.levels.empty() ? network.latency : network.levels[level].latency;
 }
-// Of a group that leaves its nodes, by NICs with links of `uplink` and through `level`.
+// For a group that leaves its nodes, by NICs with links of `uplink` and through `level`.
 void add_hop_between_nodes(const Network& network, std::size_t level, Seconds uplink, GroupNetwork& result) {
   result.inter_latency = 2.0 * uplink + latency_through(network, level);
   result.post_overhead = network.post_overhead.value_or(Seconds(0.0));

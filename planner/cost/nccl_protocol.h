@@ -9,9 +9,9 @@ namespace parplan {
 
 // NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
 // `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
-// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole. Between
-// nodes it is taken where its steps were measured (GroupNetwork::post_overhead): on EFA it is off
-// where NICs do not write 128 bytes in order (aws-ofi-nccl, src/platform-aws.cpp), and over
+// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole.
+// Between nodes it is taken where its steps were measured (GroupNetwork::post_overhead): on EFA it
+// is off where NICs do not write 128 bytes in order (aws-ofi-nccl, src/platform-aws.cpp), and over
 // InfiniBand nothing that was found shows what it takes.
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and

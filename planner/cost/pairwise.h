@@ -19,8 +19,8 @@ namespace parplan {
 // the part in which a transfer leaves a node (transfer_chunk): its first is copied to a buffer
 // before the NIC takes it, and nothing else runs meanwhile. On 2 to 32 nodes of aws-p5 a transfer
 // takes the same time whatever the number of nodes: 7, 20, 64 and 203 us at 128 KiB, 512 KiB, 2 MiB
-// and 8 MiB (tests/golden/other_collectives.csv), here 5.5, 22, 55 and 186; over InfiniBand on eight
-// nodes of eight H800, 5.3 to 6.0 us at 128 KiB (NVIDIA/nccl#1531).
+// and 8 MiB (tests/golden/other_collectives.csv), here 5.5, 22, 55 and 186; over InfiniBand on
+// eight nodes of eight H800, 5.3 to 6.0 us at 128 KiB (NVIDIA/nccl#1531).
 // Inside NVLink, where measured (nvlink_rings.h): base + l - 0.6 us + (n-1)/n S/(u B) + S/(n C),
 // with the share u of the links' rate, and C with which a rank copies its own part; LL's base where
 // no rank sends more than 16 KiB to another (NCCL_P2P_LL_THRESHOLD, src/enqueue.cc).

@@ -30,10 +30,10 @@ namespace parplan {
 //                  low_latency_cap
 //   LL128          f = 1; B' = 0.92 B. Across nodes base is that of rings inside NVLink, B' at most
 //                  their cap (nvlink_rings.h), and the time is base + sqrt(hops^2 + sending^2):
-//                  lines pass on as they come, so that hops and sending overlap. All-gathers of 2 to
-//                  32 nodes of p5 (tests/golden/other_collectives.csv) take 10.5 us a step up to
-//                  shards of 256 KiB and go over to the cap without a bend: 12, 14.5, 19 and 32 us
-//                  at 1, 2, 4 and 8 MiB, here 10.5, 12.6, 19 and 35
+//                  lines pass on as they come, so that hops and sending overlap. All-gathers of 2
+//                  to 32 nodes of p5 (tests/golden/other_collectives.csv) take 10.5 us a step up
+//                  to shards of 256 KiB and go over to the cap without a bend: 12, 14.5, 19 and 32
+//                  us at 1, 2, 4 and 8 MiB, here 11, 13, 19 and 35
 // Inside NVLink, where measured (nvlink_rings.h): base, l' and the caps of B' are those measured,
 // and Simple takes S / (n C) more, in which each rank copies its own part.
 // Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; for

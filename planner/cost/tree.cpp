@@ -27,7 +27,7 @@ double corrected(const Correction& correction, Bytes bytes) {
   return digits > 0 && digits <= static_cast<int>(correction.size()) ? correction[digits - 1] : 1.0;
 }
 
-// Of what a ring reaches in LL128 at most, what a tree does, whose ranks send up and down at once:
+// A tree, whose ranks send up and down at once, reaches this share of a ring's cap in LL128:
 // all-reduces of 64 MiB to 256 MiB over 8, 16 and 32 nodes of aws-p5 add 82 to 94 GB/s a direction
 // (crazyguitar/aws-gpu-communication-benchmark at fd167f97, data/nccl_all_reduce.csv), 170 GB/s of
 // both, where rings on NVLink have a cap of 252.
@@ -35,9 +35,9 @@ constexpr double tree_share_of_cap = 2.0 / 3.0;
 
 constexpr std::int64_t tree_channels = 16;  // as ring.cpp has for rings
 
-// The bytes of a chunk of a tree's channel in LL128: as calcCollChunking takes them (src/enqueue.cc),
-// from what a step of the buffer holds on, 614,400 bytes (120 words of 640 threads), 15 in 16 of it
-// data.
+// The bytes of a chunk of a tree's channel in LL128, as calcCollChunking takes them
+// (src/enqueue.cc): at most what a step of the buffer holds, 614,400 bytes (120 words of 640
+// threads), 15 in 16 of it data.
 std::int64_t low_latency_128_chunk(Bytes bytes, const GroupNetwork& network) {
   const double per_node = static_cast<double>(network.ranks) / network.nodes;
   const double steps = 1.0 + std::log2(network.nodes) + 0.1 * per_node;
