@@ -47,7 +47,7 @@ constexpr std::array bands = {
     ErrorBand{"megatron-deepspeed", "", "", 9, 0, 2, 3360, 0.79, 1.15},
     ErrorBand{"megatron-fsdp", "", "", 5, 1, 64, 128, 0.93, 1.08},
     ErrorBand{"megatron-tests", "", "", 5, 1, 8, 8, 1.01, 1.15},
-    ErrorBand{"nanotron", "", "", 3, 3, 2, 16, 1.00, 1.39},
+    ErrorBand{"nanotron", "", "", 3, 3, 2, 16, 1.00, 1.29},
     ErrorBand{"nemo", "", "", 13, 0, 8, 2048, 0.97, 1.09},
     ErrorBand{"torchtitan", "", "", 2, 0, 32, 64, 0.99, 1.01},
     ErrorBand{"torchtitan-2024", "", "", 10, 10, 8, 256, 0.97, 1.61},
