@@ -170,9 +170,19 @@ double read_oversubscription(const YamlNode& value) {
 }
 
 Network read_network(const YamlNode& value) {
-  value.allow_keys({"latency", "oversubscription", "levels", "rails", "pxn", "one_ring"});
+  value.allow_keys(
+      {"latency", "post_overhead", "transfer_chunk", "oversubscription", "levels", "rails", "pxn", "one_ring"});
   Network network;
   network.latency = value.at("latency").as_duration();
+  if (const auto overhead = value.find("post_overhead")) {
+    network.post_overhead = overhead->as_duration();
+    if (*network.post_overhead <= Seconds(0.0))
+      overhead->fail("expected more than 0 s: without 'post_overhead', NCCL's model has one");
+  }
+  if (const auto chunk = value.find("transfer_chunk")) {
+    network.transfer_chunk = chunk->as_bytes();
+    if (network.transfer_chunk < Bytes(1)) chunk->fail("expected at least one byte");
+  }
   const auto levels = value.find("levels");
   if (const auto over = value.find("oversubscription")) {
     if (levels) over->fail("'levels' have an oversubscription each; leave this one out");
@@ -550,6 +560,10 @@ void write_node(YAML::Emitter& out, const NodeKind& node) {
 void write_network(YAML::Emitter& out, const Network& network) {
   out << YAML::Flow << YAML::BeginMap;
   out << YAML::Key << "latency" << YAML::Value << write_duration(network.latency);
+  if (network.post_overhead)
+    out << YAML::Key << "post_overhead" << YAML::Value << write_duration(*network.post_overhead);
+  if (network.transfer_chunk != Network().transfer_chunk)
+    out << YAML::Key << "transfer_chunk" << YAML::Value << write_bytes(network.transfer_chunk);
   if (network.levels.empty())
     out << YAML::Key << "oversubscription" << YAML::Value << fmt::format("{}", network.oversubscription);
   if (network.rails) out << YAML::Key << "rails" << YAML::Value << true;

@@ -63,6 +63,11 @@ struct FabricLevel {
 // The fabric between nodes, beyond the NICs.
 struct Network {
   Seconds latency;                  // one way, NIC to NIC
+  // For how long a step of a ring keeps the CPU that posts it to the network and sees it done, as
+  // measured; absent: by NCCL's model.
+  std::optional<Seconds> post_overhead;
+  // In such parts a transfer from one device to another leaves the node (NCCL_P2P_NET_CHUNKSIZE).
+  Bytes transfer_chunk{128 << 10};
   // At least 1: the sum of NICs over the fabric's bisection, where no levels are given.
   double oversubscription = 1.0;
   // from the nodes up; empty: one level for all nodes, with this latency and oversubscription

@@ -92,6 +92,12 @@ double lowest_oversubscription(const Network& network) {
 Seconds latency_through(const Network& network, std::size_t level) {
   return network.levels.empty() ? network.latency : network.levels[level].latency;
 }
+// For a group that leaves its nodes, by NICs with links of `uplink` and through `level`.
+void add_hop_between_nodes(const Network& network, std::size_t level, Seconds uplink, GroupNetwork& result) {
+  result.inter_latency = 2.0 * uplink + latency_through(network, level);
+  result.post_overhead = network.post_overhead.value_or(Seconds(0.0));
+  result.transfer_chunk = network.transfer_chunk;
+}
 
 // The lowest among the GPUs of a job, which is what NCCL uses; 0 where one of them is unknown.
 int lowest_capability(std::span<const NodeGroup> groups) {
@@ -217,7 +223,7 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int d
   if (result.compute_capability >= nvlink_sharp_since) result.nvls_bandwidth = to_switch;
   if (result.nodes > 1) {
     result.uplink_bandwidth = std::min(uplinks, fabric.ring);
-    result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
+    add_hop_between_nodes(network, fabric.level, uplink_latency, result);
   }
   return result;
 }
@@ -314,7 +320,7 @@ GroupNetwork stage_network(const Cluster& cluster, const DeviceMesh& mesh, int f
         return static_cast<double>(ranks_leaving(axis_layout, from_stage, to_stage, first, last));
       });
   result.ring_bandwidth = std::min(result.ring_bandwidth, fabric.ring);
-  if (result.nodes > 1) result.inter_latency = 2.0 * uplink_latency + latency_through(network, fabric.level);
+  if (result.nodes > 1) add_hop_between_nodes(network, fabric.level, uplink_latency, result);
   result.tree_bandwidth = result.ring_bandwidth;
   result.compute_capability = lowest_capability(groups_in_use(cluster, ranks));
   result.amd_hosts = all_amd(groups_in_use(cluster, ranks));

@@ -24,6 +24,9 @@ struct GroupNetwork {
   BytesPerSecond nvls_bandwidth{};
   // What the NICs of a node carry one way for one group; 0 within one node.
   BytesPerSecond uplink_bandwidth{};
+  // What a ring's step over several nodes takes of a CPU's time, as measured; 0 where it is not.
+  Seconds post_overhead{};
+  Bytes transfer_chunk{128 << 10};  // of a transfer from device to device between nodes
   bool operator==(const GroupNetwork&) const = default;
 };
 // It is computed from the links: rings of all sibling groups are laid over their routes, every link

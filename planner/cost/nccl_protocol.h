@@ -3,14 +3,16 @@
 #include <limits>
 
 #include "planner/cluster/group_network.h"
+#include "planner/cost/nvlink_rings.h"
 
 namespace parplan {
 
 // NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
 // `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
-// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole. LL128
-// is taken for rings inside NVLink; between nodes it depends on the network (EFA's plugin switches
-// it off), and nothing that was measured shows it.
+// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole.
+// Between nodes it is taken where its steps were measured (GroupNetwork::post_overhead): on EFA it
+// is off where NICs do not write 128 bytes in order (aws-ofi-nccl, src/platform-aws.cpp), and over
+// InfiniBand nothing that was found shows what it takes.
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and
 // hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for NCCL's latencies of
@@ -19,7 +21,7 @@ namespace parplan {
 //
 // For a ring that leaves the node, a hop inside it takes at least the time in which the CPU's
 // network thread serves a transfer (getNetOverhead: 2 us where all hosts have AMD's processors,
-// else 1 us; three times as much for Simple).
+// else 1 us; three times as much for Simple). Where it was measured, that counts instead.
 struct NcclProtocol {
   Seconds ring_base;
   Seconds ring_intra_excess;       // on NVLink
@@ -38,6 +40,9 @@ inline Seconds ring_hop_inside(const GroupNetwork& network, const NcclProtocol& 
 }
 // The least that such a hop of a ring over several nodes takes.
 inline Seconds ring_network_overhead(const GroupNetwork& network, const NcclProtocol& protocol) {
+  constexpr Seconds otherwise{1e-6};
+  if (network.post_overhead > Seconds(0.0))
+    return network.post_overhead * (protocol.ring_network_overhead / otherwise);
   return protocol.ring_network_overhead * (network.amd_hosts ? 2.0 : 1.0);
 }
 inline Seconds tree_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
@@ -56,14 +61,25 @@ inline constexpr NcclProtocol low_latency = {
     .tree_inter_excess = Seconds(2.3e-6),        // 5.0 - 2.7
 };
 
-// LL128 of a ring on NVLink: baseLatency and hwLatency less LL's 0.6 us, and the part of a message
-// that is data, 120 of 128 bytes, which tuning.cc counts as 0.92.
-inline constexpr Seconds low_latency_128_base{14e-6};
-inline constexpr Seconds low_latency_128_excess{1.3e-6};
+// LL128 on NVLink, from compute capability 7.0 on, and between nodes.
+inline constexpr NcclProtocol low_latency_128 = {
+    .ring_base = Seconds(14e-6),
+    .ring_intra_excess = Seconds(1.3e-6),        // 1.9 - 0.6
+    .ring_pcie_excess = Seconds(1.5e-6),         // 2.5 - 1.0
+    .ring_inter_excess = Seconds(1.3e-6),        // 4.0 - 2.7
+    .ring_network_overhead = Seconds(1e-6),
+    .tree_base = Seconds(14e-6),
+    .tree_intra_excess = Seconds(0.65e-6),       // 1.25 - 0.6
+    .tree_pcie_excess = Seconds(0.9e-6),         // 1.9 - 1.0
+    .tree_inter_excess = Seconds(5.8e-6),        // 8.5 - 2.7
+};
+// The part of a message that is data, 120 of 128 bytes, which tuning.cc counts as 0.92 in rings and
+// as it is in trees over nodes.
 inline constexpr double low_latency_128_share = 0.92;
-// From compute capability 7.0 on.
-inline bool has_low_latency_128(const GroupNetwork& network) {
-  return network.nodes == 1 && network.nvlink && network.compute_capability >= 70;
+inline constexpr double low_latency_128_tree_share = 120.0 / 128.0;
+// Whether rings and trees over several nodes have it.
+inline bool has_low_latency_128_between_nodes(const GroupNetwork& network) {
+  return network.nodes > 1 && network.post_overhead > Seconds(0.0) && generation_of_rings(network) != nullptr;
 }
 
 inline constexpr NcclProtocol simple = {

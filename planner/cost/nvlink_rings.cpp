@@ -51,7 +51,11 @@ constexpr std::array<NvlinkRings, 3> generations = {{
 }  // namespace
 
 const NvlinkRings* measured_rings(const GroupNetwork& network) {
-  if (network.nodes > 1 || !network.nvlink) return nullptr;
+  return network.nodes > 1 ? nullptr : generation_of_rings(network);
+}
+
+const NvlinkRings* generation_of_rings(const GroupNetwork& network) {
+  if (!network.nvlink) return nullptr;
   const auto* const found = std::ranges::find_if(generations, [&](const NvlinkRings& rings) {
     return network.compute_capability >= rings.capability && network.compute_capability < rings.below;
   });

@@ -38,6 +38,9 @@ inline constexpr Seconds measured_link_latency{0.6e-6};
 
 // Null where NCCL's own figures are taken.
 const NvlinkRings* measured_rings(const GroupNetwork& network);
+// The same generation for groups over any number of nodes, whose members of one node NVLink joins:
+// what does not depend on the network, as the cap of LL128, which copies line by line.
+const NvlinkRings* generation_of_rings(const GroupNetwork& network);
 inline bool has_measured_rings(const GroupNetwork& network) {
   return measured_rings(network) != nullptr;
 }

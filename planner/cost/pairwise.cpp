@@ -31,9 +31,17 @@ Seconds pairwise_time(InstructionKind, Bytes bytes, const GroupNetwork& network)
            to_others * (bytes / (network.ring_bandwidth * measured->pairs_share)) +
            (bytes / measured->pairs_copy) / ranks;
   }
-  const double out_of_a_node = ranks / nodes * (nodes - 1) / nodes;
   const Seconds hop = hop_of_a_transfer(network);
-  return simple.ring_base + hop + (bytes / network.ring_bandwidth) * std::max(to_others, out_of_a_node);
+  const Seconds inside = (bytes / network.ring_bandwidth) * to_others;
+  if (network.nodes == 1) return simple.ring_base + hop + inside;
+  // Each rank's transfers to the other nodes, one after another: nothing runs beside the first part
+  // of a transfer, which is copied to the buffer that the NIC reads before it goes out.
+  const double others = ranks - ranks / nodes;
+  const double out = static_cast<double>(bytes.count) / ranks;
+  const double first_part = std::min(out, static_cast<double>(network.transfer_chunk.count));
+  const BytesPerSecond of_a_rank = network.uplink_bandwidth * (nodes / ranks);
+  const Seconds leaving(others * (out + first_part) / of_a_rank.value);
+  return simple.ring_base + hop + std::max(inside, leaving);
 }
 
 }  // namespace parplan

@@ -1,6 +1,7 @@
 #include "planner/cost/ring.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "planner/cost/nccl_protocol.h"
 #include "planner/cost/nvlink_rings.h"
@@ -38,19 +39,28 @@ Seconds measured_time(InstructionKind kind, Bytes bytes, const GroupNetwork& net
   return inside_node(kind, bytes, network, measured.base, inside, bandwidth);
 }
 
-Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, const NcclProtocol& protocol,
-                  double latency_factor, BytesPerSecond bandwidth) {
+Seconds hops_around(InstructionKind kind, const GroupNetwork& network, const NcclProtocol& protocol) {
   const int passes = reduces_all(kind) ? 2 : 1;
   const double steps = passes * (network.ranks - 1);
-  const double between_nodes = passes * (network.nodes - 1);
+  // A rank waits for all hops of its ring but one, and for some rank that one is inside a node.
+  // tuning.cc counts one hop less between nodes, aws-ofi-nccl's model as many as here.
+  const double between_nodes = network.nodes == 1 ? 0.0 : passes * std::min(network.nodes, network.ranks - 1);
   Seconds inside = ring_hop_inside(network, protocol);
   if (network.nodes > 1) inside = std::max(inside, ring_network_overhead(network, protocol));
   // With one rank per node tuning.cc takes the tree's row between nodes.
   const Seconds between = network.inter_latency +
                           (network.ranks == network.nodes ? protocol.tree_inter_excess : protocol.ring_inter_excess);
-  const Seconds latency = protocol.ring_base + (steps - between_nodes) * inside + between_nodes * between;
-  const double share = goes_through(kind) ? 1.0 : steps / network.ranks;
-  return latency * latency_factor + (bytes / bandwidth) * share;
+  return (steps - between_nodes) * inside + between_nodes * between;
+}
+// What a rank sends, in buffers of the group.
+double sent_share(InstructionKind kind, const GroupNetwork& network) {
+  return goes_through(kind) ? 1.0 : (reduces_all(kind) ? 2.0 : 1.0) * (network.ranks - 1) / network.ranks;
+}
+
+Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, const NcclProtocol& protocol,
+                  double latency_factor, BytesPerSecond bandwidth) {
+  const Seconds latency = protocol.ring_base + hops_around(kind, network, protocol);
+  return latency * latency_factor + (bytes / bandwidth) * sent_share(kind, network);
 }
 
 }  // namespace
@@ -77,11 +87,22 @@ Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetw
   return ring_time(kind, bytes, network, low_latency, 1.0, std::min(half, low_latency_cap(network)));
 }
 
+bool ring_low_latency_128_available(const GroupNetwork& network) {
+  if (network.nodes > 1) return has_low_latency_128_between_nodes(network);
+  return network.nvlink && network.compute_capability >= 70;
+}
+
 Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
   const BytesPerSecond data = network.ring_bandwidth * low_latency_128_share;
   if (const NvlinkRings* rings = measured_rings(network))
     return measured_time(kind, bytes, network, rings->low_latency_128, std::min(data, rings->low_latency_128_cap));
-  return inside_node(kind, bytes, network, low_latency_128_base, network.intra_latency + low_latency_128_excess, data);
+  if (network.nodes == 1)
+    return inside_node(kind, bytes, network, low_latency_128.ring_base, ring_hop_inside(network, low_latency_128),
+                       data);
+  const NvlinkRings& rings = *generation_of_rings(network);
+  const Seconds hops = hops_around(kind, network, low_latency_128);
+  const Seconds sending = (bytes / std::min(data, rings.low_latency_128_cap)) * sent_share(kind, network);
+  return rings.low_latency_128.base + Seconds(std::hypot(hops.value, sending.value));
 }
 
 }  // namespace parplan

@@ -16,8 +16,9 @@ namespace parplan {
 //
 //   steps          k = n-1 (all others), 2(n-1) (all-reduce)
 //   on the wire    k S/n bytes out of each rank, the least possible (Patarasuk and Yuan, JPDC 2009)
-//   hops           i = N-1, 2(N-1) of the steps cross between nodes (0 when N = 1), the others stay
-//                  inside
+//   hops           i = min(N, n-1), twice as many of an all-reduce, cross between nodes for the
+//                  rank to which most do (0 when N = 1), the others stay inside; tuning.cc counts
+//                  N-1, aws-ofi-nccl's model (src/tuner/nccl_ofi_model.cpp) N
 //   time           f (base + (k - i) l' + i L') + k S / (n B'); broadcast, reduce: with S / B'
 //
 // l', L' and base are the protocol's (nccl_protocol.h). Across nodes l' is at least the protocol's
@@ -27,7 +28,12 @@ namespace parplan {
 //                  1.9 below; otherwise f is 1
 //   low_latency    f = 1; B' = B/2, since half of every eight bytes is a flag, and at most
 //                  low_latency_cap
-//   LL128          f = 1; B' = 0.92 B
+//   LL128          f = 1; B' = 0.92 B. Across nodes base is that of rings inside NVLink, B' at most
+//                  their cap (nvlink_rings.h), and the time is base + sqrt(hops^2 + sending^2):
+//                  lines pass on as they come, so that hops and sending overlap. All-gathers of 2
+//                  to 32 nodes of p5 (tests/golden/other_collectives.csv) take 10.5 us a step up
+//                  to shards of 256 KiB and go over to the cap without a bend: 12, 14.5, 19 and 32
+//                  us at 1, 2, 4 and 8 MiB, here 11, 13, 19 and 35
 // Inside NVLink, where measured (nvlink_rings.h): base, l' and the caps of B' are those measured,
 // and Simple takes S / (n C) more, in which each rank copies its own part.
 // Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; for
@@ -35,6 +41,8 @@ namespace parplan {
 bool ring_applies(InstructionKind kind, BackendKind backend);
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
+// From compute capability 7.0 on inside NVLink; across nodes where steps were measured.
+bool ring_low_latency_128_available(const GroupNetwork& network);
 Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 
 }  // namespace parplan

@@ -27,6 +27,29 @@ double corrected(const Correction& correction, Bytes bytes) {
   return digits > 0 && digits <= static_cast<int>(correction.size()) ? correction[digits - 1] : 1.0;
 }
 
+// A tree, whose ranks send up and down at once, reaches this share of a ring's cap in LL128:
+// all-reduces of 64 MiB to 256 MiB over 8, 16 and 32 nodes of aws-p5 add 82 to 94 GB/s a direction
+// (crazyguitar/aws-gpu-communication-benchmark at fd167f97, data/nccl_all_reduce.csv), 170 GB/s of
+// both, where rings on NVLink have a cap of 252.
+constexpr double tree_share_of_cap = 2.0 / 3.0;
+
+constexpr std::int64_t tree_channels = 16;  // as ring.cpp has for rings
+
+// The bytes of a chunk of a tree's channel in LL128, as calcCollChunking takes them
+// (src/enqueue.cc): at most what a step of the buffer holds, 614,400 bytes (120 words of 640
+// threads), 15 in 16 of it data.
+std::int64_t low_latency_128_chunk(Bytes bytes, const GroupNetwork& network) {
+  const double per_node = static_cast<double>(network.ranks) / network.nodes;
+  const double steps = 1.0 + std::log2(network.nodes) + 0.1 * per_node;
+  std::int64_t chunk = 576'000;
+  const auto few = [&](double of_a_step) {
+    return static_cast<double>(bytes.count / (tree_channels * chunk)) < steps * of_a_step / per_node;
+  };
+  while (few(64.0) && chunk > 131072) chunk /= 2;
+  while (few(16.0) && chunk > 32768) chunk /= 2;
+  return chunk;
+}
+
 Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
   const double per_node = static_cast<double>(network.ranks) / network.nodes;
   return 2.0 * ((per_node - 1.0) * intra + std::log2(network.nodes) * inter);
@@ -55,6 +78,24 @@ Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& 
   return low_latency.tree_base +
          hops(network, tree_hop_inside(network, low_latency), network.inter_latency + low_latency.tree_inter_excess) +
          2.0 * (bytes / (bandwidth * corrected(low_latency_correction, bytes)));
+}
+
+bool tree_simple_available(const GroupNetwork& network) {
+  return tree_available(network) && !has_low_latency_128_between_nodes(network);
+}
+
+bool tree_low_latency_128_available(const GroupNetwork& network) {
+  return has_low_latency_128_between_nodes(network);
+}
+
+Seconds tree_low_latency_128_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
+  const NvlinkRings& rings = *generation_of_rings(network);
+  const BytesPerSecond bandwidth = std::min(network.tree_bandwidth * (0.92 * low_latency_128_tree_share),
+                                            rings.low_latency_128_cap * tree_share_of_cap);
+  const Seconds between = network.inter_latency + low_latency_128.tree_inter_excess;
+  const double filling = 2.0 * std::log2(network.nodes) * static_cast<double>(low_latency_128_chunk(bytes, network));
+  return rings.low_latency_128.base + hops(network, tree_hop_inside(network, low_latency_128), between) +
+         Seconds(2.0 * (static_cast<double>(bytes.count) + filling * tree_channels) / bandwidth.value);
 }
 
 double simple_tree_correction(Bytes bytes) {

@@ -15,6 +15,9 @@ namespace parplan {
 //   time           base + 2((n/N - 1) l' + log2(N) L') + 2 S / (T' c(S))
 //   simple         T' = 0.92 T
 //   low_latency    T' = 0.92 T / 3.8, at most low_latency_cap
+//   LL128          over several nodes: T' = 0.92 T 120/128, at most two thirds of the cap that
+//                  rings inside NVLink have, c = 1; base is these rings', and S has 2 log2 N chunks
+//                  of all channels more, which fill the pipeline
 //
 // c(S) is tuning.cc's treeCorrectionFactor, measured by NVIDIA: the share of its bandwidth that a
 // tree reaches at S bytes. The tree wins where the ring's 2(n-1) hops take longer than its
@@ -24,8 +27,15 @@ bool tree_applies(InstructionKind kind, BackendKind backend);
 // Inside NVLink whose rings were measured (nvlink_rings.h), trees are left out: a chain has a
 // ring's hops, and carries less.
 bool tree_available(const GroupNetwork& network);
+// Where LL128 between nodes counts, trees in Simple are left out: AWS's tables for its instances
+// with 8 H100 take none (aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp), and all-reduces of 64 to
+// 256 MiB over 16 and 32 nodes of p5 take 1.7 to 1.8 times what tuning.cc expects of them.
+bool tree_simple_available(const GroupNetwork& network);
 Seconds tree_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds tree_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
+// Where steps between nodes were measured (nccl_protocol.h).
+bool tree_low_latency_128_available(const GroupNetwork& network);
+Seconds tree_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 
 // The share of its bandwidth that a tree in the Simple protocol reaches at S bytes.
 double simple_tree_correction(Bytes bytes);

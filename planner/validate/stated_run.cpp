@@ -32,6 +32,9 @@ constexpr std::array node_rows = {
     NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "jean-zay-a100", 400, "", "bigscience"},
     NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600},
     NodeRow{"a100-sxm4-40gb", "nvlink3-nvswitch", 8, "dgx-a100", 1600, "a100-sxm4-40gb"},
+    // p5.48xlarge: its launch scripts set FI_PROVIDER="efa" (nanotron@2411b022
+    // examples/train_tiny_llama.sh), and 3,200 Gbit/s of eight H100 on EFA is that instance.
+    NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch", 8, "aws-p5", 3200, "", "nanotron"},
     NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch", 8, "dgx-h100", 3200},
     // Grand Teton: eight SXM5 modules, fully connected by NVLink, 400 Gbit/s for each
     // (torchtitan@b5bcd76c66 benchmarks/llama3_h100_202412_torchtitan.md).

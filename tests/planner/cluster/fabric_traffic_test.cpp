@@ -176,6 +176,17 @@ TEST_CASE("each level that is crossed may be the narrowest, and the highest give
   const GroupNetwork leaf = group_network(cluster, mesh(4, 2, 1), Axis::dp);
   CHECK(leaf.ring_bandwidth.value == doctest::Approx(10));
   CHECK(leaf.inter_latency.value == doctest::Approx(3 + 4 * 0.5e-6));
+  // What the network has, groups that leave their nodes and transfers between stages have.
+  CHECK(pod.post_overhead == Seconds(0));
+  CHECK(pod.transfer_chunk == Bytes(131072));
+  Cluster other = cluster;
+  other.network.post_overhead = Seconds(2);
+  other.network.transfer_chunk = Bytes(524288);
+  for (const GroupNetwork& network :
+       {group_network(other, mesh(2, 4, 1), Axis::dp), stage_network(other, mesh(2, 4, 1), 0, 1)}) {
+    CHECK(network.post_overhead == Seconds(2));
+    CHECK(network.transfer_chunk == Bytes(524288));
+  }
   // Stages of four nodes: four ranks leave the pod for the other, 40 / (2 * 4) = 5, and each leaf's
   // two: 20 / (8 * 2) = 1.25.
   CHECK(stage_network(cluster, mesh(2, 4, 1), 0, 1).ring_bandwidth.value == doctest::Approx(1.25));

@@ -51,6 +51,7 @@ TEST_CASE("every algorithm takes longer for more bytes, slower links and slower 
           GroupNetwork network = unit_network(4, nodes);
           network.compute_capability = 90;
           network.nvls_bandwidth = network.uplink_bandwidth = BytesPerSecond(1.0);
+          network.post_overhead = Seconds(1e-6);
           if (row.available != nullptr && !row.available(network)) continue;
           const Seconds time = row.time(kind, Bytes(1 << 20), network);
           CHECK(time > Seconds(0.0));
@@ -127,15 +128,16 @@ TEST_CASE("a broadcast or reduce passes the whole buffer along the ring, a gathe
     CHECK(direct_time(kind, Bytes(800), network).value == Approx(2410.0).epsilon(1e-12));
 }
 
-TEST_CASE("a ring over several nodes leaves a node once a node and pass") {
+TEST_CASE("a ring over several nodes leaves each node once a pass, for the rank that is reached last") {
   GroupNetwork network = unit_network(8, 2);
   network.intra_latency = Seconds(1.0);
   network.inter_latency = Seconds(100.0);
-  // All-gather of 8 ranks: 7 steps, 1 between nodes: 6 * 1 + 100 s; 7/8 * 8 B = 7 s.
-  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(8), network).value == Approx(113.0).epsilon(1e-6));
-  // All-reduce: 12 * 1 + 2 * 100 = 212 s of hops; 14 s.
+  // All-gather of 8 ranks: 7 of a ring's 8 steps, both between nodes among them: 5 * 1 + 2 * 100 s;
+  // 7/8 * 8 B = 7 s.
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(8), network).value == Approx(212.0).epsilon(1e-6));
+  // All-reduce: 10 * 1 + 4 * 100 = 410 s of hops; 14 s.
   CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8), network).value ==
-        Approx(212.0 + 14.0).epsilon(1e-6));
+        Approx(410.0 + 14.0).epsilon(1e-6));
 }
 
 TEST_CASE("all latency of a large all-reduce over several nodes counts 1.4 times") {
@@ -143,18 +145,18 @@ TEST_CASE("all latency of a large all-reduce over several nodes counts 1.4 times
   network.intra_latency = Seconds(0.6e-6);
   network.inter_latency = Seconds(2.7e-6);
   network.ring_bandwidth = BytesPerSecond(1e30);
-  // Simple: 8.4 us, 12 hops of 3.4 and 2 of 14: 77.2 us. From 64 B for each of 16 channels and 8
-  // ranks on, 8192 B, it counts 1.4 times: 108.08 us.
+  // Simple: 8.4 us, 10 hops of 3.4 and 4 of 14: 98.4 us. From 64 B for each of 16 channels and 8
+  // ranks on, 8192 B, it counts 1.4 times: 137.76 us.
   CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8191), network).value ==
-        Approx(77.2e-6).epsilon(1e-12));
+        Approx(98.4e-6).epsilon(1e-12));
   CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8192), network).value ==
-        Approx(108.08e-6).epsilon(1e-12));
-  // The others are unchanged: one pass, 8.4 + 6 * 3.4 + 14; low latency.
-  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(1 << 20), network).value == Approx(42.8e-6).epsilon(1e-12));
-  // Low latency: 6.6 us, 12 hops inside, which take the 1 us in which the CPU serves the network,
-  // and 2 of 2.7: 24 us.
+        Approx(137.76e-6).epsilon(1e-12));
+  // The others are unchanged: one pass, 8.4 + 5 * 3.4 + 2 * 14; low latency.
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(1 << 20), network).value == Approx(53.4e-6).epsilon(1e-12));
+  // Low latency: 6.6 us, 10 hops inside, which take the 1 us in which the CPU serves the network,
+  // and 4 of 2.7: 27.4 us.
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(0), network).value ==
-        Approx(24e-6).epsilon(1e-12));
+        Approx(27.4e-6).epsilon(1e-12));
   // In one node hops have their own speed: 14 of 0.6 or 3.4.
   network.nodes = 1;
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(0), network).value ==
@@ -175,18 +177,18 @@ TEST_CASE("AMD's processors take twice as long to serve each hop inside a node o
   network.inter_latency = Seconds(2.7e-6);
   network.ring_bandwidth = BytesPerSecond(1e30);
   network.amd_hosts = true;
-  // All-gather: 6 hops inside, 1 between nodes. Simple: 8.4 + 6 * max(3.4, 6) + 14 us; low latency:
-  // 6.6 + 6 * max(0.6, 2) + 2.7.
-  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(58.4e-6).epsilon(1e-12));
-  CHECK(ring_low_latency_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(21.3e-6).epsilon(1e-12));
+  // All-gather: 5 hops inside, 2 between nodes. Simple: 8.4 + 5 * max(3.4, 6) + 2 * 14 us; low
+  // latency: 6.6 + 5 * max(0.6, 2) + 2 * 2.7.
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(66.4e-6).epsilon(1e-12));
+  CHECK(ring_low_latency_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(22e-6).epsilon(1e-12));
   // A hop over PCIe takes 5.7 us in Simple, also less.
   network.nvlink = false;
   network.intra_latency = Seconds(1e-6);
-  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(58.4e-6).epsilon(1e-12));
+  CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value == Approx(66.4e-6).epsilon(1e-12));
   // Slower hops, and rings of one node, take what they take elsewhere.
   network.intra_latency = Seconds(2e-6);
   CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value ==
-        Approx(8.4e-6 + 6 * 6.7e-6 + 14e-6).epsilon(1e-12));
+        Approx(8.4e-6 + 5 * 6.7e-6 + 2 * 14e-6).epsilon(1e-12));
   GroupNetwork inside = unit_network(8), of_amd = inside;
   of_amd.amd_hosts = true;
   CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(8), of_amd) ==
@@ -198,11 +200,11 @@ TEST_CASE("GPUs older than sm_80 lose more, and hops over PCIe have latencies of
   network.intra_latency = Seconds(0.6e-6);
   network.inter_latency = Seconds(2.7e-6);
   network.ring_bandwidth = network.tree_bandwidth = BytesPerSecond(1e30);
-  // 77.2 us, as above.
+  // 98.4 us, as above.
   for (const auto& [capability, factor] : {std::pair{0, 1.4}, {80, 1.4}, {90, 1.4}, {70, 1.9}, {75, 1.9}}) {
     network.compute_capability = capability;
     CHECK(ring_simple_time(InstructionKind::all_reduce_sum, Bytes(8192), network).value ==
-          Approx(factor * 77.2e-6).epsilon(1e-12));
+          Approx(factor * 98.4e-6).epsilon(1e-12));
   }
   // PCIe, one node: 14 hops of 5.7 us for Simple and 1.0 for low latency; a tree's are 4.0 and 1.0,
   // a transfer's 5.7.
@@ -380,12 +382,92 @@ TEST_CASE("an NVLS tree is as fast as the slowest of switches, NICs and heads, a
 TEST_CASE("hops of a ring over several nodes take no less than the CPU needs for the network") {
   GroupNetwork network = unit_network(8, 2);
   network.ring_bandwidth = BytesPerSecond(1e30);
-  // Hops that cost nothing: Simple 2.8 us, so 3; low latency 0, so 1. All-gather: 6 inside, 1
+  // Hops that cost nothing: Simple 2.8 us, so 3; low latency 0, so 1. All-gather: 5 inside, 2
   // between (Simple 11.3).
   CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value ==
-        Approx(8.4e-6 + 6 * 3e-6 + 11.3e-6).epsilon(1e-12));
+        Approx(8.4e-6 + 5 * 3e-6 + 2 * 11.3e-6).epsilon(1e-12));
   CHECK(ring_low_latency_time(InstructionKind::all_gather, Bytes(0), network).value ==
-        Approx(6.6e-6 + 6 * 1e-6).epsilon(1e-12));
+        Approx(6.6e-6 + 5 * 1e-6).epsilon(1e-12));
+}
+
+TEST_CASE("a measured overhead of the network stands for NCCL's, three times in Simple") {
+  GroupNetwork network = unit_network(8, 2);
+  network.intra_latency = Seconds(0.6e-6);
+  network.inter_latency = Seconds(2.7e-6);
+  network.ring_bandwidth = BytesPerSecond(1e30);
+  network.post_overhead = Seconds(8e-6);
+  for (const bool amd : {false, true}) {
+    network.amd_hosts = amd;
+    // All-gather: 5 hops inside, 2 between nodes.
+    CHECK(ring_low_latency_time(InstructionKind::all_gather, Bytes(0), network).value ==
+          Approx(6.6e-6 + 5 * 8e-6 + 2 * 2.7e-6).epsilon(1e-12));
+    CHECK(ring_simple_time(InstructionKind::all_gather, Bytes(0), network).value ==
+          Approx(8.4e-6 + 5 * 24e-6 + 2 * 14e-6).epsilon(1e-12));
+  }
+  // Slower hops take what they take.
+  network.intra_latency = Seconds(30e-6);
+  CHECK(ring_low_latency_time(InstructionKind::all_gather, Bytes(0), network).value ==
+        Approx(6.6e-6 + 5 * 30e-6 + 2 * 2.7e-6).epsilon(1e-12));
+}
+
+TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of sending at its cap") {
+  const InstructionKind gather = InstructionKind::all_gather, reduce = InstructionKind::all_reduce_sum;
+  GroupNetwork network = unit_network(16, 2);
+  network.intra_latency = Seconds(0.6e-6);
+  network.inter_latency = Seconds(2.7e-6);
+  network.ring_bandwidth = network.tree_bandwidth = BytesPerSecond(400e9);
+  network.compute_capability = 90;
+  network.post_overhead = Seconds(1e-6);
+  REQUIRE(ring_low_latency_128_available(network));
+  // 25.8 us; 13 hops of 1.9 us and 2 of 4; 252 GB/s at most, of which 15/16 are sent.
+  const double hops = 13 * 1.9e-6 + 2 * 4e-6;
+  CHECK(ring_low_latency_128_time(gather, Bytes(0), network).value == Approx(25.8e-6 + hops).epsilon(1e-12));
+  const double sending = 15.0 / 16 * 252e6 / 252e9;
+  CHECK(ring_low_latency_128_time(gather, Bytes(252'000'000), network).value ==
+        Approx(25.8e-6 + std::hypot(hops, sending)).epsilon(1e-12));
+  // More where a step waits for the CPU, and where links are slower: 0.92 of 100 GB/s.
+  network.post_overhead = Seconds(8e-6);
+  network.ring_bandwidth = BytesPerSecond(100e9);
+  CHECK(ring_low_latency_128_time(gather, Bytes(92'000'000), network).value ==
+        Approx(25.8e-6 + std::hypot(13 * 8e-6 + 2 * 4e-6, 15.0 / 16 * 1e-3)).epsilon(1e-12));
+  // A tree: 14 hops of 1.25 us and 2 of 8.5 us; two thirds of 252 GB/s up and down, and two chunks
+  // of 16 channels: 1 GB are 108 chunks of a channel, more than 2.8 * 64 / 8 of them.
+  REQUIRE(tree_low_latency_128_available(network));
+  const double latency = 25.8e-6 + 14 * 1.25e-6 + 2 * 8.5e-6;
+  CHECK(tree_low_latency_128_time(reduce, Bytes(1'000'000'000), network).value ==
+        Approx(latency + 2 * (1e9 + 2 * 16 * 576e3) / 168e9).epsilon(1e-12));
+  // 100 MB: 10, and 21 of half the size, which are too few; quarters are enough.
+  CHECK(tree_low_latency_128_time(reduce, Bytes(100'000'000), network).value ==
+        Approx(latency + 2 * (1e8 + 2 * 16 * 144e3) / 168e9).epsilon(1e-12));
+  // Few bytes: halved until 32 KiB are not reached.
+  CHECK(tree_low_latency_128_time(reduce, Bytes(0), network).value ==
+        Approx(latency + 2 * 2 * 16 * 18e3 / 168e9).epsilon(1e-12));
+  // Or its links': 0.92 of 120 in 128 bytes.
+  network.tree_bandwidth = BytesPerSecond(100e9);
+  CHECK(tree_low_latency_128_time(reduce, Bytes(1'000'000'000), network).value ==
+        Approx(latency + 2 * (1e9 + 2 * 16 * 576e3) / 86.25e9).epsilon(1e-12));
+  // Where no step was measured, there is neither.
+  network.post_overhead = Seconds(0.0);
+  CHECK_FALSE(ring_low_latency_128_available(network));
+  CHECK_FALSE(tree_low_latency_128_available(network));
+  CHECK(tree_simple_available(network));
+  network.post_overhead = Seconds(8e-6);
+  CHECK_FALSE(tree_simple_available(network));
+  CHECK(tree_available(network));
+  // Generations whose cap is not known, and nodes without NVLink, have neither; one node has rings.
+  for (const int capability : {0, 70, 86, 120}) {
+    network.compute_capability = capability;
+    CHECK_FALSE(ring_low_latency_128_available(network));
+    CHECK_FALSE(tree_low_latency_128_available(network));
+  }
+  network.compute_capability = 90;
+  network.nvlink = false;
+  CHECK_FALSE(ring_low_latency_128_available(network));
+  network.nvlink = true;
+  network.nodes = 1;
+  network.compute_capability = 70;
+  CHECK(ring_low_latency_128_available(network));
+  CHECK_FALSE(tree_low_latency_128_available(network));
 }
 
 TEST_CASE("the low-latency protocol halves the bandwidth, with NCCL's caps between nodes") {
@@ -450,17 +532,26 @@ TEST_CASE("an all-to-all in a node takes one hop and moves (n-1)/n of the buffer
   // 3/4 of 800 B at 1 B/s; a hop of 3 s, and Simple's base and excess.
   CHECK(pairwise_time(InstructionKind::all_to_all, Bytes(800), network).value ==
         Approx(603.0 + 8.4e-6 + 2.8e-6).epsilon(1e-14));
-  // One rank per node: the same bytes over the network.
+  // One rank per node: the same bytes over the network, of each transfer the first 50 twice.
   network.nodes = 4;
+  network.uplink_bandwidth = BytesPerSecond(1.0);
+  network.transfer_chunk = Bytes(50);
   CHECK(pairwise_time(InstructionKind::all_to_all, Bytes(800), network).value ==
-        Approx(630.0 + 8.4e-6 + 11.3e-6).epsilon(1e-14));
+        Approx(3 * 250.0 + 30.0 + 8.4e-6 + 11.3e-6).epsilon(1e-14));
+  // Shorter ones, twice altogether.
+  CHECK(pairwise_time(InstructionKind::all_to_all, Bytes(160), network).value ==
+        Approx(3 * 80.0 + 30.0 + 8.4e-6 + 11.3e-6).epsilon(1e-14));
   CHECK(fastest_algorithm(InstructionKind::all_to_all, Bytes(800), network, BackendKind::cuda)->name == "pairwise");
 }
 
 TEST_CASE("an all-to-all over several nodes leaves a node once a rank, where a ring leaves it once") {
-  // 8 ranks on each of 2 nodes: 8 times half of 1600 B leave a node at the ring's 1 B/s.
-  CHECK(pairwise_time(InstructionKind::all_to_all, Bytes(1600), unit_network(16, 2)).value ==
-        Approx(6400.0).epsilon(1e-6));
+  // 8 ranks on each of 2 nodes: 8 times half of 1600 B leave a node at 1 B/s.
+  GroupNetwork pair = unit_network(16, 2);
+  pair.transfer_chunk = Bytes(1);
+  CHECK(pairwise_time(InstructionKind::all_to_all, Bytes(1600), pair).value == Approx(6464.0).epsilon(1e-6));
+  // What stays inside is waited for where it takes longer: 15 of 100 B at a thousandth of that.
+  pair.ring_bandwidth = BytesPerSecond(1e-3);
+  CHECK(pairwise_time(InstructionKind::all_to_all, Bytes(1600), pair).value == Approx(1.5e6).epsilon(1e-6));
   // On DGX H100, each GPU sends to other nodes what a NIC carries, within a tenth of the measured
   // 48 GB/s (NVIDIA GTC 2025, s72583).
   const std::string configs = std::string(PARPLAN_SOURCE_DIR) + "/configs/";

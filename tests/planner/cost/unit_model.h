@@ -26,7 +26,8 @@ inline GroupNetwork unit_network(int ranks, int nodes = 1) {
           .ring_bandwidth = BytesPerSecond(1.0),
           .tree_bandwidth = BytesPerSecond(1.0),
           .intra_latency = Seconds(0.0),
-          .inter_latency = Seconds(0.0)};
+          .inter_latency = Seconds(0.0),
+          .uplink_bandwidth = BytesPerSecond(nodes > 1 ? 1.0 : 0.0)};
 }
 
 }  // namespace parplan
