@@ -23,9 +23,11 @@ int channels_of(Bytes bytes, const GroupNetwork& network, bool nvlink) {
   return static_cast<int>(std::clamp<std::int64_t>(bytes.count / of_a_channel, 1, most));
 }
 
-// How long links carry `bytes` at least. A ring over nodes leaves each of them once; other
-// communication is taken to be on its slowest link all the time.
-BoundTimes on_links(InstructionKind kind, Bytes bytes, Seconds duration, const GroupNetwork& network) {
+}  // namespace
+
+// A ring over nodes leaves each of them once; other communication is taken to be on its slowest
+// link all the time.
+BoundTimes time_on_links(InstructionKind kind, Bytes bytes, Seconds duration, const GroupNetwork& network) {
   if (network.ranks <= 1 || (network.nodes == 1 && network.nvlink)) return {};
   const bool is_transfer = kind == InstructionKind::send || kind == InstructionKind::receive;
   const bool is_ring = !is_transfer && kind != InstructionKind::all_to_all;
@@ -35,14 +37,12 @@ BoundTimes on_links(InstructionKind kind, Bytes bytes, Seconds duration, const G
   return network.nodes > 1 ? BoundTimes{.nics = carried} : BoundTimes{.host_links = carried};
 }
 
-}  // namespace
-
 BoundTimes time_on_links(const Instruction& instruction, Seconds duration, const CostModel& model) {
   if (!is_accelerator(model.device->backend)) return {};
   if (instruction.stream == Stream::to_host || instruction.stream == Stream::from_host)
     return {.host_links = duration};
   if (!communicates(instruction.kind)) return {};
-  return on_links(instruction.kind, communicated_bytes(instruction), duration, model.network(instruction.group));
+  return time_on_links(instruction.kind, communicated_bytes(instruction), duration, model.network(instruction.group));
 }
 
 Contention contention(InstructionKind kind, Bytes bytes, Seconds duration, const GroupNetwork& network,
@@ -52,7 +52,7 @@ Contention contention(InstructionKind kind, Bytes bytes, Seconds duration, const
   Contention taken{.memory = 2.0 * passes(kind, network.ranks) * ((bytes / memory) / duration)};
   const int channels = channels_of(bytes, network, device.nvlinks > 0);
   if (device.multiprocessors > 0) taken.multiprocessors = static_cast<double>(channels) / device.multiprocessors;
-  const BoundTimes links = on_links(kind, bytes, duration, network);
+  const BoundTimes links = time_on_links(kind, bytes, duration, network);
   taken.nics = links.nics / duration;
   taken.host_links = links.host_links / duration;
   return taken;

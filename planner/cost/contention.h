@@ -66,5 +66,7 @@ inline Seconds slowed_by(const BoundTimes& times, Contention beside) {
 // The links that a communication, or a copy to or from the host, of `duration` is on, and for how
 // long. Those of NVLink and of CPUs are left out.
 BoundTimes time_on_links(const Instruction& instruction, Seconds duration, const CostModel& model);
+// The same of a communication of `bytes` between GPUs.
+BoundTimes time_on_links(InstructionKind kind, Bytes bytes, Seconds duration, const GroupNetwork& network);
 
 }  // namespace parplan

@@ -29,6 +29,17 @@ Seconds Slowing::of(Seconds beside, Seconds duration) const {
   return std::max(share * (beside - kept), Seconds(0.0));
 }
 
+namespace {
+
+// How much longer work of `duration` takes beside reductions that are in flight for so long from
+// its start on, and make it take so much longer where they are `throughout`.
+Seconds longer_beside(Seconds in_flight, Seconds duration, Seconds throughout) {
+  if (in_flight <= Seconds(0.0) || throughout <= Seconds(0.0)) return Seconds(0.0);
+  return std::min(throughout, in_flight * (throughout / (duration + throughout)));
+}
+
+}  // namespace
+
 std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Seconds> forward,
                                  std::span<const Seconds> backward, std::span<const Seconds> transfer,
                                  std::span<const Seconds> weights, int first_back,
@@ -100,7 +111,13 @@ std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Sec
           if (is_last) reduced[r] = std::max(reduced[r] + reduces.all, end + reduces.left);
         }
         ranks[r].time = end;
-        if (way.sends) end = way.link_free = std::max(end, way.link_free) + way.transfer;
+        if (way.sends) {
+          end = std::max(end, way.link_free);
+          if (!reductions.empty())
+            end += longer_beside(reduced[r] - end, way.transfer,
+                                 is_forward ? reductions[stage].sends_on : reductions[stage].sends_back);
+          way.link_free = end += way.transfer;
+        }
         there[flow][place] = end;
       }
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r)

@@ -735,6 +735,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     one->clear();
   bounds_.clear();
   reductions_.clear();
+  on_nics_.clear();
   const bool plays_reductions = schedule.closed_form == nullptr && knows_reductions(spec, placements, view);
   first_back_ = 0;
   Seconds before;
@@ -743,7 +744,7 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   WayOfStage way;
   const DataCosts* data_costs = nullptr;
   const GroupNetwork* known_next = nullptr;
-  Seconds known_transfer;
+  Seconds known_transfer, known_on_nics;
   for (int s = 0; s < stages; ++s) {
     const int rank = rank_of_stage_[s];
     const int environment = view.environments[rank];
@@ -796,17 +797,25 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     // Between stages of one rank nothing is transferred.
     if (rank_of_stage_[s + 1] == rank) {
       transfer_.emplace_back(0.0);
+      on_nics_.emplace_back(0.0);
       continue;
     }
     const GroupNetwork* next = &next_network(spec.mesh, view, rank, rank_of_stage_[s + 1]);
     if (known_next == nullptr || !(next == known_next || *next == *known_next)) {
       known_next = next;
-      known_transfer = collective_time(InstructionKind::send,
-                                       sent_bytes(crossing_bytes(shapes.kinds.front()), spec, placements, training_),
-                                       *next, backend);
+      const Bytes sent = sent_bytes(crossing_bytes(shapes.kinds.front()), spec, placements, training_);
+      known_transfer = collective_time(InstructionKind::send, sent, *next, backend);
+      known_on_nics = time_on_links(InstructionKind::send, sent, known_transfer, *next).nics;
     }
     transfer_.push_back(known_transfer);
+    on_nics_.push_back(known_on_nics);
     before += known_transfer;
+  }
+  for (std::size_t s = 0; s < reductions_.size(); ++s) {
+    StageReductions& reduces = reductions_[s];
+    const Contention taken{.nics = reduces.nics};
+    if (s > 0) reduces.sends_back = slowed_by({.nics = on_nics_[s - 1]}, taken);
+    if (s + 1 < reductions_.size()) reduces.sends_on = slowed_by({.nics = on_nics_[s]}, taken);
   }
   const bool on_host = updates_on_host(placements.state.homes);
   const StepBound step = bound_of_ranks(shape, is_v_shaped(spec.schedule), on_host);

@@ -500,6 +500,7 @@ class Estimator {
   std::vector<HeldStage> held_;
   std::vector<StageBound> bounds_;   // by stage
   std::vector<StageReductions> reductions_;  // likewise, where they are known and actions are played
+  std::vector<Seconds> on_nics_;             // likewise, of transfers: what their bytes take on NICs
   std::vector<RankBound> ranks_;
   std::vector<Seconds> before_;      // by stage: forwards and transfers of the stages before it
   std::vector<Seconds> forward_, backward_, transfer_, plain_forward_, plain_backward_, weights_;  // by stage

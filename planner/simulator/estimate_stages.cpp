@@ -53,13 +53,15 @@ bool Estimator::knows_reductions(const ParallelSpec& spec, const Placements& pla
 StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_rank, const WayOfStage& way,
                                                const DataCosts& data) const {
   StageReductions result;
-  Contention least{.multiprocessors = 1.0, .memory = 1.0};
+  Contention least{.multiprocessors = 1.0, .memory = 1.0, .nics = 1.0};
   for (std::size_t kind = 0; kind < data.reductions.size(); ++kind) {
     if (data.own[kind].reduce > Seconds(0.0) && data.reductions[kind].empty()) return result;
     for (const Reduction& one : data.reductions[kind])
       least = {.multiprocessors = std::min(least.multiprocessors, one.takes.multiprocessors),
-               .memory = std::min(least.memory, one.takes.memory)};
+               .memory = std::min(least.memory, one.takes.memory),
+               .nics = std::min(least.nics, one.takes.nics)};
   }
+  result.nics = std::exchange(least.nics, 0.0);
   const auto slowing = [&](Seconds duration, const BoundTimes& kernels) {
     double share = 1.0;
     if (kernels.multiprocessors > Seconds(0.0)) share = std::min(share, least.multiprocessors);

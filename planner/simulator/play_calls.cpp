@@ -1,6 +1,7 @@
 #include "planner/simulator/play_calls.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <span>
 #include <vector>
@@ -147,8 +148,8 @@ bool is_complete(PlayedRank& rank, int number) {
 
 // Whether all collectives of earlier calls that may slow this one have been played.
 bool knows_in_flight(const PlayedRank& rank, int number) {
-  for (const std::size_t s : rank.streams)
-    if (rank.contends >> s & 1u && rank.head[s] < number) return false;
+  for (unsigned left = rank.contends; left != 0; left &= left - 1)
+    if (rank.head[static_cast<std::size_t>(std::countr_zero(left))] < number) return false;
   return true;
 }
 
