@@ -191,3 +191,19 @@ TEST_CASE("Weight gradients wait for nothing, and nothing on other ranks waits f
   CHECK(!input_of({0, Phase::backward_weights, 0}, 2));
   CHECK(!output_of({1, Phase::backward_weights, 0}, 2));
 }
+
+TEST_CASE("A gradient takes longer on its way as long as the reductions of its stage are in flight") {
+  const Schedule schedule = schedule_of({"0F0 0B0", "1F0 1B0"});
+  const std::vector<Seconds> forward(2, Seconds(1.0)), backward(2, Seconds(2.0)), transfer(1, Seconds(4.0));
+  const auto end = [&](double left) {
+    std::vector<StageReductions> reductions(2);
+    reductions[1].all = reductions[1].left = Seconds(left);
+    reductions[1].sends_back = Seconds(4.0);
+    return played_time(schedule, forward, backward, transfer, {}, 0, reductions).value;
+  };
+  // 1 + 4 + 3, the way back, and 2.
+  CHECK(end(0.0) == 14.0);
+  CHECK(end(100.0) == 18.0);  // at half the rate
+  CHECK(end(8.0) == 18.0);
+  CHECK(end(2.0) == 15.0);  // 1 of 4 in 2, then 3
+}
