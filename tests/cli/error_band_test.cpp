@@ -185,7 +185,7 @@ TEST_CASE("a prediction has the band of its engine, device and size, or of all t
   CHECK(few.high == std::max(own.high, all.high));
   const std::string words = words_of(few);
   CHECK(words.starts_with("fewer than 8 published runs of nanotron on v100-sxm2-32gb: "));
-  CHECK(words.find(" of a prediction spans the 3 of nanotron (1.10 to 1.44; facts of all are assumed), 8 of 10 of "
+  CHECK(words.find(" of a prediction spans the 3 of nanotron (1.10 to 1.34; facts of all are assumed), 8 of 10 of "
                    "all ") != std::string::npos);
   // No band that spans others is narrower than the one of all.
   for (const char* const device : {"h100-sxm-80gb", "a100-sxm4-80gb", "mi300x"}) {
