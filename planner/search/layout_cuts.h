@@ -31,11 +31,11 @@ class LayoutCuts {
   bool surely_none(std::size_t choices = 0) const;
   // The cut whose slowest stage is the fastest, among those that fit.
   std::optional<StageCut> fastest(std::size_t choices = 0) const;
-  // The same with this memory for each stage, whatever its devices have. Where stages have unequal
-  // memory, the bytes are those of the stage that has least, and each has the same share of its own.
+  // The same with this memory for each stage, whatever its devices have. Where these have unequal
+  // memory, the bytes are those of the stage that has least; others have the same share of theirs.
   std::optional<StageCut> fastest_within(Bytes room) const;
-  // The least memory of the fullest stage over all cuts, whether it fits its devices or not, in such
-  // bytes, rounded up; nothing where that is more than `most`.
+  // The least memory of the fullest stage over all cuts, whether it fits its devices or not, in
+  // such bytes, rounded up; nothing where that is more than `most`.
   std::optional<Bytes> least_peak(Bytes most) const;
 
  private:

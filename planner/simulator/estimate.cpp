@@ -811,7 +811,10 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     on_nics_.push_back(known_on_nics);
     before += known_transfer;
   }
-  for (std::size_t s = 0; s < reductions_.size(); ++s) {
+  // Posted sends wait for what the receiver's rank has in flight.
+  const bool posts =
+      execution_of(*environments_[view.environments.front()].device, training_.engine).posts_sends();
+  for (std::size_t s = 0; s < reductions_.size() && !posts; ++s) {
     StageReductions& reduces = reductions_[s];
     const Contention taken{.nics = reduces.nics};
     if (s > 0) reduces.sends_back = slowed_by({.nics = on_nics_[s - 1]}, taken);

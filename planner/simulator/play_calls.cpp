@@ -54,9 +54,11 @@ Seconds beside_earlier_calls(PlayedRank& rank, std::size_t stream, int call, Sec
   return end_beside(beside, start, duration, bound) - start;
 }
 
-void put_in_flight(PlayedRank& rank, const InFlight& one) {
+// `stream`: of the collective. Work other than kernels is slowed by those of the data axis.
+void put_in_flight(PlayedRank& rank, std::size_t stream, const InFlight& one) {
   for (const std::size_t s : rank.streams)
-    if (rank.slowed >> s & 1u) rank.in_flight[s].push_back(one);
+    if (rank.slowed >> s & 1u && (s == index_of(Stream::compute) || stream == index_of(Stream::dp)))
+      rank.in_flight[s].push_back(one);
 }
 
 // Posts a send: it ends when the receiver has taken it.
@@ -146,9 +148,12 @@ bool is_complete(PlayedRank& rank, int number) {
   return true;
 }
 
-// Whether all collectives of earlier calls that may slow this one have been played.
-bool knows_in_flight(const PlayedRank& rank, int number) {
-  for (unsigned left = rank.contends; left != 0; left &= left - 1)
+// Whether all collectives of earlier calls that may slow this one have been played: of any stream
+// where it computes, of the data axis where it shares links. The latter wait for work of earlier
+// calls alone. Those of other axes may be behind a receive, whose sender waits for this call.
+bool knows_in_flight(const PlayedRank& rank, int number, bool computes) {
+  constexpr unsigned of_data = 1u << index_of(Stream::dp);
+  for (unsigned left = computes ? rank.contends : rank.contends & of_data; left != 0; left &= left - 1)
     if (rank.head[static_cast<std::size_t>(std::countr_zero(left))] < number) return false;
   return true;
 }
@@ -194,10 +199,11 @@ void play_whole(PlayedRank& rank, int number, const Playable& playable, Moment s
   if (!is_slowed && rank.contends != 0)
     for (std::size_t i = 0; i < playable.costed.alone.size(); ++i)
       if (const CostedInstruction& one = playable.costed.instructions[i]; one.takes.takes_any())
-        put_in_flight(rank, {.start = start.time + playable.costed.alone[i].end - one.duration,
-                             .end = start.time + playable.costed.alone[i].end,
-                             .takes = one.takes,
-                             .call = number});
+        put_in_flight(rank, playable.costed.stream,
+                      {.start = start.time + playable.costed.alone[i].end - one.duration,
+                       .end = start.time + playable.costed.alone[i].end,
+                       .takes = one.takes,
+                       .call = number});
   rank.pieces.push_back({.start = start.time,
                          .end = end,
                          .cause = start.piece,
@@ -221,7 +227,7 @@ Seconds beside_others(PlayedRank& rank, int call, const Playable& playable, cons
                                         : beside_earlier_calls(rank, stream, call, start, instruction.duration,
                                                                instruction.bound);
   if (instruction.takes.takes_any())
-    put_in_flight(rank,
+    put_in_flight(rank, stream,
                   {.start = start, .end = start + instruction.duration, .takes = instruction.takes, .call = call});
   return instruction.duration;
 }
@@ -285,8 +291,9 @@ bool advance_stream(Simulation& simulation, PlayedRank& rank, std::size_t stream
   if (!running.active) {
     for (const std::size_t other : rank.streams)
       if (playable.queues >> other & 1u && rank.head[other] != number) return false;
-    if (rank.contends != 0 && (stream == index_of(Stream::compute) || playable.shares_links) &&
-        !simulation.starts_regardless && !knows_in_flight(rank, number))
+    const bool computes = stream == index_of(Stream::compute);
+    if (rank.contends != 0 && (computes || playable.shares_links) && !simulation.starts_regardless &&
+        !knows_in_flight(rank, number, computes))
       return false;
     const std::optional<Moment> start = ready(rank, call, rank.free[stream]);
     if (!start) return false;

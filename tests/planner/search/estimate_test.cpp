@@ -551,7 +551,7 @@ TEST_CASE("the bound counts the kernels that reductions slow, and what follows t
       CHECK(gap(cut, true) >= -1e-12);
       CHECK(gap(cut, true) < 0.012);
       CHECK(gap(cut, false) >= -1e-12);
-      CHECK(gap(cut, false) < (interleaves ? 0.04 : 0.03));
+      CHECK(gap(cut, false) < (interleaves ? 0.045 : 0.03));
     }
   }
   // Long reductions of the second stage end after the first stage's.
