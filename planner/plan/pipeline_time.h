@@ -25,7 +25,7 @@ struct StageReductions {
   Seconds left;     // of these, what is left at least when its last backward ends
   Seconds own;      // what its last backward takes longer beside the first of them
   Slowing forward, backward;
-  double nics = 0.0;  // the least share of these that they take
+  double nics = 0.0;  // the least share of the NICs that any of them takes
   // How much longer transfers to the stage before and to the next one take where they are in flight
   // all the while.
   Seconds sends_back, sends_on;
