@@ -15,8 +15,8 @@ struct Contention {
   double multiprocessors = 0.0;
   // Each byte is read where it is sent and written where it arrives.
   double memory = 0.0;
-  double nics = 0.0;       // of the node, as far as they carry what the group's ranks send
-  double host_links = 0.0; // ways from devices to the host, of groups in a node without direct links
+  double nics = 0.0;        // of the node, as far as they carry what the group's ranks send
+  double host_links = 0.0;  // ways from devices to the host, of groups in a node without direct links
   bool operator==(const Contention&) const = default;
   bool takes_any() const { return multiprocessors > 0.0 || memory > 0.0 || nics > 0.0 || host_links > 0.0; }
 };

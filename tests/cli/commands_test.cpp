@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -665,6 +666,39 @@ TEST_CASE("the version is printed") {
   const Called called = call({"--version"});
   CHECK(called.code == 0);
   CHECK(called.out == std::string("parplan ") + version() + "\n");
+}
+
+TEST_CASE("what is said to be left out is no longer so with the option that is named for it") {
+  const std::vector<std::string> job = {"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "16",
+                                        "--json",  "-",    "--quiet",   "--global-batch", "32"};
+  const auto left_out = [&](const std::string& option) {
+    std::vector<std::string> arguments = job;
+    std::istringstream words(option);
+    for (std::string word; words >> word;) arguments.push_back(word);
+    const Called called = call(arguments);
+    INFO(option << ": " << called.err);
+    REQUIRE(called.code == 0);
+    std::map<std::string, std::string> options;  // by what is left out
+    const Json json = Json::parse(called.out);
+    for (const Json& one : json.at("search").at("left_out"))
+      options[one.at("what").get<std::string>()] = one.at("option").is_null() ? "" : one.at("option").get<std::string>();
+    return options;
+  };
+  const std::string help = call({"suggest", "--help"}).out;
+  const std::map<std::string, std::string> all = left_out("");
+  CHECK(all.size() > 5);
+  int given = 0;
+  for (const auto& [what, option] : all) {
+    CAPTURE(what);
+    CAPTURE(option);
+    if (option.empty()) continue;
+    CHECK(help.find(option.substr(0, option.find(' ')) + " ") != std::string::npos);
+    if (option.find(' ') == std::string::npos && option != "--recompute-fewest-layers") continue;  // wants a value
+    ++given;
+    const std::map<std::string, std::string> then = left_out(option);
+    CHECK(!then.contains(what));
+  }
+  CHECK(given >= 4);
 }
 
 }  // namespace

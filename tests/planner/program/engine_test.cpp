@@ -56,29 +56,49 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   return lower_block(graph, 1, context);
 }
 
-// A layer of a Llama as an engine runs it, with two keys' heads, on one rank of `tp`.
-// With `slices`, in fp8 and by slices beside the ring of these ranks.
+// A layer of a Llama of 8 query heads and 2 key heads of 32, with 3 samples of 128 tokens in bf16.
+struct LlamaLayer {
+  Engine engine;
+  int tp = 1, cp = 1;
+  bool sequence_parallel = false, fp8 = false;
+  Recompute recompute = Recompute::none;
+  TensorOverlap tp_overlap = TensorOverlap::none;
+
+  LoweredBlock lowered(Coordinates at = {}) const {
+    ModelSpec model = load_model("llama3-8b", source + "/models").spec;
+    model.hidden = 256;
+    model.heads = 8;
+    model.kv_heads = 2;
+    model.head_dim = 32;
+    model.feature = 512;
+    model.layers = 3;
+    const OpGraph graph = as_run_by(engine, build_graph(model, 128), fp8);
+    TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
+    training.engine = engine;
+    training.fp8 = fp8;
+    ParallelSpec spec;
+    spec.mesh.degree.tp = tp;
+    spec.mesh.degree.cp = cp;
+    spec.micro_batch = 3;
+    spec.recompute = recompute;
+    spec.sequence_parallel = sequence_parallel;
+    spec.tp_overlap = tp_overlap;
+    const Placements placements = place(graph, spec);
+    return lower_block(graph, 1,
+                       block_context(block_layout(spec, placements, recompute), placements.residual, at, training,
+                                     BackendKind::cuda, true));
+  }
+};
+
+// The same on one rank of `tp`. With `slices`, in fp8 and by slices beside the ring of these ranks.
 LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1, bool slices = false) {
-  ModelSpec model = load_model("llama3-8b", source + "/models").spec;
-  model.hidden = 256;
-  model.heads = 8;
-  model.kv_heads = 2;
-  model.head_dim = 32;
-  model.feature = 512;
-  model.layers = 3;
-  const OpGraph graph = as_run_by(engine, build_graph(model, 128), slices);
-  TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
-  training.engine = engine;
-  training.fp8 = slices;
-  ParallelSpec spec;
-  spec.mesh.degree.tp = tp;
-  spec.micro_batch = 3;
-  spec.recompute = recompute;
-  spec.sequence_parallel = slices;
-  if (slices) spec.tp_overlap = TensorOverlap::ring;
-  const Placements placements = place(graph, spec);
-  return lower_block(graph, 1, block_context(block_layout(spec, placements, recompute), placements.residual, {},
-                                             training, BackendKind::cuda, true));
+  return LlamaLayer{.engine = engine,
+                    .tp = tp,
+                    .sequence_parallel = slices,
+                    .fp8 = slices,
+                    .recompute = recompute,
+                    .tp_overlap = slices ? TensorOverlap::ring : TensorOverlap::none}
+      .lowered();
 }
 
 Engine megatron_2021() { return find_engine("megatron-2021", source + "/configs/engines"); }
@@ -251,36 +271,6 @@ TEST_CASE("eager gates keep the activation, and copied keys and values the first
 }
 
 namespace {
-
-// A layer of a Llama of 8 query heads and 2 key heads of 32, with 3 samples of 128 tokens in bf16.
-struct LlamaLayer {
-  Engine engine;
-  int tp = 1, cp = 1;
-  bool sequence_parallel = false, fp8 = false;
-
-  LoweredBlock lowered(Coordinates at = {}) const {
-    ModelSpec model = load_model("llama3-8b", source + "/models").spec;
-    model.hidden = 256;
-    model.heads = 8;
-    model.kv_heads = 2;
-    model.head_dim = 32;
-    model.feature = 512;
-    model.layers = 3;
-    const OpGraph graph = as_run_by(engine, build_graph(model, 128), fp8);
-    TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
-    training.engine = engine;
-    training.fp8 = fp8;
-    ParallelSpec spec;
-    spec.mesh.degree.tp = tp;
-    spec.mesh.degree.cp = cp;
-    spec.micro_batch = 3;
-    spec.sequence_parallel = sequence_parallel;
-    const Placements placements = place(graph, spec);
-    return lower_block(graph, 1,
-                       block_context(block_layout(spec, placements, Recompute::none), placements.residual, at, training,
-                                     BackendKind::cuda, true));
-  }
-};
 
 // What a Segment's kernels of some kinds do together.
 struct KernelSum {
