@@ -681,7 +681,7 @@ TEST_CASE("what is said to be left out is no longer so with the option that is n
     std::map<std::string, std::string> options;  // by what is left out
     const Json json = Json::parse(called.out);
     for (const Json& one : json.at("search").at("left_out"))
-      options[one.at("what").get<std::string>()] = one.at("option").is_null() ? "" : one.at("option").get<std::string>();
+      options[one.at("what").get<std::string>()] = one.at("option").is_string() ? one.at("option") : Json("");
     return options;
   };
   const std::string help = call({"suggest", "--help"}).out;
