@@ -197,8 +197,7 @@ class SpaceSearch {
     const ParallelSpec& spec = candidate.spec;
     if (options_.objective == Objective::memory || spec.pp() == 1) return bound;
     const ScheduleForms schedule = forms_of(row_of(spec.schedule));
-    if (schedule.closed_form == nullptr || 2 * spec.stages() * micro_batches(spec, training_) > most_played_for_bound)
-      return bound;
+    if (schedule.closed_form == nullptr || all_calls(spec) > most_played_for_bound) return bound;
     CandidateMaker& maker = *makers_.front();
     const Seconds time = maker.estimator().bound(spec, maker.placements_of(spec), as_played(schedule)).lower_bound;
     return std::max(bound, score_of(spec, time, candidate.bound.memory));
@@ -218,9 +217,12 @@ class SpaceSearch {
   // Whether each simulation is much work.
   bool are_long() const { return search_.simulated > 0 && calls_ / search_.simulated > long_calls; }
   // Fewer at once where they are long: one may rule out the next.
-  std::int64_t together() const {
-    return are_long() ? std::max<std::int64_t>(options_.together / 2, 1) : options_.together;
+  std::int64_t together() const { return together(are_long()); }
+  std::int64_t together(bool long_ones) const {
+    return long_ones ? std::max<std::int64_t>(options_.together / 2, 1) : options_.together;
   }
+  // Of a step that is not shortened.
+  std::int64_t all_calls(const ParallelSpec& spec) const { return 2 * spec.stages() * micro_batches(spec, training_); }
 
   bool is_new(const Open& one) {
     const ParallelSpec& spec = one.candidate->spec;
@@ -453,13 +455,17 @@ class SpaceSearch {
   std::vector<OtherCandidate> simulate_others(std::vector<OtherCandidate> turns,
                                               std::vector<std::optional<double>> above, bool leaves) {
     const std::int64_t calls = calls_;
-    std::int64_t tried = 0, sharp = 0;
+    std::int64_t tried = 0, played = 0;  // the latter for bounds, in calls
+    // Cuts of a layout are ranked as one plan, so that one rules out the others; tried layouts are of several.
+    const bool may_be_long = !leaves && std::ranges::any_of(turns, [&](const OtherCandidate& one) {
+      return all_calls(one.candidate->spec) > long_calls;
+    });
     const auto promised = [&](const OtherCandidate& one) { return one.bound.first * above[one.layout].value_or(1.0); };
     const auto promises = [&](const OtherCandidate& one) { return std::pair(promised(one), one.place); };
     while (true) {
       const Score best = *best_score(search_);
       std::erase_if(turns, [&](const OtherCandidate& one) { return one.bound >= best; });
-      const auto batch = static_cast<std::size_t>(together());
+      const auto batch = static_cast<std::size_t>(together(are_long() || may_be_long));
       const std::int64_t most = are_long() ? together() : most_other_simulated;
       std::size_t room = tried < most || calls_ - calls < free_other_calls ? batch : 0;
       if (options_.most_simulated)
@@ -473,7 +479,8 @@ class SpaceSearch {
       std::ranges::partial_sort(turns, turns.begin() + static_cast<std::ptrdiff_t>(room), {}, promises);
       bool are_sharp = true;
       for (OtherCandidate& one : std::span(turns).first(room))
-        if (!std::exchange(one.is_sharp, true) && sharp++ < most_other_sharp) {
+        if (!std::exchange(one.is_sharp, true) && played < most_other_played) {
+          played += all_calls(one.candidate->spec);
           const Score sharper = sharpened(*one.candidate, one.bound);
           are_sharp = are_sharp && sharper == one.bound;
           one.bound = sharper;
@@ -650,8 +657,8 @@ class SpaceSearch {
   // Places of a block on a stage, over layouts: up to the first number, all layouts are looked at.
   static constexpr std::int64_t few_other_places = 16'384, most_other_places = 262'144;
   static constexpr std::size_t most_other_cuts = 1024;
-  static constexpr std::int64_t most_other_simulated = 8, most_other_sharp = 64;
-  static constexpr std::int64_t free_other_calls = 100'000;
+  static constexpr std::int64_t most_other_simulated = 8, free_other_calls = 100'000;
+  static constexpr std::int64_t most_other_played = 4'194'304;  // for their bounds, in calls
   static constexpr std::uint64_t other_place = std::uint64_t{1} << 63;
 
   // Limits that hold where the user gives none: the first two together end the search for the best
