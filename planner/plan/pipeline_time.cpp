@@ -100,12 +100,12 @@ std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Sec
         }
         Seconds end = start + (is_forward ? forward : backward)[stage];
         if (action.phase == Phase::backward_inputs) end -= weights[stage];
-        if (!reductions.empty()) {
+        const bool may_reduce = !reductions.empty() && !is_forward;
+        if (may_reduce) {
           const StageReductions& reduces = reductions[stage];
-          const Slowing& slowing = is_forward ? reduces.forward : reduces.backward;
-          const bool is_last = !is_forward && last_backward[stage] == next[r];
+          const bool is_last = last_backward[stage] == next[r];
           // Beside reductions of the rank's other stages, and of its own.
-          const Seconds longer = slowing.of(reduced[r] - start, end - start);
+          const Seconds longer = reduces.backward.of(reduced[r] - start, end - start);
           ranks[r].slowed = is_last ? std::max(longer, reduces.own) : longer;
           end += ranks[r].slowed;
           if (is_last) reduced[r] = std::max(reduced[r] + reduces.all, end + reduces.left);
@@ -113,9 +113,7 @@ std::vector<PlayedEnd> played_ends(const Schedule& schedule, std::span<const Sec
         ranks[r].time = end;
         if (way.sends) {
           end = std::max(end, way.link_free);
-          if (!reductions.empty())
-            end += longer_beside(reduced[r] - end, way.transfer,
-                                 is_forward ? reductions[stage].sends_on : reductions[stage].sends_back);
+          if (may_reduce) end += longer_beside(reduced[r] - end, way.transfer, reductions[stage].sends_back);
           way.link_free = end += way.transfer;
         }
         there[flow][place] = end;

@@ -8,8 +8,8 @@
 
 namespace parplan {
 
-// What slows the work of a rank once its stages reduce their gradients behind their last backward:
-// a forward or a backward of the stage beside such reductions.
+// What slows a backward of a stage beside reductions of its rank's stages, which these begin in
+// their last backward. All forwards of the rank are over by then.
 struct Slowing {
   Seconds throughout;  // how much longer it takes where they are in flight all the while
   // Where they are so for x of the time, at least `share` (x - `kept`) is lost; `kept` is the time
@@ -24,11 +24,8 @@ struct StageReductions {
   Seconds all;      // so long are its reductions in flight
   Seconds left;     // of these, what is left at least when its last backward ends
   Seconds own;      // what its last backward takes longer beside the first of them
-  Slowing forward, backward;
-  double nics = 0.0;  // the least share of the NICs that any of them takes
-  // How much longer transfers to the stage before and to the next one take where they are in flight
-  // all the while.
-  Seconds sends_back, sends_on;
+  Slowing backward;
+  Seconds sends_back;  // how much longer a transfer to the stage before takes beside them throughout
   bool operator==(const StageReductions&) const = default;
 };
 

@@ -737,6 +737,8 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
   reductions_.clear();
   on_nics_.clear();
   const bool plays_reductions = schedule.closed_form == nullptr && knows_reductions(spec, placements, view);
+  const bool posts =
+      execution_of(*environments_[view.environments.front()].device, training_.engine).posts_sends();
   first_back_ = 0;
   Seconds before;
 
@@ -779,11 +781,13 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     const StageBound& bound = bounds_.back();
     // What follows the first stage counts its reductions beside a backward that none slow.
     if (plays_reductions) {
-      const BlockRange tied = tied_on_rank(s);
-      reductions_.push_back(s == 0 || tied.size() > 0 ? StageReductions()
-                            : as_before && reductions_.back() != StageReductions()
-                                ? reductions_.back()
-                                : reductions_of_stage(range, stages == shape.ranks, way, *data_costs));
+      const bool is_known = as_before && reductions_.back() != StageReductions() && on_nics_[s - 1] == on_nics_[s - 2];
+      if (s == 0 || tied_on_rank(s).size() > 0)
+        reductions_.emplace_back();
+      else
+        reductions_.push_back(is_known ? reductions_.back()
+                                       : reductions_of_stage(range, stages == shape.ranks, way, *data_costs,
+                                                             posts ? Seconds(0.0) : on_nics_[s - 1]));
     }
     forward_.push_back(bound.forward);
     backward_.push_back(bound.backward);
@@ -810,15 +814,6 @@ Estimate Estimator::estimate_replica(const ParallelSpec& spec, const Placements&
     transfer_.push_back(known_transfer);
     on_nics_.push_back(known_on_nics);
     before += known_transfer;
-  }
-  // Posted sends wait for what the receiver's rank has in flight.
-  const bool posts =
-      execution_of(*environments_[view.environments.front()].device, training_.engine).posts_sends();
-  for (std::size_t s = 0; s < reductions_.size() && !posts; ++s) {
-    StageReductions& reduces = reductions_[s];
-    const Contention taken{.nics = reduces.nics};
-    if (s > 0) reduces.sends_back = slowed_by({.nics = on_nics_[s - 1]}, taken);
-    if (s + 1 < reductions_.size()) reduces.sends_on = slowed_by({.nics = on_nics_[s]}, taken);
   }
   const bool on_host = updates_on_host(placements.state.homes);
   const StepBound step = bound_of_ranks(shape, is_v_shaped(spec.schedule), on_host);

@@ -412,9 +412,11 @@ class Estimator {
   // that are alike, where nothing but other stages' reductions is on the data axis's stream.
   bool knows_reductions(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const;
   // The reductions of a stage of a rank that uses no tied parameter, and what they slow at least.
-  // Its gradient is reduced block by block, from the last one on.
+  // Its gradient is reduced block by block, from the last one on. `sent_back`: what the bytes of a
+  // transfer to the stage before take on NICs; nothing where sends are posted, which wait for what
+  // the receiver's rank has in flight.
   StageReductions reductions_of_stage(BlockRange range, bool alone_on_rank, const WayOfStage& way,
-                                      const DataCosts& data) const;
+                                      const DataCosts& data, Seconds sent_back) const;
   // The least time of a stage's forward and of its backward by what its blocks keep on the host.
   std::pair<Seconds, Seconds> chains_of_copies(const WayOfStage& way) const;
   // `goes_back`: in the shape of a V; `on_host`: the host updates.

@@ -51,7 +51,7 @@ bool Estimator::knows_reductions(const ParallelSpec& spec, const Placements& pla
 // known which kernels are beside reductions that end before the work does: in x beside reductions
 // that take a share s, at least (x - n) s is lost, where n of the work is without kernels.
 StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_rank, const WayOfStage& way,
-                                               const DataCosts& data) const {
+                                               const DataCosts& data, Seconds sent_back) const {
   StageReductions result;
   Contention least{.multiprocessors = 1.0, .memory = 1.0, .nics = 1.0};
   for (std::size_t kind = 0; kind < data.reductions.size(); ++kind) {
@@ -61,26 +61,16 @@ StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_r
                .memory = std::min(least.memory, one.takes.memory),
                .nics = std::min(least.nics, one.takes.nics)};
   }
-  result.nics = std::exchange(least.nics, 0.0);
-  const auto slowing = [&](Seconds duration, const BoundTimes& kernels) {
-    double share = 1.0;
-    if (kernels.multiprocessors > Seconds(0.0)) share = std::min(share, least.multiprocessors);
-    if (kernels.memory > Seconds(0.0)) share = std::min(share, least.memory);
-    return Slowing{.throughout = slowed_by(kernels, least),
-                   .kept = duration - kernels.multiprocessors - kernels.memory,
-                   .share = std::min(share, most_taken)};
-  };
-  Seconds forward, backward, end, reduced;  // the latter two of the last backward, from its start on
-  BoundTimes of_forward, of_backward;
+  result.sends_back = slowed_by({.nics = sent_back}, least);
+  Seconds backward, end, reduced;  // the latter two of the last backward, from its start on
+  BoundTimes kernels;              // of a backward
   std::vector<InFlight> in_flight;
   for (int block = range.last; block-- > range.first;) {
     const Costs& costs = *way.of_block(block).costs;
     const auto kind = static_cast<std::size_t>(graph_.blocks[block].kind);
     const Seconds own = costs.backward_seconds[kind];
-    forward += costs.forward_seconds[kind];
     backward += own;
-    of_forward = of_forward + costs.forward_bound[kind];
-    of_backward = of_backward + costs.backward_bound[kind];
+    kernels = kernels + costs.backward_bound[kind];
     if (own > Seconds(0.0)) end = end_beside(in_flight, end, own, costs.backward_bound[kind]);
     reduced = std::max(reduced, end);
     for (const Reduction& one : data.reductions[kind]) {
@@ -93,8 +83,12 @@ StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_r
   }
   result.left = reduced - end;
   result.own = end - backward;
-  result.forward = slowing(forward, of_forward);
-  result.backward = slowing(backward, of_backward);
+  double share = 1.0;
+  if (kernels.multiprocessors > Seconds(0.0)) share = std::min(share, least.multiprocessors);
+  if (kernels.memory > Seconds(0.0)) share = std::min(share, least.memory);
+  result.backward = {.throughout = slowed_by(kernels, least),
+                     .kept = backward - kernels.multiprocessors - kernels.memory,
+                     .share = std::min(share, most_taken)};
   return result;
 }
 

@@ -165,7 +165,7 @@ Simulation prepare(std::span<const Program> programs, std::vector<PlayList> list
       if (slows_others(playable.costed)) rank.contends |= 1u << playable.costed.stream;
     for (Playable& playable : segments) {
       const std::size_t stream = playable.costed.stream;
-      if (rank.contends == 0 || rank.contends >> stream & 1u) continue;
+      if (rank.contends == 0 || slows_others(playable.costed)) continue;
       playable.shares_links = stream != index_of(Stream::compute) && playable.costed.bound.is_communication();
       if (playable.shares_links || stream == index_of(Stream::compute)) rank.slowed |= 1u << stream;
     }

@@ -197,6 +197,19 @@ TEST_CASE("a transfer shares the NICs with collectives that were launched before
     }
 }
 
+TEST_CASE("a transfer shares the NICs where its stream carries collectives, too") {
+  Transfer transfer(20);
+  // As the gradients of a tied parameter are summed over the pipeline.
+  Instruction sum = gather(5, Axis::tp);
+  sum.stream = Stream::send_next;
+  const int sums = transfer.from.segment("sum", Stream::send_next, {sum});
+  transfer.from.call(transfer.gather_from);
+  transfer.from.call(transfer.send);
+  transfer.from.call(sums);
+  transfer.to.call(transfer.receive);
+  CHECK(transfer.end(two_nodes()).value == Approx(40.0));
+}
+
 TEST_CASE("a transfer that was launched before a collective, or beside one within a node, is not slowed") {
   Transfer transfer(20);
   transfer.from.call(transfer.send);
