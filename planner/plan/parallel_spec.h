@@ -152,9 +152,10 @@ inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& 
   if (!spec.replica_micro_batches.empty()) return std::ranges::max(spec.replica_micro_batches);
   return training.global_batch / (spec.mesh.batch_ranks() * spec.micro_batch);
 }
-// That of the replica at this coordinate of the data axis.
-inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training, int replica) {
-  return spec.replica_micro_batches.empty() ? micro_batches(spec, training) : spec.replica_micro_batches[replica];
+// That of the replica at this coordinate of the data axis; of none, as above.
+inline std::int64_t micro_batches(const ParallelSpec& spec, const TrainingSpec& training, std::optional<int> replica) {
+  if (!replica || spec.replica_micro_batches.empty()) return micro_batches(spec, training);
+  return spec.replica_micro_batches[static_cast<std::size_t>(*replica)];
 }
 // The pipeline of a replica with so many micro-batches; without a number, with the most.
 inline PipelineShape shape_of(const ParallelSpec& spec, std::int64_t micro_batches) {

@@ -475,7 +475,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
     return below;
   }
 
-  Estimator::CutFrame frame = estimator_.cut_frame(spec, placements, recomputes);
+  CutFrame frame = estimator_.cut_frame(spec, placements, recomputes);
   const CutWindow window = cut_window(blocks, spec.pp(),
                                       [&](int stage, int begin, int end) {
                                         return estimator_.least_through(frame, schedule, stage, {begin, end}).value;

@@ -99,9 +99,9 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
   const Placements& placements = maker_.placements_of(spec);
   const ScheduleRow& row = row_of(spec.schedule);
   const PipelineShape shape = shape_of(spec, training_);
-  Estimator::KindBytes bytes = maker_.estimator().kind_bytes(spec, placements, choices.front());
+  KindBytes bytes = maker_.estimator().kind_bytes(spec, placements, choices.front());
   for (const Recompute recompute : choices.subspan(1)) {
-    const Estimator::KindBytes other = maker_.estimator().kind_bytes(spec, placements, recompute);
+    const KindBytes other = maker_.estimator().kind_bytes(spec, placements, recompute);
     for (std::size_t kind = 0; kind < bytes.saved.size(); ++kind)
       bytes.saved[kind] = std::min(bytes.saved[kind], other.saved[kind]);
   }

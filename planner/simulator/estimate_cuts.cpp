@@ -10,9 +10,9 @@
 // The estimate of a cut by its terms for one stage.
 namespace parplan {
 
-Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placements& placements,
-                                         std::span<const Recompute> recomputes) {
-  MeshView& view = view_of(spec.mesh);
+CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placements& placements,
+                              std::span<const Recompute> recomputes) {
+  MeshView& view = views_.of(spec.mesh);
   CutFrame frame{.shape = {spec.pp(), spec.pp(), static_cast<int>(micro_batches(spec, training_))},
                  .synchronises = computes_norm(training_),
                  .agreed = {},
@@ -25,8 +25,8 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
   std::int64_t crossing = std::numeric_limits<std::int64_t>::max();
   std::vector<int> shapes;
   for (const Recompute recompute : recomputes) {
-    shapes.push_back(shapes_of(spec, placements, recompute, 0));
-    crossing = std::min(crossing, crossing_bytes(shapes_[shapes.back()]->kinds.front()));
+    shapes.push_back(costs_.number_of(spec, placements, recompute, 0));
+    crossing = std::min(crossing, crossing_bytes(costs_.shapes(shapes.back()).kinds.front()));
   }
   std::vector<Seconds> forward, backward;  // by kind of block
   const auto take_least = [](std::vector<Seconds>& least, const std::vector<Seconds>& seconds) {
@@ -41,28 +41,28 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
     }
     std::vector<CutFrame::Way>& ways = frame.ways.emplace_back();
     for (const int number : shapes) {
-      const Costs& costs = costs_of(number, environment);
+      const BlockCosts& costs = costs_.of(number, environment);
       take_least(forward, costs.forward_seconds);
       take_least(backward, costs.backward_seconds);
       ways.push_back({.shapes = number,
                       .costs = &costs,
-                      .data = &data_costs_of(spec, placements, *shapes_[number], view, environment),
-                      .copies = copies_of(spec, number, environment),
-                      .sequential = is_sequential(environment)});
+                      .data = &data_.of(spec, placements, costs_.shapes(number), view, environment),
+                      .copies = costs_.copies(spec, number, environment),
+                      .sequential = views_.is_sequential(environment)});
     }
   }
-  for (const Block& block : graph_.blocks) {
-    const std::size_t kind = static_cast<std::size_t>(block.kind);
+  for (int block = 0; block < blocks_.count(); ++block) {
+    const std::size_t kind = blocks_.kind_of(block);
     frame.forward.push_back(frame.forward.back() + forward[kind]);
     frame.computing.push_back(frame.computing.back() + (forward[kind] + backward[kind]));
   }
   const GroupNetwork* known = nullptr;
   Seconds transfer;
   for (int s = 0; s + 1 < frame.shape.stages; ++s) {
-    const GroupNetwork* next = &next_network(spec.mesh, view, s, s + 1);
+    const GroupNetwork* next = &views_.between(spec.mesh, view, s, s + 1);
     if (known == nullptr || !(next == known || *next == *known))
       transfer = collective_time(InstructionKind::send, sent_bytes(crossing, spec, placements, training_), *next,
-                                 cluster_.backend());
+                                 views_.cluster().backend());
     known = next;
     // The next stage begins with this block or a later one.
     const bool surely_returns = passes_gradient_on(graph_, s + 1);
@@ -72,7 +72,9 @@ Estimator::CutFrame Estimator::cut_frame(const ParallelSpec& spec, const Placeme
   return frame;
 }
 
-StagePath Estimator::path_of(const CutFrame& frame, int stage, BlockRange range) {
+namespace {
+
+StagePath path_of(const CutFrame& frame, int stage, BlockRange range) {
   const Seconds sent = frame.crossing.back() - frame.crossing[stage];
   return {.stage = stage,
           .forward = frame.forward[range.last] - frame.forward[range.first],
@@ -83,6 +85,8 @@ StagePath Estimator::path_of(const CutFrame& frame, int stage, BlockRange range)
           .round_trip = frame.computing.back() - frame.computing[range.first] + 2.0 * sent,
           .slowest_transfer = frame.slowest_transfer};
 }
+
+}  // namespace
 
 Seconds Estimator::least_through(const CutFrame& frame, const ScheduleForms& schedule, int stage,
                                  BlockRange range) const {
@@ -97,16 +101,20 @@ StageOfCut Estimator::stage_of_cut(CutFrame& frame, const ParallelSpec& spec, co
   const CutFrame::Way& way = frame.ways[stage][choice];
   const auto find_bound = [&] {
     const WayOfBlocks blocks{way.costs, way.copies};
-    return bound_of_stage(spec, placements, range, tied_in(range), stage, false, way.sequential,
-                          {.recomputing = blocks, .keeping = blocks, .first_kept = range.last}, *shapes_[way.shapes],
-                          *way.data);
+    return stage_bounds_.of(spec, placements,
+                            {.stage = stage,
+                             .blocks = range,
+                             .tied_on_rank = blocks_.tied_in(range),
+                             .sequential = way.sequential,
+                             .micro_batches = frame.shape.micro_batches},
+                            {.recomputing = blocks, .keeping = blocks, .first_kept = range.last},
+                            costs_.shapes(way.shapes), *way.data);
   };
   StageBound bound;
-  if (const int end = run_ends_[static_cast<std::size_t>(range.first)];
-      end >= range.last && !uses_tied_[static_cast<std::size_t>(range.first)]) {
+  if (blocks_.are_alike(range) && !blocks_.uses_tied(range.first)) {
     const CutFrame::AlikeKey key{.costs = way.costs,
                                  .data = way.data,
-                                 .kind = graph_.blocks[static_cast<std::size_t>(range.first)].kind,
+                                 .kind = blocks_.kind_of(range.first),
                                  .blocks = range.size(),
                                  .is_first = stage == 0};
     const auto [entry, inserted] = frame.alike.try_emplace(key);

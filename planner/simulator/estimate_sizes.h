@@ -10,7 +10,7 @@
 #include "planner/program/rank_buckets.h"
 #include "planner/simulator/block_shapes.h"
 
-// Sizes that the parts of the estimate (estimate.h) share.
+// Sizes that the parts of an estimate share.
 namespace parplan {
 
 // Calls visit(elements) for each unit of a bucket (BucketUnit), padded.

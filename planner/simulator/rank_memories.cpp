@@ -1,51 +1,67 @@
-#include "planner/simulator/estimate.h"
+#include "planner/simulator/rank_memories.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
 
+#include "planner/cluster/communicators.h"
 #include "planner/program/activation_slots.h"
 #include "planner/program/workspace.h"
 #include "planner/simulator/estimate_sizes.h"
 
-// What the ranks of a layout hold, as lowering plans it.
 namespace parplan {
 
-Estimator::KindBytes Estimator::kind_bytes(const ParallelSpec& spec, const Placements& placements,
-                                           Recompute recompute) {
-  const MeshView& view = view_of(spec.mesh);
-  const BlockShapes& shapes = *shapes_[shapes_of(spec, placements, recompute, 0)];
-  KindBytes bytes{.state = data_costs_of(spec, placements, shapes, view, view.environments.front()).own_state,
+RankMemories::RankMemories(const OpGraph& graph, const ModelBlocks& blocks, const TrainingSpec& training,
+                           MeshViews& views, KnownBlockCosts& costs, KnownDataCosts& data)
+    : graph_(graph), blocks_(blocks), training_(training), views_(views), costs_(costs), data_(data) {
+  const std::int64_t scratch = step_scratch_bytes(training_, views_.cluster().backend()).count;
+  least_memory_ = rank_memory({.buckets = {}, .saved = {}, .scratch_bytes = scratch}, training_).peak();
+}
+
+Bytes RankMemories::overhead_of(const ParallelSpec& spec) {
+  const PerAxis<bool> rings = ring_axes(spec);
+  if (!last_overhead_ || last_overhead_->mesh != spec.mesh || last_overhead_->rings != rings)
+    last_overhead_ = {spec.mesh, rings, memory_overhead(views_.cluster(), training_.engine, spec.mesh, rings)};
+  return last_overhead_->bytes;
+}
+
+std::int64_t RankMemories::on_device(const ParallelSpec& spec, std::size_t kind, std::int64_t saved) const {
+  return costs_.home_of_saved(spec, kind) == Home::device ? saved_with_reserve(saved, training_) : 0;
+}
+
+KindBytes RankMemories::kind_bytes(const ParallelSpec& spec, const Placements& placements, Recompute recompute) {
+  const MeshView& view = views_.of(spec.mesh);
+  const BlockShapes& shapes = costs_.shapes(costs_.number_of(spec, placements, recompute, 0));
+  KindBytes bytes{.state = data_.of(spec, placements, shapes, view, view.environments.front()).own_state,
                   .saved = {},
                   .libraries = overhead_of(spec).count};
   bytes.least_fixed = least_memory_.count + bytes.libraries;
   for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind)
-    bytes.saved.push_back(
-        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0);
+    bytes.saved.push_back(on_device(spec, kind, shapes.kinds[kind].saved_bytes));
   return bytes;
 }
 
-BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
+BlockTable RankMemories::block_table(const ParallelSpec& spec, const Placements& placements, int stage,
                                   Recompute recompute, BlockTable room) {
-  const int shapes_number = shapes_of(spec, placements, recompute, stage);
-  const MeshView& view = view_of(spec.mesh);
+  const int number = costs_.number_of(spec, placements, recompute, stage);
+  const MeshView& view = views_.of(spec.mesh);
   const int environment = view.environments[stage];
-  const Costs& costs = costs_of(shapes_number, environment);
-  const BlockShapes& shapes = *shapes_[shapes_number];
-  const DataCosts& data = data_costs_of(spec, placements, shapes, view, environment);
+  const BlockCosts& costs = costs_.of(number, environment);
+  const BlockShapes& shapes = costs_.shapes(number);
+  const DataCosts& data = data_.of(spec, placements, shapes, view, environment);
   // The part that does not grow with blocks is largest with all blocks on the stage, and so with
   // every use of the tied parameter.
   buckets_.clear();
-  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t scratch = step_scratch_bytes(training_, views_.cluster().backend()).count;
   std::int64_t crossing = 0, gradient = 0, staged = 0, staged_for_weights = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
-    if (home_of_saved(spec, k) != Home::device) {
+    if (costs_.home_of_saved(spec, k) != Home::device) {
       staged = std::max(staged, shapes.kinds[k].saved_bytes);
       staged_for_weights = std::max(staged_for_weights, shapes.kinds[k].for_weights_bytes);
     }
     buckets_.push_back(own_bucket(shapes, k, spec, placements, training_));
-    buckets_.back().of_layer = is_layer_kind_[k];
+    buckets_.back().of_layer = blocks_.is_layer_kind(k);
     if (shapes.frozen_elements[k].all > 0) buckets_.push_back(frozen_bucket(shapes, k, spec, placements, training_));
     scratch = std::max({scratch, shapes.kinds[k].forward.scratch_bytes, shapes.kinds[k].backward.scratch_bytes,
                         shapes.orthogonalization_scratch[k]});
@@ -65,7 +81,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
        .scratch_bytes = scratch,
        .outputs = exchanges,
        .gradients = exchanges,
-       .gathered = gathered_buffers(spec.prefetch_depth, training_.engine, static_cast<int>(graph_.blocks.size())),
+       .gathered = gathered_buffers(spec.prefetch_depth, training_.engine, blocks_.count()),
        .computes_loss = false},
       training_);
   const std::int64_t overhead = overhead_of(spec).count;
@@ -79,19 +95,18 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
                    .saved = std::move(room.saved),
                    .least_fixed = least_memory_.count + overhead,
                    .most_fixed = (all.peak() - persistent(all)).count + data.tied_state + overhead + inputs};
-  const std::size_t blocks = graph_.blocks.size();
+  const auto blocks = static_cast<std::size_t>(blocks_.count());
   table.seconds.resize(blocks + 1);
   table.state.resize(blocks + 1);
   table.saved.resize(blocks + 1);
   table.seconds.front() = Seconds(0.0);
   table.state.front() = table.saved.front() = 0;
-  for (std::size_t run = 0; run < blocks; run = static_cast<std::size_t>(run_ends_[run])) {
-    const auto kind = static_cast<std::size_t>(graph_.blocks[run].kind);
+  for (std::size_t run = 0, end = 0; run < blocks; run = end) {
+    end = static_cast<std::size_t>(blocks_.run_end(static_cast<int>(run)));
+    const std::size_t kind = blocks_.kind_of(static_cast<int>(run));
     const Seconds seconds = costs.forward_seconds[kind] + costs.backward_seconds[kind];
-    const std::int64_t saved =
-        home_of_saved(spec, kind) == Home::device ? saved_with_reserve(shapes.kinds[kind].saved_bytes, training_) : 0;
-    const auto length = static_cast<std::size_t>(run_ends_[run]) - run;
-    for (std::size_t n = 1; n <= length; ++n) {
+    const std::int64_t saved = on_device(spec, kind, shapes.kinds[kind].saved_bytes);
+    for (std::size_t n = 1; n <= end - run; ++n) {
       table.seconds[run + n] = table.seconds[run] + static_cast<double>(n) * seconds;
       table.state[run + n] = table.state[run] + static_cast<std::int64_t>(n) * data.own_state[kind];
       table.saved[run + n] = table.saved[run] + static_cast<std::int64_t>(n) * saved;
@@ -114,7 +129,7 @@ std::int64_t scratch_of(const LoweredBlock& block, bool also_whole) {
 
 // A slot of saved activations holds any of the rank's stages: of each the largest block in one
 // place, the second largest in another, as positions_in_slot (make_buffers.cpp) has it.
-std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const HeldStage> held) {
+std::int64_t RankMemories::share_slots(const ParallelSpec& spec, std::span<const HeldStage> held) {
   saved_.clear();
   host_saved_.clear();
   const bool inputs_lie_apart = spec.input_slots == InputSlots::one_more;
@@ -129,13 +144,13 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
     sizes_.clear();
     host_sizes_.clear();
     for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
-      const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
-      const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
+      const std::size_t kind = blocks_.kind_of(b);
+      const LoweredBlock& lowered = costs_.shapes(stage.shapes.of_block(b)).kinds[kind];
       const bool input_apart = (inputs_lie_apart || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
-      (b >= stage.first_on_device || home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
+      (b >= stage.first_on_device || costs_.home_of_saved(spec, kind) == Home::device ? sizes_ : host_sizes_)
           .push_back(input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes);
     }
-    if (stage.blocks.last == static_cast<int>(graph_.blocks.size())) {
+    if (stage.blocks.last == blocks_.count()) {
       head = sizes_.back();
       sizes_.pop_back();
     }
@@ -147,7 +162,7 @@ std::int64_t Estimator::share_slots(const ParallelSpec& spec, std::span<const He
 }
 
 // As make_buffers.cpp has it.
-void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held) {
+void RankMemories::share_slots_for_weights(const ParallelSpec& spec, std::span<const HeldStage> held) {
   for_weights_.clear();
   left_.clear();
   for (const Home home : all_homes) {
@@ -155,9 +170,9 @@ void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<cons
     for (const HeldStage& stage : held) {
       sizes_for_weights_.clear();
       for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
-        const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
-        const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
-        if ((b < stage.first_on_device ? home_of_saved(spec, kind) : Home::device) == home)
+        const std::size_t kind = blocks_.kind_of(b);
+        const LoweredBlock& lowered = costs_.shapes(stage.shapes.of_block(b)).kinds[kind];
+        if ((b < stage.first_on_device ? costs_.home_of_saved(spec, kind) : Home::device) == home)
           sizes_for_weights_.emplace_back(lowered.for_weights_bytes, lowered.left_bytes);
       }
       std::ranges::stable_sort(sizes_for_weights_, std::ranges::greater(),
@@ -173,12 +188,12 @@ void Estimator::share_slots_for_weights(const ParallelSpec& spec, std::span<cons
   }
 }
 
-SavedByStage Estimator::saved_by(const ParallelSpec& spec, const HeldStage& stage) const {
+SavedByStage RankMemories::saved_by(const ParallelSpec& spec, const HeldStage& stage) const {
   SavedByStage saved;
   for (int b = stage.blocks.first; b < stage.blocks.last; ++b) {
-    const auto kind = static_cast<std::size_t>(graph_.blocks[b].kind);
-    if (home_of_saved(spec, kind) == Home::device) continue;
-    const LoweredBlock& lowered = shapes_[stage.shapes.of_block(b)]->kinds[kind];
+    const std::size_t kind = blocks_.kind_of(b);
+    if (costs_.home_of_saved(spec, kind) == Home::device) continue;
+    const LoweredBlock& lowered = costs_.shapes(stage.shapes.of_block(b)).kinds[kind];
     const bool input_apart =
         (spec.input_slots == InputSlots::one_more || stage.is_handed_its_input) && b > 0 && b == stage.blocks.first;
     const std::int64_t bytes = input_apart ? saved_bytes_without_input(lowered) : lowered.saved_bytes;
@@ -193,7 +208,7 @@ SavedByStage Estimator::saved_by(const ParallelSpec& spec, const HeldStage& stag
 }
 
 // Asked for one rank after the other.
-const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape,
+const std::vector<int>& RankMemories::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape,
                                                    InputSlots inputs) {
   const std::array wanted{shape.ranks, shape.stages, shape.micro_batches, shape.group};
   if (!last_inputs_ || last_inputs_->actions != schedule.actions || last_inputs_->inputs != inputs ||
@@ -206,14 +221,14 @@ const std::vector<int>& Estimator::inputs_of_ranks(const ScheduleForms& schedule
   return last_inputs_->of_rank;
 }
 
-MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& placements,
-                                    const ScheduleForms& schedule, int rank, std::span<const HeldStage> held) {
+MemoryUse RankMemories::of(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule,
+                           int rank, std::span<const HeldStage> held) {
   buckets_.clear();
   frozen_.clear();
   saved_.clear();
   for_weights_.clear();
   left_.clear();
-  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t scratch = step_scratch_bytes(training_, views_.cluster().backend()).count;
   std::int64_t crossing = 0, gradient = 0;
   std::int64_t input = 0;
   std::int64_t staged = 0, staged_for_weights = 0, in_file = 0;
@@ -223,16 +238,15 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   const auto hold = [&](const HeldStage& stage, int first, int last) {
     if (first >= last) return;
     const int number = stage.shapes.of_block(first);
-    const BlockShapes& shapes = *shapes_[number];
+    const BlockShapes& shapes = costs_.shapes(number);
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
-      const std::vector<int>& before = blocks_of_kind_[kind];
-      const int times = before[last] - before[first];
+      const int times = blocks_.of_kind(kind, {first, last});
       if (times == 0) continue;
       const LoweredBlock& block = shapes.kinds[kind];
-      const Home home = first < stage.first_on_device ? home_of_saved(spec, kind) : Home::device;
+      const Home home = first < stage.first_on_device ? costs_.home_of_saved(spec, kind) : Home::device;
       const bool first_apart = (inputs_lie_apart || stage.is_handed_its_input) && first > 0 &&
                                first == stage.blocks.first &&
-                               static_cast<std::size_t>(graph_.blocks[first].kind) == kind;
+                               blocks_.kind_of(first) == kind;
       saved_.push_back({.bytes = block.saved_bytes, .times = times - (first_apart ? 1 : 0), .home = home});
       for_weights_.push_back({.bytes = block.for_weights_bytes, .times = times, .home = home});
       left_.push_back({.bytes = block.left_bytes, .times = times});
@@ -241,8 +255,8 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
         input = std::max(input, block.input_bytes);
       }
       if (home != Home::device) staged_for_weights = std::max(staged_for_weights, block.for_weights_bytes);
-      scratch =
-          std::max({scratch, scratch_of(block, also_whole_[number] != 0), shapes.orthogonalization_scratch[kind]});
+      scratch = std::max(
+          {scratch, scratch_of(block, costs_.also_runs_whole(number)), shapes.orthogonalization_scratch[kind]});
       crossing = std::max(crossing, crossing_bytes(block));
       gradient = std::max(gradient, block.gradient_bytes);
     }
@@ -260,28 +274,27 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
       if (spec.offload.activations == Home::nvme)
         in_file = std::max({in_file, saved.most_elsewhere, staged_for_weights});
     }
-    const BlockShapes& shapes = *shapes_[stage.shapes.shapes];
+    const BlockShapes& shapes = costs_.shapes(stage.shapes.shapes);
     for (std::size_t kind = 0; kind < shapes.kinds.size(); ++kind) {
-      const std::vector<int>& before = blocks_of_kind_[kind];
-      const int times = before[stage.blocks.last] - before[stage.blocks.first];
+      const int times = blocks_.of_kind(kind, stage.blocks);
       if (times == 0) continue;
       buckets_.push_back(own_bucket(shapes, kind, spec, placements, training_));
       buckets_.back().times = times;
-      buckets_.back().of_layer = is_layer_kind_[kind];
+      buckets_.back().of_layer = blocks_.is_layer_kind(kind);
       if (shapes.frozen_elements[kind].all > 0) {
         frozen_.push_back(frozen_bucket(shapes, kind, spec, placements, training_));
         frozen_.back().times = times;
       }
     }
-    for (const int block : tied_blocks_) tied_uses += block >= stage.blocks.first && block < stage.blocks.last;
+    tied_uses += blocks_.tied_uses(stage.blocks);
   }
   const std::int64_t head = held.size() > 1 ? share_slots(spec, held) : 0;
   if (held.size() > 1) share_slots_for_weights(spec, held);
   if (tied_uses > 0)
-    buckets_.push_back(tied_bucket(*shapes_[held.front().shapes.shapes], spec, placements, training_, tied_uses));
+    buckets_.push_back(tied_bucket(costs_.shapes(held.front().shapes.shapes), spec, placements, training_, tied_uses));
   buckets_.insert(buckets_.end(), frozen_.begin(), frozen_.end());
-  const PipelineShape shape = shape_of(spec, micro_batches_of(spec));
-  const bool holds_last = held.back().blocks.last == static_cast<int>(graph_.blocks.size());
+  const PipelineShape shape = shape_of(spec, micro_batches(spec, training_, views_.replica()));
+  const bool holds_last = held.back().blocks.last == blocks_.count();
   const int in_flight = schedule.in_flight(rank, shape);
   const SlotsForWeights slots =
       schedule.for_weights != nullptr ? schedule.for_weights(rank, shape) : SlotsForWeights{};
@@ -300,9 +313,9 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   std::int64_t freed = 0;
   if (shape.stages == 1) {
     const int last = held.front().blocks.last - 1;
-    const auto kind = static_cast<std::size_t>(graph_.blocks[last].kind);
-    if (last >= held.front().first_on_device || home_of_saved(spec, kind) == Home::device)
-      freed = shapes_[held.front().shapes.of_block(last)]->kinds[kind].saved_bytes;
+    const std::size_t kind = blocks_.kind_of(last);
+    if (last >= held.front().first_on_device || costs_.home_of_saved(spec, kind) == Home::device)
+      freed = costs_.shapes(held.front().shapes.of_block(last)).kinds[kind].saved_bytes;
   }
   MemoryUse memory = rank_memory({.buckets = buckets_,
                                   .saved = saved_,
@@ -330,18 +343,6 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
                                  training_);
   memory.overhead = overhead_of(spec);
   return memory;
-}
-
-Bytes Estimator::peak(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
-                      std::span<const BlockRange> stages, StageRecompute recompute) {
-  held_.clear();
-  const std::vector<int> numbers = stages.size() > 1 ? stages_of_rank(spec, rank) : std::vector<int>{rank};
-  for (std::size_t i = 0; i < stages.size(); ++i)
-    held_.push_back({.blocks = stages[i],
-                     .shapes = stage_shapes(spec, placements, recompute, numbers[i], stages[i]),
-                     .first_on_device = first_block_on_device(stages[i], spec, static_cast<int>(graph_.blocks.size())),
-                     .is_handed_its_input = is_handed_its_input(spec, numbers[i])});
-  return memory_of_rank(spec, placements, schedule, rank, held_).peak();
 }
 
 }  // namespace parplan

@@ -1,4 +1,4 @@
-#include "planner/simulator/estimate.h"
+#include "planner/simulator/stage_bound.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,8 +9,6 @@
 #include "planner/simulator/estimate_sizes.h"
 #include "planner/simulator/segment_cost.h"
 
-// What a stage takes at least.
-
 namespace parplan {
 
 // Letters: blocks 1 .. n of the stage in the order in which a phase visits them; k_1 .. k_m those
@@ -18,7 +16,7 @@ namespace parplan {
 // block k_m waits for the copy of block k_(m-b), and copies follow one another from the end of
 // block k_1; in a backward, the copy for block k_(m-b) waits for block k_m. Where the buffers are
 // those of the b layers behind k_m, block k_m + b waits for its copy, and its copy for that block.
-std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) const {
+std::pair<Seconds, Seconds> StageBounds::chains_of_copies(const WayOfStage& way) const {
   std::vector<std::size_t> kept;
   for (std::size_t i = 0; i < visits_.size(); ++i)
     if (visits_[i].out > Seconds(0.0)) kept.push_back(i);
@@ -38,25 +36,17 @@ std::pair<Seconds, Seconds> Estimator::chains_of_copies(const WayOfStage& way) c
   return {forward, backward};
 }
 
-bool Estimator::knows_reductions(const ParallelSpec& spec, const Placements& placements, const MeshView& view) const {
-  const DataShards shards = data_shards(placements, spec.replicas());
-  return spec.replicas() > 1 && spec.dp_method != DataMethod::master && !shards.gradients && !shards.parameters &&
-         !replica_ && view.is_uniform && !is_sequential(view.environments.front()) &&
-         training_.engine.host_per_op == Seconds(0.0) && !training_.engine.blocks_launches &&
-         !runs_backward_in_parts(spec.schedule) && spec.offload == Offload();
-}
-
 // Reductions follow one another: the host launches them ahead. Between those of other stages on the
 // rank, it is not known which is in flight: shares are then the least of any reduction. Nor is it
 // known which kernels are beside reductions that end before the work does: in x beside reductions
 // that take a share s, at least (x - n) s is lost, where n of the work is without kernels.
-StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_rank, const WayOfStage& way,
-                                               const DataCosts& data, Seconds sent_back) const {
+StageReductions StageBounds::reductions(BlockRange range, bool alone_on_rank, const WayOfStage& way,
+                                        const DataCosts& data, Seconds sent_back) const {
   StageReductions result;
   Contention least{.multiprocessors = 1.0, .memory = 1.0, .nics = 1.0};
   for (std::size_t kind = 0; kind < data.reductions.size(); ++kind) {
     if (data.own[kind].reduce > Seconds(0.0) && data.reductions[kind].empty()) return result;
-    for (const Reduction& one : data.reductions[kind])
+    for (const DataReduction& one : data.reductions[kind])
       least = {.multiprocessors = std::min(least.multiprocessors, one.takes.multiprocessors),
                .memory = std::min(least.memory, one.takes.memory),
                .nics = std::min(least.nics, one.takes.nics)};
@@ -66,14 +56,14 @@ StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_r
   BoundTimes kernels;              // of a backward
   std::vector<InFlight> in_flight;
   for (int block = range.last; block-- > range.first;) {
-    const Costs& costs = *way.of_block(block).costs;
-    const auto kind = static_cast<std::size_t>(graph_.blocks[block].kind);
+    const BlockCosts& costs = *way.of_block(block).costs;
+    const auto kind = blocks_.kind_of(block);
     const Seconds own = costs.backward_seconds[kind];
     backward += own;
     kernels = kernels + costs.backward_bound[kind];
     if (own > Seconds(0.0)) end = end_beside(in_flight, end, own, costs.backward_bound[kind]);
     reduced = std::max(reduced, end);
-    for (const Reduction& one : data.reductions[kind]) {
+    for (const DataReduction& one : data.reductions[kind]) {
       in_flight.push_back({.start = reduced,
                            .end = reduced + one.duration,
                            .takes = alone_on_rank ? one.takes : least});
@@ -125,12 +115,12 @@ StageReductions Estimator::reductions_of_stage(BlockRange range, bool alone_on_r
 // communication. A step takes at least all reads, and all writes.
 //
 // Ranks that carry out their own communication do all of this one after another.
-Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const Placements& placements,
-                                                BlockRange range, BlockRange tied_on_rank, int stage,
-                                                bool on_first_rank, bool sequential, const WayOfStage& way,
-                                                const BlockShapes& shapes, const DataCosts& data) {
+StageBound StageBounds::of(const ParallelSpec& spec, const Placements& placements, const StagePlace& place,
+                           const WayOfStage& way, const BlockShapes& shapes, const DataCosts& data) {
+  const int stage = place.stage, micro = place.micro_batches;
+  const BlockRange range = place.blocks, tied_on_rank = place.tied_on_rank;
+  const bool sequential = place.sequential;
   const DataShards shards = data_shards(placements, spec.replicas());
-  const int micro = static_cast<int>(micro_batches_of(spec));
   const int count = range.last - range.first;
   const int ahead_forward = blocks_ahead(spec.prefetch_depth, training_.engine, Phase::forward),
             ahead_backward = blocks_ahead(spec.prefetch_depth, training_.engine, Phase::backward);
@@ -141,23 +131,20 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   Seconds most_up;  // of the copies of a block's parameters
   int tied_uses = 0;
   std::int64_t with_matrices = 0;
-  // Among the ranks that share out a bucket.
-  const int place = replica_ ? replica_rank(spec.mesh, {.dp = *replica_}) % spec.shard_ranks() : 0;
   Seconds exchanged;
   // Blocks all have buckets that take turns, and a backward.
   bool every_own = true;
   const auto has_frozen = [&](int i) {
-    return shapes.frozen_elements[static_cast<std::size_t>(graph_.blocks[range.first + i].kind)].all > 0;
+    return shapes.frozen_elements[blocks_.kind_of(range.first + i)].all > 0;
   };
   const bool in_parts = runs_backward_in_parts(spec.schedule, stage);
   const bool together = spec.tied_gradients == TiedGradients::together;
   for (int i = 0; i < count; ++i) {
-    const std::size_t block = static_cast<std::size_t>(range.first + i);
-    const std::size_t kind = static_cast<std::size_t>(graph_.blocks[block].kind);
+    const std::size_t kind = blocks_.kind_of(range.first + i);
     const BucketCosts& own = data.own[kind];
     const auto [block_costs, copies] = way.of_block(range.first + i);
-    const Costs& costs = *block_costs;
-    BucketCosts tied = uses_tied_[block] != 0 ? data.tied : BucketCosts{};
+    const BlockCosts& costs = *block_costs;
+    BucketCosts tied = blocks_.uses_tied(range.first + i) ? data.tied : BucketCosts{};
     // Uses that share an accumulator are reduced after the backward of the first block. Their
     // buffer is cleared before that of the last, in every micro-batch if that is of this stage.
     if (together && range.first + i != tied_on_rank.first)
@@ -165,7 +152,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     if (together && (range.first + i + 1 != tied_on_rank.last || tied_on_rank.first < range.first)) tied.clear = {};
     // Once on a rank, however many uses it holds.
     if (range.first + i != tied_on_rank.first) tied.to_host = tied.from_host = {};
-    tied_uses += uses_tied_[block];
+    tied_uses += blocks_.uses_tied(range.first + i);
     every_own = every_own && shapes.own_elements[kind].all > 0 && has_frozen(i) == has_frozen(0) &&
                 has_backward(graph_, range.first + i);
     Visit& visit = visits_[i];
@@ -244,7 +231,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     // has those of its place.
     updates += own.update;
     if (own.orthogonalize > Seconds(0.0) &&
-        (!shards.optimizer || orthogonalizes_for_all(with_matrices++, place, spec.shard_ranks())))
+        (!shards.optimizer || orthogonalizes_for_all(with_matrices++, place.shard, spec.shard_ranks())))
       updates += own.orthogonalize;
     exchanged += own.exchange;
     if (sequential) updates += own.exchange;
@@ -253,7 +240,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       bound.reduces += visit.own_reduce + own.across;
     if (shards.optimizer && !shards.parameters) bound.regathers += own.regather;
     bound.norms += own.norm;
-    if (on_first_rank) {
+    if (place.on_first_rank) {
       bound.parts += costs.forward[kind];
       bound.parts += costs.backward[kind];
       if (sequential)
@@ -281,7 +268,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     bound.backward += gathers_again + (shards.gradients ? reduces : Seconds(0.0));
     bound.behind = (shards.gradients ? across : reduces + across) + to_host;
   } else {
-    bound.begin = std::max(clears, visits_.front().gather + data.own[graph_.blocks[range.first].kind].up);
+    bound.begin = std::max(clears, visits_.front().gather + data.own[blocks_.kind_of(range.first)].up);
     if (every_own && count >= 2 && (shards.parameters || shards.gradients)) {
       Seconds down = visits_.front().forward + visits_.back().forward,
               up = visits_.front().backward + visits_.back().backward;
@@ -299,8 +286,8 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       Seconds down = visits_.front().forward + visits_.back().forward,
               up = visits_.front().backward + visits_.back().backward;
       for (int i = 1; i < count; ++i) {
-        if (i > ahead_forward) down += data.own[graph_.blocks[range.first + i].kind].up;
-        if (i > ahead_backward) up += data.own[graph_.blocks[range.last - 1 - i].kind].up_again;
+        if (i > ahead_forward) down += data.own[blocks_.kind_of(range.first + i)].up;
+        if (i > ahead_backward) up += data.own[blocks_.kind_of(range.last - 1 - i)].up_again;
       }
       const Seconds forward = std::max(bound.forward, down);
       const Seconds backward = in_parts ? bound.backward : std::max(bound.backward, up);
@@ -313,7 +300,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
       Seconds down, up, all, before;  // the reduction of the block visited before
       for (int i = count; i-- > 0;) {
         const Visit& visit = visits_[i];
-        const auto kind = static_cast<std::size_t>(graph_.blocks[range.first + i].kind);
+        const auto kind = blocks_.kind_of(range.first + i);
         const Seconds gather = data.own[kind].up + visit.gather;
         // A copy from the host waits for the block before alone.
         const Seconds again = std::max(before, data.own[kind].up_again) + visit.gather_again;
@@ -389,7 +376,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     Seconds first, others, reads, last, ahead_of_end;
     int taken = 0;
     for (int i = 0; i < count; ++i) {
-      const BucketCosts& own = data.own[graph_.blocks[range.first + i].kind];
+      const BucketCosts& own = data.own[blocks_.kind_of(range.first + i)];
       const Visit& visit = visits_[i];
       if (taken == 0 && !sequential && (own.norm == Seconds(0.0) || (in_parts && visit.weights == Seconds(0.0)))) {
         ahead_of_end += in_parts ? visit.weights : visit.backward + visit.clear;
@@ -430,7 +417,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
     written.push_back(write);
   };
   const auto for_each_updated = [&](auto visit) {
-    for (int i = range.first; i < range.last; ++i) visit(data.own[graph_.blocks[i].kind]);
+    for (int i = range.first; i < range.last; ++i) visit(data.own[blocks_.kind_of(i)]);
     if (tied_uses > 0) visit(data.tied);
   };
   Seconds updated;
@@ -472,7 +459,7 @@ Estimator::StageBound Estimator::bound_of_stage(const ParallelSpec& spec, const 
   // The host updates the first bucket once its gradients are there: the first blocks may have none.
   Seconds ahead;
   if (updates_on_host(placements.state.homes) && !sequential)
-    for (int i = 0; i < count && data.own[graph_.blocks[range.first + i].kind].update == Seconds(0.0); ++i)
+    for (int i = 0; i < count && data.own[blocks_.kind_of(range.first + i)].update == Seconds(0.0); ++i)
       ahead += in_parts ? visits_[i].weights : visits_[i].backward + visits_[i].clear;
   if (ahead > Seconds(0.0)) ahead += stall;
   bound.finish_behind = std::max(bound.finish - ahead, Seconds(0.0));
