@@ -1,6 +1,5 @@
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "planner/base/units.h"
@@ -64,6 +63,21 @@ struct WayOfStage {
   }
 };
 
+// A block on its stage, with its work on the data axis.
+struct BlockVisit {
+  Seconds forward, backward;  // compute stream
+  Seconds weights;            // the second part of the backward, where it has two
+  Seconds clear;              // of the buffer for unreduced gradients, before the backward
+  Seconds gather, gather_again;  // of its own buckets, ahead of its forward and its backward
+  // On the data stream after the block's backward: its own bucket, then the tied one.
+  Seconds reduce;
+  Seconds own_reduce;         // of its own bucket
+  Seconds across;             // after the reductions of the last micro-batch
+  Seconds to_host;            // copy of its gradients
+  Seconds out, back;          // copies of what it saves
+  Seconds up, up_again;       // of its parameters, before they are gathered
+};
+
 // A stage, and where it is.
 struct StagePlace {
   int stage = 0;
@@ -92,28 +106,10 @@ class StageBounds {
                              Seconds sent_back) const;
 
  private:
-  // A block on its stage, with its work on the data axis.
-  struct Visit {
-    Seconds forward, backward;  // compute stream
-    Seconds weights;            // the second part of the backward, where it has two
-    Seconds clear;              // of the buffer for unreduced gradients, before the backward
-    Seconds gather, gather_again;  // of its own buckets, ahead of its forward and its backward
-    // On the data stream after the block's backward: its own bucket, then the tied one.
-    Seconds reduce;
-    Seconds own_reduce;         // of its own bucket
-    Seconds across;             // after the reductions of the last micro-batch
-    Seconds to_host;            // copy of its gradients
-    Seconds out, back;          // copies of what it saves
-    Seconds up, up_again;       // of its parameters, before they are gathered
-  };
-
-  // The least time of a stage's forward and of its backward by what its blocks keep on the host.
-  std::pair<Seconds, Seconds> chains_of_copies(const WayOfStage& way) const;
-
   const OpGraph& graph_;
   const ModelBlocks& blocks_;
   const TrainingSpec& training_;
-  std::vector<Visit> visits_;
+  std::vector<BlockVisit> visits_;
 };
 
 }  // namespace parplan
