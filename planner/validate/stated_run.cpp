@@ -438,15 +438,16 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
   return {};
 }
 
-// nanotron's stages: a stage takes blocks until the products of its layers and those before exceed
-// its share of all (build_model; get_block_compute_costs counts the products' weights).
+// nanotron's stages, with the embedding and the head: each takes blocks until the products of those
+// so far exceed its share of all (nanotron@c252843039 src/nanotron/models/base.py build_model;
+// models/llama.py get_block_compute_costs counts the weights of products).
 std::vector<int> nanotron_stages(const StatedModel& model, std::int64_t stages) {
   const std::int64_t head = model.vocabulary * model.hidden;
   const std::int64_t layer = 4 * model.hidden * model.hidden + 3 * model.feature * model.hidden;
   const std::int64_t all = model.layers * layer + head;
   std::vector<int> cut(static_cast<std::size_t>(stages), 0);
   std::int64_t taken = 0, stage = 0;
-  // The embedding, which counts for nothing, the layers, and the head.
+  // The embedding, which counts for nothing, the layers, the head.
   for (std::int64_t block = 0; block < model.layers + 2; ++block) {
     ++cut[static_cast<std::size_t>(stage)];
     if (block > 0) taken += block <= model.layers ? layer : head;
