@@ -40,6 +40,13 @@ constexpr std::array node_rows = {
     // (torchtitan@b5bcd76c66 benchmarks/llama3_h100_202412_torchtitan.md).
     NodeRow{"h100-96gb-hbm2e-500w", "nvlink4-nvswitch", 8, "dgx-h100", 3200, "h100-sxm-96gb-500w", "",
             "nodes as of a DGX H100, and what products sustain at 500 W"},
+    NodeRow{"h100-sxm-80gb", "nvlink4-nvswitch-400gb", 8, "hgx-h800", 3200},
+    NodeRow{"a100-sxm4-80gb", "nvlink3-nvswitch-400gb", 8, "hgx-a800", 1600},
+    NodeRow{"a100-pcie-40gb", "pcie4", 8, "rtx-3090-8", 0, "a100-pcie-40gb"},
+    NodeRow{"l40s", "pcie4", 8, "l40s-8", 0},
+    NodeRow{"rtx-4090", "pcie4", 4, "rtx-4090-4", 0},
+    NodeRow{"gaudi2-96gb", "gaudi-ethernet", 8, "gaudi2-8", 2400},
+    NodeRow{"v100-sxm2-16gb", "nvlink2-cube-mesh", 8, "azure-ndv2", 100, "v100-sxm2-16gb"},
     NodeRow{"h200-sxm-141gb", "nvlink4-nvswitch", 8, "hgx-h200", 3200},
     NodeRow{"b200-sxm-180gb", "nvlink5-nvswitch", 8, "dgx-b200", 3200},
     NodeRow{"gb200", "nvlink5-nvl72", 4, "gb200-nvl72", 1600},
@@ -70,11 +77,15 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     // NVIDIA/NeMo-Framework-Launcher examples/training/*/h100/*.sh: grad_sync_dtype=bf16.
     EngineRow{"megatron", "docs/source/performance/performance_summary.md", "nemo"},
+    // kwai's runs of Megatron-LM are of 2024-01-01 (2bc6cd307a), with TransformerEngine 1.1.
+    EngineRow{"megatron", "Megatron-Kwai", "megatron-2023"},
+    EngineRow{"megatron", "Megatron-LLaMA", "megatron-2023"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147
     // (2023-10, PyTorch 2.1), the others before it.
     EngineRow{"fsdp", "A100", "fsdp-torch1", "PURE"},
+    EngineRow{"fsdp", "", "fsdp-hf", "Hugging Face"},
     // Its table of A100 came with 1ea476e9f (2024-04), whose train_configs have norm_type
     // "fused_rmsnorm" for 8B and 13B, and for both 70B "rmsnorm", in steps; all eager.
     EngineRow{"torchtitan", "docs/performance.md (2024-08)", "torchtitan-eager-2024", "", 80},
@@ -114,6 +125,7 @@ struct ImpliedRow {
   bool fp16 = false;        // where half precision is of either kind
   bool recomputes_nothing = false;
   bool alibi = false;
+  bool replays = false;     // whole steps are CUDA graphs: the host submits no ops
 };
 constexpr std::array implied_rows = {
     // NVIDIA/Megatron-LM@core_r0.8.0 megatron/training/arguments.py: "--overlap-param-gather only
@@ -153,6 +165,8 @@ constexpr std::array implied_rows = {
     ImpliedRow{.said = "dgxc-benchmarking@35a9aec nemo_megatron", .recomputes_nothing = true},
     ImpliedRow{.said = "dgxc-benchmarking@1b9bb6b llama3.1", .recomputes_nothing = true},
     ImpliedRow{.said = "dgxc-benchmarking@35a9aec llama3.1", .recomputes_nothing = true},
+    // MLPerf's config_common_cg.sh: FULL_CUDA_GRAPH=True.
+    ImpliedRow{.said = "full CUDA graph", .replays = true},
     // vTrain measured in fp16 (its table of one node says so), which Megatron-DeepSpeed sums in
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
@@ -276,6 +290,7 @@ constexpr std::array scope_rows = {
     ScopeRow{"SimuMax", MemoryScope::allocated},                 // docs/b200: max_memory_allocated
     ScopeRow{"arXiv 2401.10241", MemoryScope::allocated},        // Zero Bubble, schedules.py: max_memory_allocated
     ScopeRow{"Megatron-LM@d98e8a64dd", MemoryScope::allocated},  // mem-max-allocated-bytes of its tests
+    ScopeRow{"gist.github.com/chenyaofo", MemoryScope::allocated},  // its notes: max_memory_allocated
     ScopeRow{"nanotron", MemoryScope::reserved},                 // helpers.py logs both; the figure doesn't say which
     ScopeRow{"torchtitan", MemoryScope::reserved},               // components/metrics.py: max_reserved
 };
@@ -423,7 +438,26 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
   return {};
 }
 
-LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std::string>& assumed) {
+// nanotron's stages, with the embedding and the head: each takes blocks until the products of those
+// so far exceed its share of all (nanotron@c252843039 src/nanotron/models/base.py build_model;
+// models/llama.py get_block_compute_costs counts the weights of products).
+std::vector<int> nanotron_stages(const StatedModel& model, std::int64_t stages) {
+  const std::int64_t head = model.vocabulary * model.hidden;
+  const std::int64_t layer = 4 * model.hidden * model.hidden + 3 * model.feature * model.hidden;
+  const std::int64_t all = model.layers * layer + head;
+  std::vector<int> cut(static_cast<std::size_t>(stages), 0);
+  std::int64_t taken = 0, stage = 0;
+  // The embedding, which counts for nothing, the layers, the head.
+  for (std::int64_t block = 0; block < model.layers + 2; ++block) {
+    ++cut[static_cast<std::size_t>(stage)];
+    if (block > 0) taken += block <= model.layers ? layer : head;
+    if (taken * stages > all * (stage + 1)) ++stage;
+  }
+  return cut;
+}
+
+LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine& engine,
+                        std::vector<std::string>& assumed) {
   bool tp_overlap = false;
   const bool recompute_stated = !run.recompute.empty();
   for (const ImpliedRow& row : implied_rows) {
@@ -502,6 +536,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     layout[Choice::offload] = Offload{.activations = Home::host};
     layout[Choice::offload_layers] = offload->offloaded;
   }
+  if (run.engine == "nanotron" && pp > 1) layout[Choice::stage_blocks] = nanotron_stages(model, pp);
   if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {
     layout[Choice::schedule] = ScheduleKind::interleaved;
     layout[Choice::virtual_stages] = *run.virtual_stages;
@@ -525,10 +560,14 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     result.model = model_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
+    if (std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) {
+          return row.replays && run.notes.find(row.said) != std::string::npos;
+        }))
+      result.training.engine.host_per_op = Seconds(0.0);
     keep_kernels_of(result.training.engine, result.cluster);
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
-    result.layout = layout_of(run, result.training.engine, result.assumed);
+    result.layout = layout_of(run, result.model, result.training.engine, result.assumed);
     result.recompute_unstated = run.recompute.empty() && !result.layout[Choice::recompute];
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
       throw Skip{

@@ -90,6 +90,7 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
                           format_bytes(result.capacity));
     }
     const ValidatedRun as_stated = result;
+    request.layout[Choice::recompute_layers].reset();  // of the recompute that is not taken
     for (const Recompute recompute : searched_recomputes(stated.training.engine)) {
       request.layout[Choice::recompute] = recompute;
       predict();

@@ -122,9 +122,9 @@ TEST_CASE(
   for (const char* wanted :
        {"aurora",      "aws-p4d",           "aws-p5",      "azure-nd-a100-v4", "azure-nd-h100-v5",
         "dgx-1-v100",  "dgx-2-v100",        "dgx-a100",    "dgx-b200",         "dgx-h100",
-        "gaudi2-8",    "gaudi3-8",          "gb200-nvl72", "hgx-h200",         "l40s-8",
-        "mi300x-8",    "rtx-3090-8",        "rtx-4090-4",  "rtx-4090-8",       "rtx-a6000-2-nvlink",
-        "titan-rtx-2", "titan-rtx-2-nvlink"})
+        "gaudi2-8",    "gaudi3-8",          "gb200-nvl72", "hgx-a800",         "hgx-h200",
+        "hgx-h800",    "l40s-8",            "mi300x-8",    "rtx-3090-8",       "rtx-4090-4",
+        "rtx-4090-8",  "rtx-a6000-2-nvlink", "titan-rtx-2", "titan-rtx-2-nvlink"})
     CHECK_MESSAGE(std::ranges::find(names, wanted) != names.end(), wanted);
   for (const std::string& name : names) {
     INFO(name);

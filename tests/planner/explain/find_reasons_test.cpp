@@ -48,8 +48,8 @@ TEST_CASE("the quick and the searched answer to what binds agree") {
   long_pipeline[Choice::micro_batch] = 1;
   long_pipeline[Choice::schedule] = ScheduleKind::one_f_one_b;
   LayoutRequest mixed;
-  mixed[Choice::dp] = 2;
-  mixed[Choice::tp] = mixed[Choice::pp] = 4;
+  mixed[Choice::dp] = mixed[Choice::tp] = 4;
+  mixed[Choice::pp] = 2;
   mixed[Choice::zero_stage] = 1;
   mixed[Choice::micro_batch] = 1;
   mixed[Choice::schedule] = ScheduleKind::gpipe;
