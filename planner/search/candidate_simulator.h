@@ -53,7 +53,7 @@ class CandidateSimulator {
   std::int64_t calls() const { return calls_; }
   // What lowering was as much work as, in calls.
   std::int64_t lowered() const;
-  // Of a step that is not shortened.
+  // The calls of a step that is not shortened.
   std::int64_t all_calls(const ParallelSpec& spec) const {
     return 2 * spec.stages() * micro_batches(spec, space_.training);
   }

@@ -65,7 +65,7 @@ class BucketPricer {
     if (runs_back) costs.gather_again = costs.gather;
   }
 
-  // Of parameters that are elsewhere.
+  // Copies of parameters that are elsewhere.
   void add_copies_up(const BucketElements& trained, const BucketElements& frozen, bool runs_back,
                      const StateHomes& homes, BucketCosts& costs) const {
     const auto bring = [&](std::int64_t elements) { return copy(local(elements, shards_.parameters) * element_); };
@@ -140,7 +140,7 @@ class BucketPricer {
     }
   }
 
-  // Of the first rank's shard, which begins with the matrices.
+  // What the first rank updates: its shard, which begins with the matrices.
   void add_update(std::int64_t whole, const Matrices& matrices, BucketCosts& costs) const {
     const std::int64_t own = local(whole, shards_.optimizer), in_matrices = std::min(own, matrices.elements);
     costs.update = kernel(update_parameters(own - in_matrices, false, training_));

@@ -200,7 +200,7 @@ class Estimator {
   KnownDataCosts data_;
   RankMemories memories_;
   StageBounds stage_bounds_;
-  // Of the estimate at work.
+  // The estimate at work.
   BoundedStages stages_;
   std::vector<HeldStage> held_;
   // The numbers of the shapes of stages with the same recompute, looked up once: by whether they

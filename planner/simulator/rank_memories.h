@@ -79,13 +79,13 @@ class RankMemories {
   RankMemories(const OpGraph& graph, const ModelBlocks& blocks, const TrainingSpec& training, MeshViews& views,
                KnownBlockCosts& costs, KnownDataCosts& data);
 
-  // Of a rank that holds these stages.
+  // What a rank holds that has these stages.
   MemoryUse of(const ParallelSpec& spec, const Placements& placements, const ScheduleForms& schedule, int rank,
                std::span<const HeldStage> held);
   // What the layers of a stage save, as make_buffers.cpp has it.
   SavedByStage saved_by(const ParallelSpec& spec, const HeldStage& stage) const;
   KindBytes kind_bytes(const ParallelSpec& spec, const Placements& placements, Recompute recompute);
-  // Of a stage with this recompute. `room`: another table, whose memory it takes.
+  // For a stage with this recompute. `room`: another table, whose memory it takes.
   BlockTable block_table(const ParallelSpec& spec, const Placements& placements, int stage, Recompute recompute,
                          BlockTable room);
 
