@@ -16,7 +16,7 @@ std::vector<Variant> VariantTrials::run(std::vector<Variant> variants, std::vect
                                         VariantsOf of) {
   const std::int64_t calls = simulator_.calls();
   std::int64_t tried = 0, played = 0;  // the latter for bounds, in calls
-  // Of variants that are ranked as one plan, one rules out the others.
+  // Among variants that are ranked as one plan, one rules out the others.
   const bool may_be_long = of == VariantsOf::one_layout && std::ranges::any_of(variants, [&](const Variant& one) {
     return CandidateSimulator::is_long(simulator_.all_calls(one.candidate->spec));
   });
