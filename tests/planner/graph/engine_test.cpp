@@ -13,6 +13,7 @@
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
 #include "tests/planner/base/error_of.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
@@ -65,6 +66,25 @@ TEST_CASE("every engine's file is read under its own name, and says where each o
     for (const std::string& one : engine.sources) CHECK(one.size() > one.find(": ") + 10);
   }
   CHECK(find_engine((folder / "ddp.yaml").string(), folder) == find_engine("ddp", folder));
+}
+
+// A checkout of Megatron-LM holds a folder `megatron`; a name too long for a file is none.
+TEST_CASE("an engine is found by its name whatever the working directory holds") {
+  const testing::TemporaryFolder here;
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(here.root());
+  std::filesystem::create_directory("megatron");
+  std::filesystem::create_directory("megatrom");
+  here.write("ddp", "not an engine");
+  here.write("mine", "name: e\ntitle: E\nfacts: {dropout: {value: true, source: a paper}}\n");
+  CHECK_NOTHROW(CHECK(find_engine("megatron", folder).name == "megatron"));
+  CHECK_NOTHROW(CHECK(find_engine("ddp", folder).name == "ddp"));
+  CHECK_NOTHROW(CHECK(find_engine("mine", folder).name == "e"));
+  CHECK(error_of<ConfigError>([] { find_engine("megatrom", folder); }).find("unknown engine 'megatrom'") !=
+        std::string::npos);
+  const std::string endless(100'000, 'e');
+  CHECK(error_of<ConfigError>([&] { find_engine(endless, folder); }).find("unknown engine") != std::string::npos);
+  std::filesystem::current_path(before);
 }
 
 TEST_CASE("eager gates and rotary positions, and attention that drops elements, are marked where there are any") {
