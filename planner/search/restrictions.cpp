@@ -296,7 +296,7 @@ std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
     wider = {.request = request, .width = space.width, .beyond = {.of_degrees = wider.beyond.of_degrees, .layout = {}}};
   }
   return Restriction{
-      .what = "offload of the activations of some layers", .option = "--offload activations", .wider = {wider}};
+      .what = "offload of the activations of some layers", .option = "--offload-layers", .wider = {wider}};
 }
 
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
