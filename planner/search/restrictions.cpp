@@ -340,7 +340,9 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   Restriction recompute{.what = !of_layers    ? "other modules to recompute"
                                 : !of_modules ? "only some layers to recompute"
                                               : "other modules or only some layers to recompute",
-                        .option = of_layers ? "--recompute-fewest-layers" : "--recompute",
+                        .option = !of_layers                       ? "--recompute"
+                                  : engine.has_recompute_per_stage ? "--recompute-fewest-layers"
+                                                                   : "--recompute-layers",
                         .wider = {}};
   if (space.objective != Objective::memory)
     recompute.wider.push_back(
