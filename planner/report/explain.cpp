@@ -158,7 +158,7 @@ std::string explain_space(const SearchCounts& search) {
   std::vector<std::string> all;
   for (const LeftOut& one : search.left_out) {
     const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
-    const std::string with_option = one.option.empty() ? "" : fmt::format(": {}", one.option);
+    const std::string with_option = one.options.empty() ? "" : ": " + join(one.options, " or ");
     all.push_back(fmt::format("{} ({})", one.what,
                               !one.gap       ? "not bounded"
                               : gap == "0.0" ? fmt::format("not {}", less)

@@ -600,11 +600,12 @@ class SpaceSearch {
           least_beyond(restriction, space(), winner, *parts_, *floors_, *makers_.front());
       // What the search did not look into is bounded with it.
       const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
-      all.push_back({.what = restriction.what, .gap = gap, .option = restriction.option});
+      all.push_back({.what = restriction.what, .gap = gap, .options = restriction.options});
     }
     if (least_with_slot_ < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
-                     .gap = gap_to(least_with_slot_, winner)});
+                     .gap = gap_to(least_with_slot_, winner),
+                     .options = {"--input-slots in_flight+1"}});
     return all;
   }
 

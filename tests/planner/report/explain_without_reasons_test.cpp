@@ -337,12 +337,13 @@ TEST_CASE("a search says how sure it is") {
   counts.space = "every dp";
   counts.left_out = {{.what = "rings", .gap = std::nullopt},
                      {.what = "slots", .gap = 0.0004},
-                     {.what = "hosts", .gap = 0.125, .option = "--on hosts"}};
+                     {.what = "hosts", .gap = 0.125, .options = {"--on hosts", "--on ports"}}};
   CHECK(explain_space(counts) ==
         "space: every dp\nleft out: rings (not bounded), slots (not faster), "
-        "hosts (at most 12.5 % faster: --on hosts)\n");
+        "hosts (at most 12.5 % faster: --on hosts or --on ports)\n");
   counts.objective = Objective::cost;
-  CHECK(explain_space(counts).ends_with("slots (not cheaper), hosts (at most 12.5 % cheaper: --on hosts)\n"));
+  CHECK(explain_space(counts).ends_with(
+      "slots (not cheaper), hosts (at most 12.5 % cheaper: --on hosts or --on ports)\n"));
 }
 
 }  // namespace
