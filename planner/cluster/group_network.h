@@ -26,6 +26,8 @@ struct GroupNetwork {
   BytesPerSecond uplink_bandwidth{};
   // What a ring's step over several nodes takes of a CPU's time, as measured; 0 where it is not.
   Seconds post_overhead{};
+  // What rings and trees over several nodes take on their network.
+  Protocols ring_protocols{}, tree_protocols{};
   Bytes transfer_chunk{128 << 10};  // of a transfer from device to device between nodes
   bool operator==(const GroupNetwork&) const = default;
 };

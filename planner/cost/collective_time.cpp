@@ -18,10 +18,14 @@ namespace parplan {
 namespace {
 
 constexpr std::array algorithms = {
-    CommunicationAlgorithm{
-        .name = "ring", .applies = ring_applies, .time = ring_simple_time, .measured = has_measured_rings},
+    CommunicationAlgorithm{.name = "ring",
+                           .applies = ring_applies,
+                           .available = ring_simple_available,
+                           .time = ring_simple_time,
+                           .measured = has_measured_rings},
     CommunicationAlgorithm{.name = "ring, low latency",
                            .applies = ring_applies,
+                           .available = ring_low_latency_available,
                            .time = ring_low_latency_time,
                            .measured = has_measured_rings},
     CommunicationAlgorithm{.name = "ring, LL128",
@@ -33,7 +37,7 @@ constexpr std::array algorithms = {
         .name = "tree", .applies = tree_applies, .available = tree_simple_available, .time = tree_simple_time},
     CommunicationAlgorithm{.name = "tree, low latency",
                            .applies = tree_applies,
-                           .available = tree_available,
+                           .available = tree_low_latency_available,
                            .time = tree_low_latency_time},
     CommunicationAlgorithm{.name = "tree, LL128",
                            .applies = tree_applies,

@@ -9,10 +9,8 @@ namespace parplan {
 
 // NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
 // `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
-// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole.
-// Between nodes it is taken where its steps were measured (GroupNetwork::post_overhead): on EFA it
-// is off where NICs do not write 128 bytes in order (aws-ofi-nccl, src/platform-aws.cpp), and over
-// InfiniBand nothing that was found shows what it takes.
+// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole. Which
+// of them rings and trees take between nodes, the network says (Network::ring_protocols).
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and
 // hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for NCCL's latencies of
@@ -77,9 +75,9 @@ inline constexpr NcclProtocol low_latency_128 = {
 // as it is in trees over nodes.
 inline constexpr double low_latency_128_share = 0.92;
 inline constexpr double low_latency_128_tree_share = 120.0 / 128.0;
-// Whether rings and trees over several nodes have it.
-inline bool has_low_latency_128_between_nodes(const GroupNetwork& network) {
-  return network.nodes > 1 && network.post_overhead > Seconds(0.0) && generation_of_rings(network) != nullptr;
+// Whether rings or trees over several nodes that take `protocols` have it.
+inline bool has_low_latency_128_between_nodes(const GroupNetwork& network, const Protocols& protocols) {
+  return network.nodes > 1 && protocols.low_latency_128 && generation_of_rings(network) != nullptr;
 }
 
 inline constexpr NcclProtocol simple = {

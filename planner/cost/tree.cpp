@@ -50,6 +50,11 @@ std::int64_t low_latency_128_chunk(Bytes bytes, const GroupNetwork& network) {
   return chunk;
 }
 
+// Whether there are trees that take a protocol, on one node or between nodes.
+bool takes(const GroupNetwork& network, bool Protocols::*protocol) {
+  return network.nodes == 1 ? measured_rings(network) == nullptr : network.tree_protocols.*protocol;
+}
+
 Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
   const double per_node = static_cast<double>(network.ranks) / network.nodes;
   return 2.0 * ((per_node - 1.0) * intra + std::log2(network.nodes) * inter);
@@ -60,10 +65,6 @@ Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
 bool tree_applies(InstructionKind kind, BackendKind backend) {
   return is_accelerator(backend) &&
          (kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max);
-}
-
-bool tree_available(const GroupNetwork& network) {
-  return measured_rings(network) == nullptr;
 }
 
 Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
@@ -81,11 +82,15 @@ Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& 
 }
 
 bool tree_simple_available(const GroupNetwork& network) {
-  return tree_available(network) && !has_low_latency_128_between_nodes(network);
+  return takes(network, &Protocols::simple);
+}
+
+bool tree_low_latency_available(const GroupNetwork& network) {
+  return takes(network, &Protocols::low_latency);
 }
 
 bool tree_low_latency_128_available(const GroupNetwork& network) {
-  return has_low_latency_128_between_nodes(network);
+  return has_low_latency_128_between_nodes(network, network.tree_protocols);
 }
 
 Seconds tree_low_latency_128_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {

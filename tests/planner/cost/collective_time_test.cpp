@@ -51,7 +51,7 @@ TEST_CASE("every algorithm takes longer for more bytes, slower links and slower 
           GroupNetwork network = unit_network(4, nodes);
           network.compute_capability = 90;
           network.nvls_bandwidth = network.uplink_bandwidth = BytesPerSecond(1.0);
-          network.post_overhead = Seconds(1e-6);
+          network.ring_protocols.low_latency_128 = network.tree_protocols.low_latency_128 = true;
           if (row.available != nullptr && !row.available(network)) continue;
           const Seconds time = row.time(kind, Bytes(1 << 20), network);
           CHECK(time > Seconds(0.0));
@@ -418,6 +418,7 @@ TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of
   network.ring_bandwidth = network.tree_bandwidth = BytesPerSecond(400e9);
   network.compute_capability = 90;
   network.post_overhead = Seconds(1e-6);
+  network.ring_protocols.low_latency_128 = network.tree_protocols.low_latency_128 = true;
   REQUIRE(ring_low_latency_128_available(network));
   // 25.8 us; 13 hops of 1.9 us and 2 of 4; 252 GB/s at most, of which 15/16 are sent.
   const double hops = 13 * 1.9e-6 + 2 * 4e-6;
@@ -446,14 +447,28 @@ TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of
   network.tree_bandwidth = BytesPerSecond(100e9);
   CHECK(tree_low_latency_128_time(reduce, Bytes(1'000'000'000), network).value ==
         Approx(latency + 2 * (1e9 + 2 * 16 * 576e3) / 86.25e9).epsilon(1e-12));
-  // Where no step was measured, there is neither.
+  // The network says who takes it, not whether its steps were measured.
   network.post_overhead = Seconds(0.0);
-  CHECK_FALSE(ring_low_latency_128_available(network));
-  CHECK_FALSE(tree_low_latency_128_available(network));
+  CHECK(ring_low_latency_128_available(network));
+  CHECK(tree_low_latency_128_available(network));
   CHECK(tree_simple_available(network));
   network.post_overhead = Seconds(8e-6);
+  CHECK(tree_simple_available(network));
+  network.ring_protocols = {.simple = true, .low_latency = false};
+  CHECK(ring_simple_available(network));
+  CHECK_FALSE(ring_low_latency_available(network));
+  CHECK_FALSE(ring_low_latency_128_available(network));
+  CHECK(tree_low_latency_128_available(network));
+  network.tree_protocols = {.simple = false, .low_latency = true};
   CHECK_FALSE(tree_simple_available(network));
-  CHECK(tree_available(network));
+  CHECK(tree_low_latency_available(network));
+  CHECK_FALSE(tree_low_latency_128_available(network));
+  network.ring_protocols = {.simple = false, .low_latency = true, .low_latency_128 = true};
+  CHECK_FALSE(ring_simple_available(network));
+  CHECK(ring_low_latency_128_available(network));
+  network.tree_protocols = {.simple = false, .low_latency = false, .low_latency_128 = true};
+  CHECK_FALSE(tree_low_latency_available(network));
+  CHECK(tree_low_latency_128_available(network));
   // Generations whose cap is not known, and nodes without NVLink, have neither; one node has rings.
   for (const int capability : {0, 70, 86, 120}) {
     network.compute_capability = capability;
