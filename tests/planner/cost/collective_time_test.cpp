@@ -2,9 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "planner/cluster/find_cluster.h"
 #include "planner/cost/nvlink_rings.h"
@@ -93,6 +95,30 @@ TEST_CASE("a communication's time comes from measured collectives, NCCL's model 
   CHECK(origin(InstructionKind::all_gather) == "fitted");
   CHECK(origin(InstructionKind::all_to_all) == "fitted");
   CHECK(origin(InstructionKind::send) == "links");
+  // Two nodes: by NCCL's model, unless steps between nodes were measured.
+  network = unit_network(16, 2);
+  network.nvlink = true;
+  network.compute_capability = 80;
+  CHECK(origin(InstructionKind::all_gather) == "formula");
+  network.post_overhead = Seconds(8e-6);
+  CHECK(origin(InstructionKind::all_gather) == "fitted");
+  CHECK(origin(InstructionKind::all_to_all) == "links");
+  CHECK(origin(InstructionKind::send) == "links");
+  // LL128 between nodes has constants of rings inside NVLink, and trees a share of their cap.
+  network.post_overhead = {};
+  network.ring_protocols.low_latency_128 = network.tree_protocols.low_latency_128 = true;
+  for (const CommunicationAlgorithm& row : communication_algorithms())
+    if (row.name.ends_with("LL128")) CHECK(row.fitted(network));
+  const auto is_fitted = [&](std::string_view name) {
+    const auto row = std::ranges::find(communication_algorithms(), name, &CommunicationAlgorithm::name);
+    return row->fitted != nullptr && row->fitted(network);
+  };
+  CHECK(!is_fitted("ring"));
+  CHECK(!is_fitted("tree"));
+  CHECK(is_fitted("tree, LL128"));
+  // NVLink SHARP: the base and what a chunk costs are fitted.
+  CHECK(is_fitted("NVLS"));
+  CHECK(is_fitted("NVLS tree"));
 }
 
 TEST_CASE("a ring all-reduce takes 2(n-1) steps and moves 2(n-1)/n of the buffer") {
