@@ -18,12 +18,10 @@ bool goes_through(InstructionKind kind) {
   return kind == InstructionKind::broadcast || kind == InstructionKind::reduce_sum;
 }
 
-// From this size on every channel of every rank has a piece of 64 bytes. A GroupNetwork does not
-// hold the number of channels; 16 is the result of NCCL's search for nodes with eight NICs. Below
-// this buffer low latency is faster at most rates, so little depends on it.
+// From this size on every channel of every rank has a piece of 64 bytes. Below it low latency is
+// faster at most rates, so little depends on it.
 Bytes plateau_begin(const GroupNetwork& network) {
-  constexpr std::int64_t channels = 16;
-  return Bytes(64 * channels * network.ranks);
+  return Bytes(64 * assumed_channels * network.ranks);
 }
 
 // One node, hops of `inside` each.

@@ -473,6 +473,15 @@ TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of
   network.tree_bandwidth = BytesPerSecond(100e9);
   CHECK(tree_low_latency_128_time(reduce, Bytes(1'000'000'000), network).value ==
         Approx(latency + 2 * (1e9 + 2 * 16 * 576e3) / 86.25e9).epsilon(1e-12));
+  // Three nodes have one whole level: 24 chunks are enough, with 1.58 levels they were not.
+  network.nodes = 3;
+  network.ranks = 24;
+  const double bytes = 24.0 * 16 * 576e3, levels = std::log2(3.0);
+  CHECK(tree_low_latency_128_time(reduce, Bytes(static_cast<std::int64_t>(bytes)), network).value ==
+        Approx(25.8e-6 + 14 * 1.25e-6 + 2 * levels * 8.5e-6 + 2 * (bytes + 2 * levels * 16 * 576e3) / 86.25e9)
+            .epsilon(1e-12));
+  network.nodes = 2;
+  network.ranks = 16;
   // The network says who takes it, not whether its steps were measured.
   network.post_overhead = Seconds(0.0);
   CHECK(ring_low_latency_128_available(network));
