@@ -39,6 +39,7 @@ the worst rank's memory peaks at 640 B, 64.0 % of 1000 B:
 runner-up: dp2 tp1 pp2 zero1 mb2 1f1b pp>dp, 11.5 s (15.00 % slower)
   against the plan: bubble +2.00 s, data-parallel communication -500 ms
   it needs 720 B of memory, the plan 640 B
+how sure: no measured steps on such devices are published, to hold this against; `parplan run` measures a plan
 
 binding constraint: compute: 65.0 % of the step computes; faster or more devices would help first
 search: 12 candidates: 3 do not fit in memory, 5 cannot be faster by their lower bound, 4 simulated; certified: the fastest of this space
