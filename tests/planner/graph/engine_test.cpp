@@ -121,6 +121,34 @@ TEST_CASE("eager gates and rotary positions, and attention that drops elements, 
   CHECK(marked(drops, "t5-small", OpKind::packed_attention, &OpShape::drops) == 0);
 }
 
+TEST_CASE("what an engine's facts make of a graph stays where products are cast to fp8 as well") {
+  Engine engine{.name = "other",
+                .fused_attention = false,
+                .fused_gelu = false,
+                .fused_gate = false,
+                .fused_rms_norm = false,
+                .fused_rotary = false,
+                .fused_sums = false,
+                .fused_norm_gradient = false,
+                .fused_bias_gradient = false,
+                .separate_keys = true};
+  for (const bool fused_loss : {false, true})
+    for (const char* const model : {"gpt2", "llama3-8b"}) {
+      CAPTURE(model);
+      engine.fused_loss = fused_loss;
+      engine.loss_metrics = 2;
+      engine.fp8_casts_once = true;
+      const OpGraph plain = as_run_by(engine, graph_of(model, 64)), cast = as_run_by(engine, graph_of(model, 64), true);
+      std::vector<OpShape> before, after;
+      for (const Op& op : plain.ops) before.push_back(op.attributes);
+      for (const Op& op : cast.ops)
+        if (op.kind != OpKind::quantize) after.push_back(op.attributes);
+      CHECK(ops_of_kind(cast, OpKind::quantize) > 0);
+      CHECK((before == after));
+      CHECK(std::ranges::count_if(after, [](const OpShape& shape) { return shape.metrics == 2; }) == 1);
+    }
+}
+
 TEST_CASE("an engine's file that is wrong is refused with its place, and an unknown name with the known ones") {
   const std::string good = "name: e\ntitle: E\nfacts:\n  dropout: {value: true, source: a paper}\n";
   CHECK(read(good).dropout);
