@@ -66,7 +66,7 @@ int Estimator::shapes_of(const ParallelSpec& spec, const Placements& placements,
     return shapes_of(whole, placements, recompute, stage);
   }
   const auto [entry, inserted] =
-      shapes_index_.try_emplace(block_key(spec, recompute), static_cast<int>(shapes_.size()));
+      shapes_index_.try_emplace(block_key(spec, recompute, training_), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
   shapes_.push_back(known_shapes_->of(graph_, training_, cluster_.backend(), spec, placements, recompute));
   also_whole_.push_back(also_runs_whole_backwards(spec.schedule));
