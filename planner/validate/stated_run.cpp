@@ -158,14 +158,29 @@ constexpr std::array implied_rows = {
     ImpliedRow{.said = "vTrain", .fp16 = true},
 };
 
+// Texts, of which another has to contain one.
+class OneOf {
+ public:
+  constexpr OneOf(const char* text) : texts_{text} {}  // NOLINT(google-explicit-constructor)
+  constexpr OneOf(const char* one, const char* other) : texts_{one, other} {}
+  constexpr bool is_in(std::string_view text) const {
+    const auto holds = [&](std::string_view one) { return !one.empty() && text.find(one) != std::string_view::npos; };
+    return std::ranges::any_of(texts_, holds);
+  }
+
+ private:
+  std::array<std::string_view, 2> texts_;
+};
+
 // What a source's scripts set for one of its runs, where the table of runs leaves it empty, other
 // than what its source implies: for a model of so many layers and such a hidden size, over so many
-// devices (0: any number) and in that layout. The first row that matches counts.
+// devices (0: any number) and in that layout. What a row leaves out, it does not say. The first row
+// that matches counts.
 struct RecipeRow {
-  std::string_view source;
+  OneOf source;
   std::int64_t layers = 0, hidden = 0;
   std::int64_t devices = 0, tp = 1, pp = 1;
-  std::int64_t micro_batch = 1, virtual_stages = 1;
+  std::optional<std::int64_t> micro_batch = {}, virtual_stages = {};
   std::optional<bool> tp_overlap = {};
   std::string_view recompute = "";
 };
@@ -202,14 +217,7 @@ constexpr std::array recipe_rows = {
               .pp = 8,
               .recompute = "selective"},
     // NVIDIA/dgxc-benchmarking@35a9aec and @1b9bb6b nemotron/nemotron4-340b-synth.yaml:138,172.
-    RecipeRow{.source = "dgxc-benchmarking@35a9aec nemotron",
-              .layers = 96,
-              .hidden = 18432,
-              .tp = 8,
-              .pp = 8,
-              .tp_overlap = false,
-              .recompute = "selective"},
-    RecipeRow{.source = "dgxc-benchmarking@1b9bb6b nemotron",
+    RecipeRow{.source = {"dgxc-benchmarking@35a9aec nemotron", "dgxc-benchmarking@1b9bb6b nemotron"},
               .layers = 96,
               .hidden = 18432,
               .tp = 8,
@@ -434,7 +442,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     if (run.recompute.empty() && row.recomputes_nothing) run.recompute = "none";
   }
   for (const RecipeRow& row : recipe_rows) {
-    if (run.source.find(row.source) == std::string::npos || run.layers != row.layers || run.hidden != row.hidden ||
+    if (!row.source.is_in(run.source) || run.layers != row.layers || run.hidden != row.hidden ||
         (row.devices > 0 && run.devices != row.devices) || run.tp != row.tp || run.pp != row.pp)
       continue;
     tp_overlap = row.tp_overlap.value_or(tp_overlap);

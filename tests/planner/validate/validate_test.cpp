@@ -285,6 +285,20 @@ TEST_CASE("what a source's script sets for a run is no assumption, and holds for
   CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::core_attn);
   nemo.recompute = "full";  // what is stated counts
   CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::full);
+  // What a recipe's row does not say stays unstated.
+  nemo.micro_batch.reset();
+  nemo.virtual_stages.reset();
+  CHECK(state(nemo, as_stated).assumed == std::vector<std::string>{"micro-batch 1", "virtual stages: 1"});
+  // Both versions of NVIDIA's benchmarks.
+  nemo.recompute = "";
+  for (const char* const version : {"1b9bb6b", "35a9aec"}) {
+    nemo.source = fmt::format("dgxc-benchmarking@{} nemotron", version);
+    CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::core_attn);
+    CHECK(!of_nemo()[Choice::tp_overlap]);
+    nemo.source = fmt::format("dgxc-benchmarking@{} llama3.1", version);
+    CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::none);
+    CHECK(of_nemo()[Choice::tp_overlap]);
+  }
 }
 
 TEST_CASE("an engine that interleaves no pipelines leaves no virtual stages to assume") {
