@@ -177,7 +177,7 @@ std::optional<ErrorSummary> summarise(std::span<const std::pair<double, double>>
 
 std::vector<std::vector<std::size_t>> jobs_of(std::span<const ValidatedRun> runs) {
   const auto job_of = [](const PublishedRun& run) {
-    return std::tie(run.source, run.engine, run.device, run.devices, run.layers, run.hidden, run.sequence,
+    return std::tie(run.source, run.engine, run.device, run.cluster, run.devices, run.layers, run.hidden, run.sequence,
                     run.global_batch, run.precision);
   };
   std::vector<std::vector<std::size_t>> jobs;

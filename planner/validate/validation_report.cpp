@@ -52,7 +52,8 @@ constexpr std::array divisions = {
     Division{"all", "all", [](const PublishedRun&) { return std::string("all runs"); }},
     Division{"sources", "source", [](const PublishedRun& run) { return run.source; }},
     Division{"engines", "engine", [](const PublishedRun& run) { return run.engine; }},
-    Division{"devices", "device", [](const PublishedRun& run) { return run.device; }},
+    Division{"devices", "device",
+             [](const PublishedRun& run) { return run.device.empty() ? run.cluster : run.device; }},
     Division{"message_sizes", "message size", size_of_message},
 };
 
@@ -161,6 +162,7 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
          {"engine", one.run.engine},
          {"predicted_engine", one.engine.empty() ? Json(nullptr) : Json(one.engine)},
          {"device", one.run.device},
+         {"cluster", one.run.cluster.empty() ? Json(nullptr) : Json(one.run.cluster)},
          {"stated", std::string(stated(one))},
          {"assumed", one.assumed.empty() || !is_predicted ? Json(nullptr) : Json(join(one.assumed, "; "))},
          {"skipped", is_predicted ? Json(nullptr) : Json(one.skipped)},

@@ -587,6 +587,20 @@ TEST_CASE("the order of layouts is judged within one job alone, and so is what a
   CHECK(all.pairs_right == 4);  // the first run is predicted before the second and the third
   CHECK(all.regret == doctest::Approx(1.0));
   CHECK(summarise_order(runs, 0.05).pairs == 5);
+  // Nodes of a named cluster are not those of another.
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].run.device = "";
+    runs[i].run.cluster = i < 2 ? "aws-p5" : "dgx-h100";
+  }
+  CHECK(summarise_order(runs, 0.0).groups == 2);
+  CHECK(summarise_order(runs, 0.0).pairs == 2);
+  const Json json = validation_json(runs, "test");
+  CHECK(json.at("rows")[0].at("cluster") == "aws-p5");
+  std::map<std::string, int> counts;
+  for (const Json& part : json.at("summary").at("exact").at("devices"))
+    counts[part.at("name")] = part.at("step_time").at("runs");
+  CHECK(counts == std::map<std::string, int>{{"aws-p5", 2}, {"dgx-h100", 3}});
+  for (ValidatedRun& one : runs) one.run.cluster = "aws-p5";
   runs[0].skipped = "left out";
   CHECK(summarise_order(runs, 0.0).pairs_right == 3);
   CHECK(summarise_order(runs, 0.0).regret == 0.0);
