@@ -724,13 +724,16 @@ TEST_CASE("the table lists what was assumed of which runs, and which were skippe
       one("third", {"no recompute"}, ""), one("fourth", {"no recompute"}, "dp is not stated"),
       one("fifth", {"micro-batch 1", "no recompute"}, ""), one("sixth", {}, "dp is not stated")};
   const std::string lists = "assumed, and of which runs:\n"
-                            "  micro-batch 1; no recompute: second, fifth\n"
-                            "  no recompute: third\n\n"
+                            "  micro-batch 1; no recompute (2 runs): second, fifth\n"
+                            "  no recompute (1 run): third\n\n"
                             "skipped, and which runs:\n"
-                            "  dp is not stated: fourth, sixth\n\n";
+                            "  dp is not stated (2 runs): fourth, sixth\n\n";
   const std::string table = validation_table(runs);
   CHECK(table.find(lists) != std::string::npos);
   CHECK(table.find("megatron") == std::string::npos);
+  // Once; pages that list no runs say so many.
+  CHECK(table.find("dp is not stated") == table.rfind("dp is not stated"));
+  CHECK(summary_in_words(runs) == "skipped: 2 runs: dp is not stated\n");
   CHECK(validation_table(runs, true).find("as engine\nfirst ") != std::string::npos);
   CHECK(validation_table(std::vector{runs[0]}).find("assumed") == std::string::npos);
   CHECK(validation_table(std::vector{runs[0]}).find("skipped") == std::string::npos);
