@@ -431,6 +431,26 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
   return {};
 }
 
+// So many layers of the whole model recompute, of each stage as many.
+void state_recompute_layers(const PublishedRun& run, LayoutRequest& layout, std::vector<std::string>& assumed) {
+  const std::int64_t layers = *run.recompute_layers;
+  if (layers == 0) {
+    layout[Choice::recompute] = Recompute::none;
+    return;
+  }
+  if (given<Recompute>(layout, Choice::recompute) == Recompute::none)
+    throw Skip{fmt::format("{} layers recompute, and recompute is none", layers)};
+  if (!layout[Choice::recompute]) {
+    layout[Choice::recompute] = Recompute::full;
+    assumed.emplace_back("recompute of whole layers");
+  }
+  const std::int64_t stages = *given<std::int64_t>(layout, Choice::pp) *
+                              given<std::int64_t>(layout, Choice::virtual_stages).value_or(1);
+  if (stages < 1 || layers % stages != 0)
+    throw Skip{fmt::format("{} layers that recompute are no multiple of {} stages", layers, stages)};
+  layout[Choice::recompute_layers] = layers / stages;
+}
+
 LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std::string>& assumed) {
   bool tp_overlap = false;
   const bool recompute_stated = !run.recompute.empty();
@@ -494,13 +514,8 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     });
     layout[Choice::recompute] = row == selective_rows.end() ? Recompute::core_attn : row->recompute;
     if (row != selective_rows.end() && row->every > 1)
-      layout[Choice::recompute_layers] = required(run.layers, "the number of layers") / row->every;
+      run.recompute_layers = required(run.layers, "the number of layers") / row->every;
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
-  }
-  if (run.recompute_layers && !run.recompute.empty() && run.recompute != "none") {
-    if (pp < 1 || *run.recompute_layers % pp != 0)
-      throw Skip{fmt::format("{} layers that recompute are no multiple of {} stages", *run.recompute_layers, pp)};
-    layout[Choice::recompute_layers] = *run.recompute_layers / pp;
   }
   const auto* const offload = std::ranges::find_if(offload_rows, [&](const OffloadRow& one) {
     return run.data_parallel == "fsdp" && run.source.find(one.source) != std::string::npos &&
@@ -514,6 +529,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     layout[Choice::schedule] = ScheduleKind::interleaved;
     layout[Choice::virtual_stages] = *run.virtual_stages;
   }
+  if (run.recompute_layers) state_recompute_layers(run, layout, assumed);
   return layout;
 }
 

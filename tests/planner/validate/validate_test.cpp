@@ -203,11 +203,35 @@ TEST_CASE("columns that tables may have say more of the nodes, the shards, recom
   CHECK(given<std::int64_t>(stated.layout, Choice::dp_shard) == 2);
   CHECK(given<std::int64_t>(stated.layout, Choice::recompute_layers) == 10 / *run.pp);
   CHECK(!stated.model.tied_embeddings);
+  // None of them, whatever is recomputed.
+  run.recompute_layers = 0;
+  for (const char* const recompute : {"full", "none", ""}) {
+    run.recompute = recompute;
+    stated = state(run, as_stated);
+    CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::none);
+    CHECK(!stated.layout[Choice::recompute_layers]);
+    CHECK(!stated.recompute_unstated);
+    CHECK(stated.assumed.empty());
+  }
   run.recompute = "none";
-  CHECK(!state(run, as_stated).layout[Choice::recompute_layers]);
+  run.recompute_layers = 10;
+  CHECK(state(run, as_stated).skipped == "10 layers recompute, and recompute is none");
+  // Whole ones, where what they recompute is not stated.
+  run.recompute = "";
+  stated = state(run, as_stated);
+  CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::full);
+  CHECK(given<std::int64_t>(stated.layout, Choice::recompute_layers) == 5);
+  CHECK(stated.assumed == std::vector<std::string>{"recompute of whole layers"});
+  CHECK(!stated.recompute_unstated);
   run.recompute = "full";
   run.recompute_layers = 11;
   CHECK(state(run, as_stated).skipped == "11 layers that recompute are no multiple of 2 stages");
+  // A rank of an interleaved pipeline has several stages.
+  run.virtual_stages = 3;
+  run.recompute_layers = 12;
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::recompute_layers) == 12 / (*run.pp * 3));
+  run.recompute_layers = 10;
+  CHECK(state(run, as_stated).skipped == "10 layers that recompute are no multiple of 6 stages");
   run.cluster = "abacus";
   CHECK(state(run, as_stated).skipped.find("abacus") != std::string::npos);
 }
