@@ -500,7 +500,8 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
     run.micro_batch = *run.global_batch / (dp * pp);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
   // It costs nothing where an engine has it; Korthikanti et al. 2022 and all recipes above set it.
-  if (tp > 1 && stated(run.sequence_parallel, true, "sequence parallelism:", assumed)) {
+  if (tp > 1 && !run.sequence_parallel) assumed.emplace_back(assumed_sequence_parallel);
+  if (tp > 1 && run.sequence_parallel.value_or(true)) {
     layout[Choice::sequence_parallel] = true;
     if (tp_overlap && engine.has_tensor_overlap) layout[Choice::tp_overlap] = TensorOverlap::ring;
   }
@@ -553,6 +554,8 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
     result.layout = layout_of(run, result.training.engine, result.assumed);
+    result.sequence_parallel_unstated =
+        std::ranges::find(result.assumed, assumed_sequence_parallel) != result.assumed.end();
     result.recompute_unstated = run.recompute.empty() && !result.layout[Choice::recompute];
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
       throw Skip{

@@ -187,6 +187,31 @@ TEST_CASE("sequence parallelism that is not stated is assumed where the engine h
   CHECK(stated.assumed.empty());
 }
 
+TEST_CASE("sequence parallelism is not assumed where the model or the sequence cannot have it") {
+  PublishedRun run = stated_run();
+  const auto of = [&](std::optional<bool> sequence_parallel) {
+    run.sequence_parallel = sequence_parallel;
+    const ValidatedRun validated = validate(run, as_stated, graph_of_published);
+    CHECK(validated.skipped == "");
+    return std::pair(validated.step, validated.assumed);
+  };
+  const std::vector<std::string> assumed{assumed_sequence_parallel};
+  CHECK(of({}) == std::pair(of(true).first, assumed));
+  run.sequence = 2046;  // 4 ranks do not divide it
+  CHECK(of({}) == of(false));
+  // Nor the halves of a T5, whose rows are taken apart.
+  run = stated_run();
+  run.family = "t5";
+  CHECK(of({}) == of(false));
+  // What is illegal without it, too, is said of the run as it is assumed.
+  run.pp = 16;
+  run.dp = 1;
+  run.tp = 2;
+  run.layers = 9;
+  run.sequence_parallel.reset();
+  CHECK(validate(run, as_stated, graph_of_published).skipped != "");
+}
+
 TEST_CASE("columns that tables may have say more of the nodes, the shards, recompute and the head") {
   PublishedRun run = stated_run();
   run.device = run.intra_node = "";
