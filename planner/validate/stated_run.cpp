@@ -309,6 +309,7 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   if (run.experts.value_or(0) > 0 || run.ep.value_or(1) > 1 || run.family == "moe")
     throw Skip{"mixtures of experts are not modelled"};
   const bool is_t5 = run.family == "t5";
+  if (run.family.empty()) throw Skip{"the model family is not stated; it is gpt, llama or t5"};
   if (run.family != "gpt" && run.family != "llama" && !is_t5)
     throw Skip{fmt::format("model family {} is not modelled", run.family)};
   StatedModel model;
