@@ -169,9 +169,34 @@ double read_oversubscription(const YamlNode& value) {
   return oversubscription;
 }
 
+// Protocols by their names in a list.
+struct ProtocolRow {
+  const char* name;
+  bool Protocols::*taken;
+};
+constexpr std::array protocol_rows = {ProtocolRow{"simple", &Protocols::simple},
+                                      ProtocolRow{"ll", &Protocols::low_latency},
+                                      ProtocolRow{"ll128", &Protocols::low_latency_128}};
+
+Protocols read_protocols(const YamlNode& value) {
+  const std::vector<std::string> names =
+      protocol_names({.simple = true, .low_latency = true, .low_latency_128 = true});
+  if (!value.is_list()) value.fail(fmt::format("expected a list of protocols, such as [{}]", join(names)));
+  Protocols protocols{.simple = false, .low_latency = false};
+  for (const YamlNode& item : value.items()) {
+    const std::string name = item.as_string();
+    const auto row = std::ranges::find(protocol_rows, name, [](const ProtocolRow& one) { return one.name; });
+    if (row == protocol_rows.end())
+      item.fail(fmt::format("unknown protocol '{}'; allowed: {}{}", name, join(names), did_you_mean(name, names)));
+    if (protocols.*row->taken) item.fail(fmt::format("'{}' stands twice in the list; leave one out", name));
+    protocols.*row->taken = true;
+  }
+  return protocols;
+}
+
 Network read_network(const YamlNode& value) {
-  value.allow_keys(
-      {"latency", "post_overhead", "transfer_chunk", "oversubscription", "levels", "rails", "pxn", "one_ring"});
+  value.allow_keys({"latency", "post_overhead", "ring_protocols", "tree_protocols", "transfer_chunk",
+                    "oversubscription", "levels", "rails", "pxn", "one_ring"});
   Network network;
   network.latency = value.at("latency").as_duration();
   if (const auto overhead = value.find("post_overhead")) {
@@ -179,6 +204,12 @@ Network read_network(const YamlNode& value) {
     if (*network.post_overhead <= Seconds(0.0))
       overhead->fail("expected more than 0 s: without 'post_overhead', NCCL's model has one");
   }
+  if (const auto protocols = value.find("ring_protocols")) {
+    network.ring_protocols = read_protocols(*protocols);
+    if (!network.ring_protocols.simple && !network.ring_protocols.low_latency)
+      protocols->fail("expected 'simple' or 'll' among them: 'll128' is known of some GPUs alone");
+  }
+  if (const auto protocols = value.find("tree_protocols")) network.tree_protocols = read_protocols(*protocols);
   if (const auto chunk = value.find("transfer_chunk")) {
     network.transfer_chunk = chunk->as_bytes();
     if (network.transfer_chunk < Bytes(1)) chunk->fail("expected at least one byte");
@@ -338,6 +369,13 @@ const NodeGroup& Cluster::group_of(int device) const {
     first += group.devices();
   }
   throw InternalError(fmt::format("device {} of {}", device, first));
+}
+
+std::vector<std::string> protocol_names(const Protocols& protocols) {
+  std::vector<std::string> names;
+  for (const ProtocolRow& row : protocol_rows)
+    if (protocols.*row.taken) names.emplace_back(row.name);
+  return names;
 }
 
 std::vector<FabricLevel> levels_of(const Network& network) {
@@ -562,6 +600,14 @@ void write_network(YAML::Emitter& out, const Network& network) {
   out << YAML::Key << "latency" << YAML::Value << write_duration(network.latency);
   if (network.post_overhead)
     out << YAML::Key << "post_overhead" << YAML::Value << write_duration(*network.post_overhead);
+  const auto write_protocols = [&](const char* key, const Protocols& protocols, const Protocols& usual) {
+    if (protocols == usual) return;
+    out << YAML::Key << key << YAML::Value << YAML::BeginSeq;
+    for (const std::string& name : protocol_names(protocols)) out << name;
+    out << YAML::EndSeq;
+  };
+  write_protocols("ring_protocols", network.ring_protocols, Network().ring_protocols);
+  write_protocols("tree_protocols", network.tree_protocols, Network().tree_protocols);
   if (network.transfer_chunk != Network().transfer_chunk)
     out << YAML::Key << "transfer_chunk" << YAML::Value << write_bytes(network.transfer_chunk);
   if (network.levels.empty())

@@ -60,12 +60,24 @@ struct FabricLevel {
   bool operator==(const FabricLevel&) const = default;
 };
 
+// NCCL's protocols, by which a rank hands a chunk on (planner/cost/nccl_protocol.h).
+struct Protocols {
+  bool simple = true;
+  bool low_latency = true;       // LL
+  bool low_latency_128 = false;  // LL128
+  bool operator==(const Protocols&) const = default;
+};
+std::vector<std::string> protocol_names(const Protocols& protocols);  // as in files: {"simple", "ll"}
+
 // The fabric between nodes, beyond the NICs.
 struct Network {
   Seconds latency;                  // one way, NIC to NIC
   // For how long a step of a ring keeps the CPU that posts it to the network and sees it done, as
   // measured; absent: by NCCL's model.
   std::optional<Seconds> post_overhead;
+  // What NCCL takes of rings and trees over several nodes; of rings `simple` or `low_latency` at
+  // least, which apply to all GPUs.
+  Protocols ring_protocols{}, tree_protocols{};
   // In such parts a transfer from one device to another leaves the node (NCCL_P2P_NET_CHUNKSIZE).
   Bytes transfer_chunk{128 << 10};
   // At least 1: the sum of NICs over the fabric's bisection, where no levels are given.

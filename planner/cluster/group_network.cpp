@@ -96,6 +96,8 @@ Seconds latency_through(const Network& network, std::size_t level) {
 void add_hop_between_nodes(const Network& network, std::size_t level, Seconds uplink, GroupNetwork& result) {
   result.inter_latency = 2.0 * uplink + latency_through(network, level);
   result.post_overhead = network.post_overhead.value_or(Seconds(0.0));
+  result.ring_protocols = network.ring_protocols;
+  result.tree_protocols = network.tree_protocols;
   result.transfer_chunk = network.transfer_chunk;
 }
 

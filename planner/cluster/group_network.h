@@ -26,7 +26,9 @@ struct GroupNetwork {
   BytesPerSecond uplink_bandwidth{};
   // What a ring's step over several nodes takes of a CPU's time, as measured; 0 where it is not.
   Seconds post_overhead{};
-  Bytes transfer_chunk{128 << 10};  // of a transfer from device to device between nodes
+  // What rings and trees over several nodes take on their network.
+  Protocols ring_protocols{}, tree_protocols{};
+  Bytes transfer_chunk = Network().transfer_chunk;  // of a transfer from device to device between nodes
   bool operator==(const GroupNetwork&) const = default;
 };
 // It is computed from the links: rings of all sibling groups are laid over their routes, every link

@@ -63,9 +63,9 @@ RateOrigins less_sure(const RateOrigins& a, const RateOrigins& b);
 
 // Where the time of a communication comes from.
 enum class CommunicationOrigin : std::uint8_t {
-  measured,  // constants that were fitted to measured collectives of such GPUs
-  formula,   // NCCL's own model of its algorithms (src/graph/tuning.cc), at the rates of the cluster's links
-  links,     // the rates and latencies of the cluster's links
+  fitted,   // constants that were fitted to measured collectives of such GPUs, or of such a network
+  formula,  // NCCL's own model of its algorithms (src/graph/tuning.cc), at the rates of the cluster's links
+  links,    // the rates and latencies of the cluster's links
   count_
 };
 const char* name(CommunicationOrigin origin);

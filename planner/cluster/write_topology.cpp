@@ -201,6 +201,25 @@ std::string describe_rails(const Network& network) {
       network.pxn ? "traffic changes rails inside nodes where there is NVLink" : "traffic changes rails above them");
 }
 
+// What the network says of NCCL, empty where it says nothing.
+std::string describe_nccl(const Network& network) {
+  std::vector<std::string> all;
+  if (network.post_overhead)
+    all.push_back(fmt::format("a ring's step keeps a CPU {}", format_duration(*network.post_overhead)));
+  const auto add_protocols = [&](const char* of, const Protocols& protocols, const Protocols& usual) {
+    if (protocols == usual) return;
+    const std::vector<std::string> names = protocol_names(protocols);
+    all.push_back(names.empty() ? fmt::format("no {} between nodes", of)
+                                : fmt::format("{} between nodes in {}", of, join(names)));
+  };
+  add_protocols("rings", network.ring_protocols, Network().ring_protocols);
+  add_protocols("trees", network.tree_protocols, Network().tree_protocols);
+  if (network.transfer_chunk != Network().transfer_chunk)
+    all.push_back(fmt::format("transfers in parts of {}", format_bytes(network.transfer_chunk)));
+  if (network.one_ring) all.emplace_back("all rings enter a node by one NIC and leave it by another");
+  return join(all, "; ");
+}
+
 std::string title_of(const NodeGroup& group) {
   const std::string machines =
       group.node.devices_per_machine ? fmt::format(", {} a machine", *group.node.devices_per_machine) : "";
@@ -229,6 +248,8 @@ std::string describe(const Cluster& cluster) {
   for (const FabricLevel& level : cluster.network.levels)
     text += fmt::format("  {:<9} {}\n", level.name, describe_level(level));
   if (cluster.network.rails) text += fmt::format("  rails     {}\n", describe_rails(cluster.network));
+  const std::string nccl = describe_nccl(cluster.network);
+  if (!nccl.empty()) text += fmt::format("  NCCL      {}\n", nccl);
   if (!cluster.device_ids.empty())
     text +=
         fmt::format("  selected  devices {} of their machine, in this order\n", fmt::join(cluster.device_ids, ", "));
@@ -364,6 +385,13 @@ Json topology_json(const Cluster& cluster, const std::string& version) {
   if (any_nic) {
     json["network"] = {{"rails", cluster.network.rails},
                        {"pxn", cluster.network.rails && cluster.network.pxn},
+                       {"post_overhead_s", cluster.network.post_overhead
+                                               ? json_number(cluster.network.post_overhead->value)
+                                               : Json(nullptr)},
+                       {"ring_protocols", protocol_names(cluster.network.ring_protocols)},
+                       {"tree_protocols", protocol_names(cluster.network.tree_protocols)},
+                       {"transfer_chunk_bytes", cluster.network.transfer_chunk.count},
+                       {"one_ring", cluster.network.one_ring},
                        {"levels", Json::array()}};
     for (const FabricLevel& level : levels_of(cluster.network))
       json["network"]["levels"].push_back({{"name", level.name},

@@ -17,31 +17,55 @@
 namespace parplan {
 namespace {
 
+// Rings inside NVLink, and those over nodes whose steps were measured.
+bool has_fitted_rings(const GroupNetwork& network) {
+  return has_measured_rings(network) || (network.nodes > 1 && network.post_overhead > Seconds(0.0));
+}
+// LL128 has its base and its cap inside NVLink between nodes, too.
+bool has_fitted_low_latency_128(const GroupNetwork& network) {
+  return generation_of_rings(network) != nullptr;
+}
+bool is_fitted_everywhere(const GroupNetwork& /*network*/) {
+  return true;
+}
+
 constexpr std::array algorithms = {
-    CommunicationAlgorithm{
-        .name = "ring", .applies = ring_applies, .time = ring_simple_time, .measured = has_measured_rings},
+    CommunicationAlgorithm{.name = "ring",
+                           .applies = ring_applies,
+                           .available = ring_simple_available,
+                           .time = ring_simple_time,
+                           .fitted = has_fitted_rings},
     CommunicationAlgorithm{.name = "ring, low latency",
                            .applies = ring_applies,
+                           .available = ring_low_latency_available,
                            .time = ring_low_latency_time,
-                           .measured = has_measured_rings},
+                           .fitted = has_fitted_rings},
     CommunicationAlgorithm{.name = "ring, LL128",
                            .applies = ring_applies,
                            .available = ring_low_latency_128_available,
                            .time = ring_low_latency_128_time,
-                           .measured = has_measured_rings},
+                           .fitted = has_fitted_low_latency_128},
     CommunicationAlgorithm{
         .name = "tree", .applies = tree_applies, .available = tree_simple_available, .time = tree_simple_time},
     CommunicationAlgorithm{.name = "tree, low latency",
                            .applies = tree_applies,
-                           .available = tree_available,
+                           .available = tree_low_latency_available,
                            .time = tree_low_latency_time},
     CommunicationAlgorithm{.name = "tree, LL128",
                            .applies = tree_applies,
                            .available = tree_low_latency_128_available,
-                           .time = tree_low_latency_128_time},
-    CommunicationAlgorithm{.name = "NVLS", .applies = nvls_applies, .available = nvls_available, .time = nvls_time},
-    CommunicationAlgorithm{
-        .name = "NVLS tree", .applies = nvls_applies, .available = nvls_tree_available, .time = nvls_tree_time},
+                           .time = tree_low_latency_128_time,
+                           .fitted = is_fitted_everywhere},
+    CommunicationAlgorithm{.name = "NVLS",
+                           .applies = nvls_applies,
+                           .available = nvls_available,
+                           .time = nvls_time,
+                           .fitted = is_fitted_everywhere},
+    CommunicationAlgorithm{.name = "NVLS tree",
+                           .applies = nvls_applies,
+                           .available = nvls_tree_available,
+                           .time = nvls_tree_time,
+                           .fitted = is_fitted_everywhere},
     CommunicationAlgorithm{.name = "point to point",
                            .applies = point_to_point_applies,
                            .time = point_to_point_time,
@@ -50,7 +74,7 @@ constexpr std::array algorithms = {
                            .applies = pairwise_applies,
                            .time = pairwise_time,
                            .origin = CommunicationOrigin::links,
-                           .measured = has_measured_rings},
+                           .fitted = has_measured_rings},
     CommunicationAlgorithm{.name = "first rank",
                            .applies = first_rank_applies,
                            .time = first_rank_time,
@@ -94,7 +118,7 @@ Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& n
 CommunicationOrigin communication_origin(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                                          BackendKind backend) {
   const CommunicationAlgorithm& row = *choose(kind, bytes, network, backend).algorithm;
-  return row.measured != nullptr && row.measured(network) ? CommunicationOrigin::measured : row.origin;
+  return row.fitted != nullptr && row.fitted(network) ? CommunicationOrigin::fitted : row.origin;
 }
 
 }  // namespace parplan

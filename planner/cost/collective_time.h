@@ -23,9 +23,9 @@ struct CommunicationAlgorithm {
   bool (*available)(const GroupNetwork& network) = nullptr;  // null: on every network
   // For groups of at least two ranks.
   Seconds (*time)(InstructionKind kind, Bytes bytes, const GroupNetwork& network) = nullptr;
-  // Where that comes from, unless its constants were fitted to what such groups took.
+  // Where that comes from, unless some of its constants were fitted to what such groups took.
   CommunicationOrigin origin = CommunicationOrigin::formula;
-  bool (*measured)(const GroupNetwork& network) = nullptr;  // null: nowhere
+  bool (*fitted)(const GroupNetwork& network) = nullptr;  // null: nowhere
 };
 std::span<const CommunicationAlgorithm> communication_algorithms();
 

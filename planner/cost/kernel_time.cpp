@@ -1,6 +1,7 @@
 #include "planner/cost/kernel_time.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -310,17 +311,18 @@ struct KernelParts {
   Origin launch_origin = Origin::datasheet, work_origin = Origin::datasheet;
 };
 
-// A product each of queries, keys and values.
-Seconds three_products(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
-                       const DeviceRates& rates) {
-  const auto one = [&](std::int64_t columns) {
-    OpShape part = shape;
-    part.key_columns = 0;
-    part.columns = columns;
-    const OpWork work = row_of(op).work(part, type);
-    return std::max(arithmetic(op, part, type, work, device, rates).time, work.bytes / memory_rate(op, rates).value);
-  };
-  return one(shape.columns - 2 * shape.key_columns) + 2 * one(shape.key_columns);
+// The same kernel, so many times.
+struct Repeated {
+  OpShape shape;
+  int times = 1;
+};
+// A product of queries, and two of keys and values, where they are apart (key_columns).
+std::array<Repeated, 2> apart(const OpShape& shape) {
+  OpShape queries = shape, keys = shape;
+  queries.key_columns = keys.key_columns = 0;
+  queries.columns = shape.columns - 2 * shape.key_columns;
+  keys.columns = shape.key_columns;
+  return {Repeated{.shape = queries}, Repeated{.shape = keys, .times = 2}};
 }
 
 KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const DeviceKind& device,
@@ -338,25 +340,36 @@ KernelParts parts_of(OpKind op, const OpShape& shape, DataType type, const Devic
   const DataType fitted = work.matrix ? multiplied_in(shape, type) : in_memory(type);
   const KernelFits fits =
       device.measured ? find_fits(*device.measured, op, fitted, is_attention(op) ? shape.head_dim : 0) : KernelFits{};
+  const RateOf<BytesPerSecond> memory = memory_rate(op, rates);
+  const Seconds beside = row.beside == nullptr ? Seconds(0.0) : row.beside(shape, type) / memory.value;
+  const auto sum_of_products = [&](auto seconds_of) {
+    if (shape.key_columns == 0) return seconds_of(shape, work);
+    Seconds sum;
+    for (const Repeated& part : apart(shape)) sum += part.times * seconds_of(part.shape, row.work(part.shape, type));
+    return sum;
+  };
   if (fits.lower == nullptr) {
     const Arithmetic computing = arithmetic(op, shape, type, work, device, rates);
-    const RateOf<BytesPerSecond> memory = memory_rate(op, rates);
     const Seconds moving = work.bytes / memory.value;
+    const auto one = [&](const OpShape& part, const OpWork& its) {
+      return std::max(arithmetic(op, part, type, its, device, rates).time, its.bytes / memory.value);
+    };
     parts = {.launch = device.kernel_launch * launches(op, shape),
-             .work = shape.key_columns > 0 ? three_products(op, shape, type, device, rates)
-                                           : std::max(computing.time, moving),
+             .work = beside + (shape.key_columns > 0 ? sum_of_products(one) : std::max(computing.time, moving)),
              .launch_origin = of_launch,
              .work_origin = computing.time < moving ? rates.origins[memory.rate] : computing.origin};
-    if (row.beside != nullptr) parts.work += row.beside(shape, type) / memory.value;
     for (const Before& before : {casts_of(op, shape, type), writing_added_to(op, shape, type)}) {
       parts.launch += device.kernel_launch * before.kernels;
       parts.work += before.moved / memory.value;
     }
   } else {
-    parts.launch = device.kernel_launch * (launches(op, shape) - 1);  // one is in the fit
+    const int fitted_launches = shape.key_columns > 0 ? 3 : 1;  // one is in the fit of each
+    parts.launch = device.kernel_launch * (launches(op, shape) - fitted_launches);
     parts.launch_origin = of_launch;
-    parts.work = is_attention(op) ? attention_time(fits, op, shape, type, device, rates)
-                                  : fitted_time(*fits.lower, op, shape, type, work, device, rates);
+    parts.work = beside + (is_attention(op) ? attention_time(fits, op, shape, type, device, rates)
+                                            : sum_of_products([&](const OpShape& part, const OpWork& its) {
+                                                return fitted_time(*fits.lower, op, part, type, its, device, rates);
+                                              }));
     parts.work_origin = Origin::interpolated;
   }
   const FlopsPerSecond most = work.matrix && is_accelerator(device.backend)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <limits>
 
 #include "planner/cluster/group_network.h"
@@ -9,10 +10,8 @@ namespace parplan {
 
 // NCCL moves data by one of several protocols. `simple` copies large chunks and then raises a flag;
 // `low_latency` (LL) stores a flag beside every four bytes, so that nothing waits for a fence, at
-// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole.
-// Between nodes it is taken where its steps were measured (GroupNetwork::post_overhead): on EFA it
-// is off where NICs do not write 128 bytes in order (aws-ofi-nccl, src/platform-aws.cpp), and over
-// InfiniBand nothing that was found shows what it takes.
+// half the bandwidth; LL128 one beside every 120 bytes, where links deliver 128 bytes whole. Which
+// of them rings and trees take between nodes, the network says (Network::ring_protocols).
 //
 // All constants: NVIDIA/nccl src/graph/tuning.cc at 5067397c (2.30.7), tables baseLatency and
 // hwLatency. The hops of a GroupNetwork are hardware latencies; they stand for NCCL's latencies of
@@ -25,25 +24,18 @@ namespace parplan {
 struct NcclProtocol {
   Seconds ring_base;
   Seconds ring_intra_excess;       // on NVLink
-  Seconds ring_pcie_excess;        // inside a node, where a hop leaves NVLink
+  Seconds ring_pcie_excess{};      // inside a node, where a hop leaves NVLink
   Seconds ring_inter_excess;
   Seconds ring_network_overhead;   // with processors that are not AMD's
-  Seconds tree_base;
+  Seconds tree_base{};
   Seconds tree_intra_excess;
-  Seconds tree_pcie_excess;
+  Seconds tree_pcie_excess{};
   Seconds tree_inter_excess;
 };
 
 // The time of one hop inside a node under a protocol.
 inline Seconds ring_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
   return network.intra_latency + (network.nvlink ? protocol.ring_intra_excess : protocol.ring_pcie_excess);
-}
-// The least that such a hop of a ring over several nodes takes.
-inline Seconds ring_network_overhead(const GroupNetwork& network, const NcclProtocol& protocol) {
-  constexpr Seconds otherwise{1e-6};
-  if (network.post_overhead > Seconds(0.0))
-    return network.post_overhead * (protocol.ring_network_overhead / otherwise);
-  return protocol.ring_network_overhead * (network.amd_hosts ? 2.0 : 1.0);
 }
 inline Seconds tree_hop_inside(const GroupNetwork& network, const NcclProtocol& protocol) {
   return network.intra_latency + (network.nvlink ? protocol.tree_intra_excess : protocol.tree_pcie_excess);
@@ -61,25 +53,35 @@ inline constexpr NcclProtocol low_latency = {
     .tree_inter_excess = Seconds(2.3e-6),        // 5.0 - 2.7
 };
 
-// LL128 on NVLink, from compute capability 7.0 on, and between nodes.
+// The least that a hop inside a node takes in a ring over several nodes. What was measured is that
+// of LL.
+inline Seconds ring_network_overhead(const GroupNetwork& network, const NcclProtocol& protocol) {
+  if (network.post_overhead > Seconds(0.0))
+    return network.post_overhead * (protocol.ring_network_overhead / low_latency.ring_network_overhead);
+  return protocol.ring_network_overhead * (network.amd_hosts ? 2.0 : 1.0);
+}
+
+// LL128 on NVLink, from compute capability 7.0 on, and between nodes. No hop is over PCIe, and its
+// trees have the base of rings inside NVLink (nvlink_rings.h).
 inline constexpr NcclProtocol low_latency_128 = {
     .ring_base = Seconds(14e-6),
     .ring_intra_excess = Seconds(1.3e-6),        // 1.9 - 0.6
-    .ring_pcie_excess = Seconds(1.5e-6),         // 2.5 - 1.0
     .ring_inter_excess = Seconds(1.3e-6),        // 4.0 - 2.7
     .ring_network_overhead = Seconds(1e-6),
-    .tree_base = Seconds(14e-6),
     .tree_intra_excess = Seconds(0.65e-6),       // 1.25 - 0.6
-    .tree_pcie_excess = Seconds(0.9e-6),         // 1.9 - 1.0
     .tree_inter_excess = Seconds(5.8e-6),        // 8.5 - 2.7
 };
+// The channels of rings and trees. A GroupNetwork does not hold their number; 16 is the result of
+// NCCL's search for nodes with eight NICs.
+inline constexpr std::int64_t assumed_channels = 16;
+
 // The part of a message that is data, 120 of 128 bytes, which tuning.cc counts as 0.92 in rings and
 // as it is in trees over nodes.
 inline constexpr double low_latency_128_share = 0.92;
 inline constexpr double low_latency_128_tree_share = 120.0 / 128.0;
-// Whether rings and trees over several nodes have it.
-inline bool has_low_latency_128_between_nodes(const GroupNetwork& network) {
-  return network.nodes > 1 && network.post_overhead > Seconds(0.0) && generation_of_rings(network) != nullptr;
+// Whether rings or trees over several nodes that take `protocols` have it.
+inline bool has_low_latency_128_between_nodes(const GroupNetwork& network, const Protocols& protocols) {
+  return network.nodes > 1 && protocols.low_latency_128 && generation_of_rings(network) != nullptr;
 }
 
 inline constexpr NcclProtocol simple = {

@@ -18,12 +18,10 @@ bool goes_through(InstructionKind kind) {
   return kind == InstructionKind::broadcast || kind == InstructionKind::reduce_sum;
 }
 
-// From this size on every channel of every rank has a piece of 64 bytes. A GroupNetwork does not
-// hold the number of channels; 16 is the result of NCCL's search for nodes with eight NICs. Below
-// this buffer low latency is faster at most rates, so little depends on it.
+// From this size on every channel of every rank has a piece of 64 bytes. Below it low latency is
+// faster at most rates, so little depends on it.
 Bytes plateau_begin(const GroupNetwork& network) {
-  constexpr std::int64_t channels = 16;
-  return Bytes(64 * channels * network.ranks);
+  return Bytes(64 * assumed_channels * network.ranks);
 }
 
 // One node, hops of `inside` each.
@@ -71,6 +69,10 @@ bool ring_applies(InstructionKind kind, BackendKind backend) {
           kind == InstructionKind::reduce_scatter);
 }
 
+bool ring_simple_available(const GroupNetwork& network) {
+  return network.nodes == 1 || network.ring_protocols.simple;
+}
+
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
   if (const NvlinkRings* rings = measured_rings(network))
     return measured_time(kind, bytes, network, rings->simple, network.ring_bandwidth) +
@@ -78,6 +80,10 @@ Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& 
   const bool on_plateau = reduces_all(kind) && network.nodes > 1 && bytes >= plateau_begin(network);
   const double plateau = network.compute_capability != 0 && network.compute_capability < 80 ? 1.9 : 1.4;
   return ring_time(kind, bytes, network, simple, on_plateau ? plateau : 1.0, network.ring_bandwidth);
+}
+
+bool ring_low_latency_available(const GroupNetwork& network) {
+  return network.nodes == 1 || network.ring_protocols.low_latency;
 }
 
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network) {
@@ -88,7 +94,7 @@ Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetw
 }
 
 bool ring_low_latency_128_available(const GroupNetwork& network) {
-  if (network.nodes > 1) return has_low_latency_128_between_nodes(network);
+  if (network.nodes > 1) return has_low_latency_128_between_nodes(network, network.ring_protocols);
   return network.nvlink && network.compute_capability >= 70;
 }
 

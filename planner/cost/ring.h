@@ -39,9 +39,13 @@ namespace parplan {
 // Source: NVIDIA/nccl src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime; for
 // measurements see docs/cost-model.md.
 bool ring_applies(InstructionKind kind, BackendKind backend);
+// Across nodes: where the network's rings take the protocol.
+bool ring_simple_available(const GroupNetwork& network);
+bool ring_low_latency_available(const GroupNetwork& network);
 Seconds ring_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds ring_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
-// From compute capability 7.0 on inside NVLink; across nodes where steps were measured.
+// From compute capability 7.0 on inside NVLink; across nodes where the network's rings take it and
+// its base and cap inside NVLink are known.
 bool ring_low_latency_128_available(const GroupNetwork& network);
 Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 

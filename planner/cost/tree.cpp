@@ -33,21 +33,25 @@ double corrected(const Correction& correction, Bytes bytes) {
 // both, where rings on NVLink have a cap of 252.
 constexpr double tree_share_of_cap = 2.0 / 3.0;
 
-constexpr std::int64_t tree_channels = 16;  // as ring.cpp has for rings
-
 // The bytes of a chunk of a tree's channel in LL128, as calcCollChunking takes them
 // (src/enqueue.cc): at most what a step of the buffer holds, 614,400 bytes (120 words of 640
-// threads), 15 in 16 of it data.
+// threads), 15 in 16 of it data. It counts whole levels of a tree, rounded down.
 std::int64_t low_latency_128_chunk(Bytes bytes, const GroupNetwork& network) {
   const double per_node = static_cast<double>(network.ranks) / network.nodes;
-  const double steps = 1.0 + std::log2(network.nodes) + 0.1 * per_node;
+  const int levels = std::bit_width(static_cast<unsigned>(network.nodes)) - 1;
+  const double steps = 1.0 + levels + 0.1 * per_node;
   std::int64_t chunk = 576'000;
   const auto few = [&](double of_a_step) {
-    return static_cast<double>(bytes.count / (tree_channels * chunk)) < steps * of_a_step / per_node;
+    return static_cast<double>(bytes.count / (assumed_channels * chunk)) < steps * of_a_step / per_node;
   };
   while (few(64.0) && chunk > 131072) chunk /= 2;
   while (few(16.0) && chunk > 32768) chunk /= 2;
   return chunk;
+}
+
+// Whether there are trees that take a protocol, on one node or between nodes.
+bool takes(const GroupNetwork& network, bool Protocols::*protocol) {
+  return network.nodes == 1 ? measured_rings(network) == nullptr : network.tree_protocols.*protocol;
 }
 
 Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
@@ -60,10 +64,6 @@ Seconds hops(const GroupNetwork& network, Seconds intra, Seconds inter) {
 bool tree_applies(InstructionKind kind, BackendKind backend) {
   return is_accelerator(backend) &&
          (kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max);
-}
-
-bool tree_available(const GroupNetwork& network) {
-  return measured_rings(network) == nullptr;
 }
 
 Seconds tree_simple_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
@@ -81,11 +81,15 @@ Seconds tree_low_latency_time(InstructionKind, Bytes bytes, const GroupNetwork& 
 }
 
 bool tree_simple_available(const GroupNetwork& network) {
-  return tree_available(network) && !has_low_latency_128_between_nodes(network);
+  return takes(network, &Protocols::simple);
+}
+
+bool tree_low_latency_available(const GroupNetwork& network) {
+  return takes(network, &Protocols::low_latency);
 }
 
 bool tree_low_latency_128_available(const GroupNetwork& network) {
-  return has_low_latency_128_between_nodes(network);
+  return has_low_latency_128_between_nodes(network, network.tree_protocols);
 }
 
 Seconds tree_low_latency_128_time(InstructionKind, Bytes bytes, const GroupNetwork& network) {
@@ -95,7 +99,7 @@ Seconds tree_low_latency_128_time(InstructionKind, Bytes bytes, const GroupNetwo
   const Seconds between = network.inter_latency + low_latency_128.tree_inter_excess;
   const double filling = 2.0 * std::log2(network.nodes) * static_cast<double>(low_latency_128_chunk(bytes, network));
   return rings.low_latency_128.base + hops(network, tree_hop_inside(network, low_latency_128), between) +
-         Seconds(2.0 * (static_cast<double>(bytes.count) + filling * tree_channels) / bandwidth.value);
+         Seconds(2.0 * (static_cast<double>(bytes.count) + filling * assumed_channels) / bandwidth.value);
 }
 
 double simple_tree_correction(Bytes bytes) {

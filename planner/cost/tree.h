@@ -25,15 +25,14 @@ namespace parplan {
 // 0.85 for plain tree patterns is not applied.
 bool tree_applies(InstructionKind kind, BackendKind backend);
 // Inside NVLink whose rings were measured (nvlink_rings.h), trees are left out: a chain has a
-// ring's hops, and carries less.
-bool tree_available(const GroupNetwork& network);
-// Where LL128 between nodes counts, trees in Simple are left out: AWS's tables for its instances
-// with 8 H100 take none (aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp), and all-reduces of 64 to
-// 256 MiB over 16 and 32 nodes of p5 take 1.7 to 1.8 times what tuning.cc expects of them.
+// ring's hops, and carries less. Across nodes the network says which protocols its trees take: none
+// in Simple on EFA of p5 (aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp), where all-reduces of 64 to
+// 256 MiB over 16 and 32 nodes take 1.7 to 1.8 times what tuning.cc expects of it.
 bool tree_simple_available(const GroupNetwork& network);
+bool tree_low_latency_available(const GroupNetwork& network);
 Seconds tree_simple_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 Seconds tree_low_latency_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
-// Where steps between nodes were measured (nccl_protocol.h).
+// Across nodes, where base and cap of LL128 inside NVLink are known.
 bool tree_low_latency_128_available(const GroupNetwork& network);
 Seconds tree_low_latency_128_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network);
 

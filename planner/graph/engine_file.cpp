@@ -286,16 +286,18 @@ std::vector<std::string> engine_names(const std::filesystem::path& folder) {
 
 Engine find_engine(const std::string& name, const std::filesystem::path& folder) {
   if (name == Engine{}.name) return {};
-  // A name may have a dot, as of llm.c: it is a file's where it ends as one, or there is one.
-  const std::filesystem::path path(name);
-  const bool is_file = path.extension() == ".yaml" || path.extension() == ".yml" ||
-                       name.find('/') != std::string::npos || std::filesystem::exists(path);
-  if (is_file) return read_engine(YamlNode::load(name), folder);
+  // A known name is the engine's, whatever lies in the working directory.
   const std::vector<std::string> names = engine_names(folder);
-  if (std::ranges::find(names, name) == names.end())
-    throw ConfigError(
-        fmt::format("--engine: unknown engine '{}'; known are {}{}", name, join(names), did_you_mean(name, names)));
-  return read_engine(YamlNode::load((folder / (name + ".yaml")).string()), folder);
+  if (std::ranges::find(names, name) != names.end())
+    return read_engine(YamlNode::load((folder / (name + ".yaml")).string()), folder);
+  // Another name may have a dot, as of llm.c: it is a file's where it ends as one, or there is one.
+  const std::filesystem::path path(name);
+  std::error_code unreadable;
+  const bool is_file = path.extension() == ".yaml" || path.extension() == ".yml" ||
+                       name.find('/') != std::string::npos || std::filesystem::is_regular_file(path, unreadable);
+  if (is_file) return read_engine(YamlNode::load(name), folder);
+  throw ConfigError(
+      fmt::format("--engine: unknown engine '{}'; known are {}{}", name, join(names), did_you_mean(name, names)));
 }
 
 }  // namespace parplan

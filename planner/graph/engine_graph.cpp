@@ -98,7 +98,8 @@ class Rewriting {
       case OpKind::cross_entropy_loss:
         if (!engine_.fused_loss) return write_loss(op);
         copy(op);
-        to_.ops.back().attributes.metrics = metrics_of(op);
+        // quantized() rewrites what an engine's facts have rewritten.
+        if (engine_.loss_metrics > 0) to_.ops.back().attributes.metrics = metrics_of(op);
         return;
       default:
         if (quantizes_ && may_be_fp8(from_, op)) return write_product(op);

@@ -97,13 +97,14 @@ ParallelSpec placement_key(const ParallelSpec& spec) {
   return key;
 }
 
-ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute) {
+ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute, const TrainingSpec& training) {
   const ParallelSpec one;
   ParallelSpec key = of_one_block(spec);
   // Data-parallel ranks do equal work on their own samples, but for a master, which computes the
-  // loss of all; ZeRO works around blocks, not in them.
+  // loss of all; ZeRO works around blocks, not in them, but for who casts weights to fp8.
   if (spec.dp_method != DataMethod::master) key.mesh.degree.dp = one.mesh.degree.dp;
-  key.zero_stage = one.zero_stage;
+  const bool casts_gathered = training.fp8 && training.engine.casts_weights_apart && gathers_parameters(spec);
+  key.zero_stage = casts_gathered ? spec.zero_stage : one.zero_stage;
   key.offload = one.offload;
   key.recompute = recompute;
   // What a block saves where, and what it does in its backward.
@@ -125,8 +126,8 @@ Recompute recompute_of_every_layer(const ParallelSpec& spec) {
   return spec.recompute == Recompute::per_stage || spec.recompute_layers > 0 ? Recompute::none : spec.recompute;
 }
 
-ParallelSpec cut_key(const ParallelSpec& spec) {
-  ParallelSpec key = block_key(spec, recompute_of_every_layer(spec));
+ParallelSpec cut_key(const ParallelSpec& spec, const TrainingSpec& training) {
+  ParallelSpec key = block_key(spec, recompute_of_every_layer(spec), training);
   key.mesh.degree.pp = spec.mesh.degree.pp;
   key.virtual_stages = spec.virtual_stages;
   return key;

@@ -129,9 +129,10 @@ std::string stages_text(const ParallelSpec& spec);
 // Keys of memos: a whole recipe in which every choice that surely does not matter has its default
 // value. A choice that is added to ParallelSpec is part of every key until somebody takes it out:
 // forgetting that costs sharing, but never yields another layout's cost.
-ParallelSpec placement_key(const ParallelSpec& spec);                   // where the tensors of a block lie
-ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute);  // what a block's Segments do
-ParallelSpec bucket_key(const ParallelSpec& spec);                      // the work around a block's parameters
+ParallelSpec placement_key(const ParallelSpec& spec);  // where the tensors of a block lie
+// What a block's Segments do.
+ParallelSpec block_key(const ParallelSpec& spec, Recompute recompute, const TrainingSpec& training);
+ParallelSpec bucket_key(const ParallelSpec& spec);  // the work around a block's parameters
 // What all layers recompute at least: none where stages or their layers differ. Cuts balance that:
 // so many layers of each stage add the same to each.
 Recompute recompute_of_every_layer(const ParallelSpec& spec);
@@ -141,7 +142,7 @@ bool brings_parameters(const ParallelSpec& spec);
 // Whether they are shards over data-parallel ranks, which gather them: with ZeRO-3.
 bool gathers_parameters(const ParallelSpec& spec);
 // How blocks are cut without regard to memory; used together with the stages' paces.
-ParallelSpec cut_key(const ParallelSpec& spec);
+ParallelSpec cut_key(const ParallelSpec& spec, const TrainingSpec& training);
 // How blocks are cut so that they fit; used together with the stages' paces.
 ParallelSpec fitting_cut_key(const ParallelSpec& spec);
 

@@ -247,6 +247,14 @@ std::string write_result(const StepResult& result) {
   return out;
 }
 
+// ", options: [a, b]"; empty without any.
+std::string write_options(const std::vector<std::string>& options) {
+  if (options.empty()) return "";
+  std::vector<std::string> all;
+  for (const std::string& option : options) all.push_back(quoted(option));
+  return fmt::format(", options: [{}]", fmt::join(all, ", "));
+}
+
 std::string write_search(const SearchCounts& search) {
   std::string out = fmt::format(
       "objective: {}\n{}candidates: {}\ninfeasible_memory: {}\npruned_by_bound: {}\nsimulated: {}\nseconds: "
@@ -258,7 +266,7 @@ std::string write_search(const SearchCounts& search) {
   if (!search.left_out.empty()) out += "left_out:\n";
   for (const LeftOut& one : search.left_out)
     out += fmt::format("  - {{what: {}, gap: {}{}}}\n", quoted(one.what), one.gap ? number(*one.gap) : "null",
-                       one.option.empty() ? "" : fmt::format(", option: {}", quoted(one.option)));
+                       write_options(one.options));
   return out;
 }
 
@@ -555,10 +563,14 @@ SearchCounts read_search(const YamlNode& node) {
   if (const auto gap = node.find("cut_gap")) search.cut_gap = read_number(*gap);
   if (const auto left_out = node.find("left_out"))
     for (const YamlNode& one : left_out->items()) {
-      one.allow_keys({"what", "gap", "option"});
+      one.allow_keys({"what", "gap", "option", "options"});
       search.left_out.push_back({.what = printable_line(one.at("what").as_string()), .gap = std::nullopt});
       if (const auto gap = one.find("gap")) search.left_out.back().gap = read_number(*gap);
-      if (const auto option = one.find("option")) search.left_out.back().option = printable_line(option->as_string());
+      // `option` is that of plans before several were named.
+      std::vector<std::string>& options = search.left_out.back().options;
+      if (const auto option = one.find("option")) options.push_back(printable_line(option->as_string()));
+      if (const auto given = one.find("options"))
+        for (const YamlNode& option : given->items()) options.push_back(printable_line(option.as_string()));
     }
   return search;
 }

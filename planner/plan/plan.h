@@ -40,12 +40,13 @@ struct RankedPlan {
 };
 
 // What a search left out, and how much better than the best plan found any of it may be at most, by
-// lower bounds: 0 where nothing is better; absent where no bound was taken. `option`: of the
-// command line, with which it is searched; empty where there is none.
+// lower bounds: 0 where nothing is better; absent where no bound was taken. `options`: of the
+// command line, each of which searches a part of it, and which together search all of it; empty
+// where there are none.
 struct LeftOut {
   std::string what;
   std::optional<double> gap;
-  std::string option = {};
+  std::vector<std::string> options = {};
   bool operator==(const LeftOut&) const = default;
 };
 

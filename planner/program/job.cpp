@@ -26,15 +26,17 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
   for (const Axis axis : block_axes) in_block[axis] = at[axis];
   // All replicas of a master are alike.
   if (layout.dp_method == DataMethod::master) in_block.dp = at.dp > 0 ? 1 : 0;
+  // Weights are cast apart as their shards are gathered.
+  const bool casts_gathered = training.engine.casts_weights_apart && data_shards(layout).parameters;
   return {
       .layout = layout,
       .entering = entering,
       .at = in_block,
       .precision = training.precision,
-      .fp8 = !training.fp8                         ? Fp8Casts::none
-             : training.engine.fp8_casts_once      ? Fp8Casts::once
-             : training.engine.casts_weights_apart ? Fp8Casts::but_weights
-                                                   : Fp8Casts::each_product,
+      .fp8 = !training.fp8                    ? Fp8Casts::none
+             : training.engine.fp8_casts_once ? Fp8Casts::once
+             : casts_gathered                 ? Fp8Casts::but_weights
+                                              : Fp8Casts::each_product,
       .slices_share_casts = !is_own(training.engine),
       .backend = backend,
       .loss_weight = 1.0 / (static_cast<double>(training.global_batch) * static_cast<double>(training.sequence_length)),

@@ -118,7 +118,8 @@ bool are_apart(const Plan& plan, const RankedPlan& other, const PairSpread& pair
   return std::max(ratio, 1.0 / ratio) > 1.0 + pairs.spread;
 }
 
-std::optional<StepBand> step_band(const Engine& engine, const Cluster& cluster, int devices) {
+std::optional<StepBand> step_band(const Engine& engine, const Cluster& whole, int devices) {
+  const Cluster cluster = first_nodes(whole, devices);
   if (!is_accelerator(cluster.backend())) return std::nullopt;
   StepBand band{.spans = {}, .pairs = {}, .engine = engine.name, .device = device_name(cluster), .devices = devices};
   if (cluster.calibrated) {
@@ -143,8 +144,7 @@ std::optional<StepBand> step_band(const Engine& engine, const Cluster& cluster, 
 }
 
 std::optional<StepBand> step_band(const Plan& plan) {
-  const int devices = plan.spec.mesh.size();
-  return step_band(plan.training.engine, first_nodes(plan.cluster, devices), devices);
+  return step_band(plan.training.engine, plan.cluster, plan.spec.mesh.size());
 }
 
 double memory_headroom(const Engine& /*engine*/, const Cluster& cluster) {

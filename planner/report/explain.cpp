@@ -158,7 +158,7 @@ std::string explain_space(const SearchCounts& search) {
   std::vector<std::string> all;
   for (const LeftOut& one : search.left_out) {
     const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
-    const std::string with_option = one.option.empty() ? "" : fmt::format(": {}", one.option);
+    const std::string with_option = one.options.empty() ? "" : ": " + join(one.options, " or ");
     all.push_back(fmt::format("{} ({})", one.what,
                               !one.gap       ? "not bounded"
                               : gap == "0.0" ? fmt::format("not {}", less)
@@ -225,8 +225,11 @@ std::string time_and_memory(const Plan& plan) {
 
 // With reasons ------------------------------------------------------------------------------------
 
-// How far predictions of such plans were from measured steps.
+// How far predictions of such plans were from measured steps, where the time decides.
 std::string how_far_off(const Plan& plan) {
+  if (plan.search.objective == Objective::memory)
+    return "how sure: memory is counted as the runtime allocates it, not estimated; libraries' share is a measured "
+           "constant\n";
   const std::optional<StepBand> band = step_band(plan);
   return band ? fmt::format("how sure: {}\n", words_of(*band))
               : "how sure: no measured steps on such devices are published, to hold this against; `parplan run` "
@@ -234,10 +237,8 @@ std::string how_far_off(const Plan& plan) {
 }
 
 std::string how_sure(const Plan& plan, const Reasons& reasons) {
-  if (plan.search.objective == Objective::memory)
-    return "how sure: memory is counted as the runtime allocates it, not estimated; libraries' share is a measured "
-           "constant\n";
   std::string text = how_far_off(plan);
+  if (plan.search.objective == Objective::memory) return text;
   const std::span<const RankedPlan> others = ranked_behind(plan, reasons);
   const std::optional<PairSpread> pairs = pair_spread(plan, others);
   if (!pairs) return text;
@@ -284,7 +285,7 @@ std::string unrestricted(const Plan& plan, const Variation& found) {
 std::string explain(const Plan& plan) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan);
   text += "\n" + runner_up(plan);
-  if (step_band(plan)) text += how_far_off(plan);
+  text += how_far_off(plan);
   text += "\nbinding constraint: " + what_binds(plan, binding_constraint(plan)) + "\n";
   text += "search: " + explain_search(plan.search) + "\n" + explain_space(plan.search);
   for (const std::string& note : plan.notes) text += "note: " + printable_line(note) + "\n";

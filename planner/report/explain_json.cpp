@@ -54,6 +54,7 @@ Json band_json(const std::optional<StepBand>& band) {
   for (const ErrorBand& row : band->spans)
     spans.push_back({{"engine", name(row.engine)},
                      {"device", name(row.device)},
+                     {"size", name(row.size)},
                      {"runs", row.runs},
                      {"assumed", row.assumed},
                      {"fewest_devices", row.fewest_devices},
@@ -63,7 +64,12 @@ Json band_json(const std::optional<StepBand>& band) {
   return {{"low", json_number(band->low)},
           {"high", json_number(band->high)},
           {"words", words_of(*band)},
+          {"engine", band->engine},
+          {"device", band->device},
+          {"devices", band->devices},
           {"pairs", band->pairs ? Json(band->pairs->pairs) : Json(nullptr)},
+          {"pairs_engine", band->pairs ? name(band->pairs->engine) : Json(nullptr)},
+          {"pairs_device", band->pairs ? name(band->pairs->device) : Json(nullptr)},
           {"spans", spans}};
 }
 

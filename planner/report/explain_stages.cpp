@@ -383,7 +383,7 @@ std::string where_kernel_times_come_from(const Reasons& reasons) {
 
 std::string where_communication_times_come_from(const Reasons& reasons) {
   return by_origin("communication", collectives_by_origin(reasons),
-                   {"fitted to collectives measured on such GPUs", "by NCCL's own model of its algorithms",
+                   {"fitted to collectives measured on such GPUs or networks", "by NCCL's own model of its algorithms",
                     "from the rates and latencies of links"},
                    reasons);
 }

@@ -45,9 +45,7 @@ Json chosen(std::string_view key, const Subject& subject, Json otherwise) {
 // An end of the band in which published runs were.
 Json step_time_in(const Subject& subject, double StepBand::*end) {
   if (!subject.predicted) return nullptr;
-  const int devices = subject.spec.mesh.size();
-  const std::optional<StepBand> band =
-      step_band(subject.training.engine, first_nodes(subject.cluster, devices), devices);
+  const std::optional<StepBand> band = step_band(subject.training.engine, subject.cluster, subject.spec.mesh.size());
   return band ? seconds(subject.result.time.total() * ((*band).*end)) : Json(nullptr);
 }
 

@@ -51,7 +51,8 @@ Json search_json(const SearchCounts& search) {
   for (const LeftOut& one : search.left_out)
     left_out.push_back({{"what", one.what},
                         {"gap", optional_number(one.gap)},
-                        {"option", one.option.empty() ? Json() : Json(one.option)}});
+                        {"option", one.options.empty() ? Json() : Json(one.options.front())},
+                        {"options", one.options}});
   return {{"space", search.space.empty() ? Json(nullptr) : Json(search.space)},
           {"candidates", search.candidates},
           {"infeasible_memory", search.infeasible_memory},

@@ -376,8 +376,7 @@ std::string band_lines(const Sweep& sweep) {
   for (const SweepPoint& point : sweep.points) {
     if (!point.best) continue;
     const int devices = point.best->spec.mesh.size();
-    const std::optional<StepBand> band =
-        step_band(point.training.engine, first_nodes(point.planned(), devices), devices);
+    const std::optional<StepBand> band = step_band(point.training.engine, point.planned(), devices);
     if (!band) continue;
     const std::string words = words_of(*band);
     auto line = std::ranges::find(lines, words, &Line::words);

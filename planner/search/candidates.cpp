@@ -119,7 +119,7 @@ RankedPlan CandidateMaker::with_times(const ParallelSpec& spec) {
 
 const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec& spec) {
   const Placements& placements = placements_of(spec);
-  std::pair key{cut_key(spec), estimator_.paces(spec, placements)};
+  std::pair key{cut_key(spec, training_), estimator_.paces(spec, placements)};
   const auto found = cuts_.find(key);
   if (found != cuts_.end()) return found->second;
   std::vector<std::vector<Seconds>> prefix;  // by pace

@@ -33,7 +33,7 @@ void add_counts(const SearchCounts& one, std::optional<double> best_until_then, 
     const auto same = std::ranges::find(all.left_out, part.what, &LeftOut::what);
     LeftOut& of_all = same != all.left_out.end()
                           ? *same
-                          : all.left_out.emplace_back(part.what, part.gap ? 0.0 : part.gap, part.option);
+                          : all.left_out.emplace_back(part.what, part.gap ? 0.0 : part.gap, part.options);
     if (!part.gap) of_all.gap.reset();
     if (of_all.gap && best_until_then)
       of_all.gap = std::max(*of_all.gap, best_of_all * (1.0 + *part.gap) / *best_until_then - 1.0);

@@ -83,7 +83,7 @@ std::optional<Restriction> other_interleaved(const SearchedSpace& space) {
   const bool shards = std::min(engine.most_zero, engine.most_zero_in_pipelines) > 1;
   const char* const with_shards = shards ? " or with ZeRO-2 and 3" : "";
   return Restriction{.what = fmt::format("interleaved pipelines in other numbers of stages{}", with_shards),
-                     .option = "--schedule interleaved",
+                     .options = {"--schedule interleaved"},
                      .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::interleaved),
                                 .width = wider,
                                 .beyond = {.of_degrees = has_stages, .layout = is_beyond},
@@ -98,7 +98,9 @@ std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
   // What bounds zero_bubble_v bounds dualpipe_v, which has the same stages and degrees, and needs
   // more micro-batches.
   Restriction restriction{
-      .what = "zero_bubble_h1, zero_bubble_v and dualpipe_v", .option = "--schedule zero_bubble_v", .wider = {}};
+      .what = "zero_bubble_h1, zero_bubble_v and dualpipe_v",
+      .options = {"--schedule zero_bubble_h1", "--schedule zero_bubble_v", "--schedule dualpipe_v"},
+      .wider = {}};
   for (const ScheduleKind kind : {ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v})
     restriction.wider.push_back({.request = with(space.request, Choice::schedule, kind),
                                  .width = wider,
@@ -126,7 +128,7 @@ std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
     return std::ranges::find(usual, ChoiceValue(std::int64_t{spec.mesh.dp_shard})) == usual.end();
   };
   return Restriction{.what = "hybrid sharding in groups of other sizes",
-                     .option = "--dp-shard",
+                     .options = {"--dp-shard"},
                      .wider = {{.request = space.request,
                                 .width = wider,
                                 .beyond = {.of_degrees = has_others, .layout = is_other},
@@ -144,13 +146,16 @@ std::optional<Restriction> other_gathers(const SearchedSpace& space) {
   const bool may_gather_one_by_one = engine.has_parameter_gathers && !space.request[Choice::gather_unit];
   if ((!may_differ && !may_gather_one_by_one) || engine.most_zero < 3 || !may_gather || !may_have(space, Choice::dp))
     return std::nullopt;
+  std::vector<std::string> options;
+  if (may_differ) options.emplace_back("--prefetch-depth");
+  if (may_gather_one_by_one) options.emplace_back("--gather-unit parameter");
   const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 1; };
   const auto gathers = [](const ParallelSpec& spec) { return spec.zero_stage == 3; };
   return Restriction{
       .what = !may_differ              ? "gathers of parameters one by one"
               : !may_gather_one_by_one ? "gathers of parameters other than one block ahead"
                                        : "gathers of parameters one by one, or other than one block ahead",
-      .option = may_differ ? "--prefetch-depth" : "--gather-unit",
+      .options = std::move(options),
       .wider = {{.request = may_differ ? with(space.request, Choice::prefetch_depth, std::int64_t{0}) : space.request,
                  .width = space.width,
                  .beyond = {.of_degrees = has_replicas, .layout = gathers},
@@ -165,7 +170,7 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
   };
   const auto has_master = [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; };
   return Restriction{.what = "DataParallel",
-                     .option = "--dp-method master",
+                     .options = {"--dp-method master"},
                      .wider = {{.request = with(space.request, Choice::dp_method, DataMethod::master),
                                 .width = space.width,
                                 .beyond = {.of_degrees = has_replicas_alone, .layout = has_master},
@@ -179,7 +184,7 @@ std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space
       space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
     return std::nullopt;
   return Restriction{.what = "replicas with unlike numbers of micro-batches",
-                     .option = "--balance-replicas",
+                     .options = {"--balance-replicas"},
                      .wider = {},
                      .by_devices = true};
 }
@@ -196,7 +201,7 @@ std::optional<Restriction> sliced_products(const SearchedSpace& space) {
   return Restriction{
       .what = space.objective == Objective::memory ? "tensor parallelism overlapped by slices"
                                                    : "tensor parallelism overlapped by slices of other layouts",
-      .option = "--tp-overlap ring",
+      .options = {"--tp-overlap ring"},
       .wider = {{.request = with(space.request, Choice::sequence_parallel, true),
                  .width = space.width,
                  .beyond = {.of_degrees = has_tensor_ranks, .layout = {}, .until = Beyond::Until::samples},
@@ -209,14 +214,14 @@ bool may_share_context(const SearchedSpace& space) {
 }
 
 // By more than so many ranks, in any way, or by up to `most`.
-Restriction context_by_samples(const SearchedSpace& space, std::string what, std::string option, int ranks,
-                               int most = any_context_ranks) {
+Restriction context_by_samples(const SearchedSpace& space, std::string what, std::vector<std::string> options,
+                               int ranks, int most = any_context_ranks) {
   SpaceWidth wider = space.width;
   wider.most_context_ranks = most;
   wider.most_ring_ranks = wider.most_exchange_ranks = most;
   return {
       .what = std::move(what),
-      .option = std::move(option),
+      .options = std::move(options),
       .wider = {
           {.request = space.request,
            .width = wider,
@@ -229,7 +234,7 @@ std::optional<Restriction> more_context(const SearchedSpace& space) {
   if (!may_share_context(space) || most == any_context_ranks) return std::nullopt;
   const std::string what =
       most == 1 ? "context parallelism" : fmt::format("context parallelism over more than {} ranks", most);
-  return context_by_samples(space, what, "--cp", most);
+  return context_by_samples(space, what, {"--cp"}, most);
 }
 
 std::optional<Restriction> context_rings(const SearchedSpace& space) {
@@ -237,12 +242,14 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
   if (!may_share_context(space) || space.width.most_context_ranks <= most || space.request[Choice::cp] ||
       space.request[Choice::cp_method])
     return std::nullopt;
+  const bool exchanges = space.width.most_exchange_ranks > 1;
+  std::vector<std::string> options = {"--cp-method ring"};
+  if (!exchanges) options.emplace_back("--cp-method ulysses");
   return context_by_samples(space,
-                            space.width.most_exchange_ranks == 1
-                                ? "context parallelism around a ring or in exchange for heads"
+                            !exchanges  ? "context parallelism around a ring or in exchange for heads"
                             : most == 1 ? "context parallelism around a ring"
                                         : fmt::format("context parallelism around rings of more than {} ranks", most),
-                            "--cp-method", most, space.width.most_context_ranks);
+                            std::move(options), most, space.width.most_context_ranks);
 }
 
 // Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the
@@ -261,7 +268,7 @@ std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
       context_by_samples(space,
                          space.objective == Objective::memory ? "hierarchical context parallelism"
                                                               : "hierarchical context parallelism of other layouts",
-                         "--cp-ulysses", fewest - 1, space.width.most_context_ranks);
+                         {"--cp-ulysses"}, fewest - 1, space.width.most_context_ranks);
   restriction.wider.front().beyond.of_degrees = [heads = key_value_groups(space.graph)](const ParallelSpec& degrees) {
     const std::int64_t own = heads % degrees.tp() == 0 ? heads / degrees.tp() : 1;
     for (std::int64_t ranks = 2; ranks < degrees.cp() && ranks <= own; ++ranks)
@@ -296,7 +303,7 @@ std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
     wider = {.request = request, .width = space.width, .beyond = {.of_degrees = wider.beyond.of_degrees, .layout = {}}};
   }
   return Restriction{
-      .what = "offload of the activations of some layers", .option = "--offload activations", .wider = {wider}};
+      .what = "offload of the activations of some layers", .options = {"--offload-layers"}, .wider = {wider}};
 }
 
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
@@ -304,7 +311,7 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
       std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
   if (!has_host || space.request[Choice::offload]) return std::nullopt;
   if (!is_own(space.training.engine)) return offload_of_some_layers(space);
-  Restriction offload{.what = "offload", .option = "--offload", .wider = {}};
+  Restriction offload{.what = "offload", .options = {"--offload"}, .wider = {}};
   if (space.objective == Objective::memory) {
     // What is in a file leaves as much of the device as what is on the host.
     for (const Offload& other : all_offloads())
@@ -337,10 +344,14 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   const bool of_layers = !space.width.recomputes_fewest_layers &&
                          (engine.has_recompute_of_some_layers || engine.has_modules_of_some_layers);
   if (!of_modules && !of_layers) return std::nullopt;
+  std::vector<std::string> options;
+  if (of_modules) options.emplace_back("--recompute");
+  if (of_layers)
+    options.emplace_back(engine.has_recompute_per_stage ? "--recompute-fewest-layers" : "--recompute-layers");
   Restriction recompute{.what = !of_layers    ? "other modules to recompute"
                                 : !of_modules ? "only some layers to recompute"
                                               : "other modules or only some layers to recompute",
-                        .option = of_layers ? "--recompute-fewest-layers" : "--recompute",
+                        .options = std::move(options),
                         .wider = {}};
   if (space.objective != Objective::memory)
     recompute.wider.push_back(
@@ -445,7 +456,7 @@ bool is_worth_context(const SearchedSpace& space, LayoutFloors& floors, Candidat
              .width = space.width,
              .beyond = {.of_degrees = has_anything, .layout = {}, .until = Beyond::Until::samples},
              .has_same_floors = true});
-  const std::optional<double> with = least(context_by_samples(space, "", "", most).wider.front());
+  const std::optional<double> with = least(context_by_samples(space, "", {}, most).wider.front());
   return without && with && *without > (1.0 + worth_context) * *with;
 }
 

@@ -41,8 +41,8 @@ struct Restriction {
     bool has_same_floors = false;
     SampleFloors samples = SampleFloors::as_run;
   };
-  std::string what;    // is left out, in words
-  std::string option;  // of the command line, with which it is searched
+  std::string what;                  // is left out, in words
+  std::vector<std::string> options;  // see LeftOut::options
   std::vector<Wider> wider;
   // Whether nothing but the devices bounds them, however many of these are used: layouts whose
   // degrees are not among the space's. `wider` is empty.

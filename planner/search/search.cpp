@@ -325,12 +325,13 @@ class SpaceSearch {
           least_beyond(restriction, space(), winner, *parts_, *floors_, *makers_.front());
       // What the search did not look into is bounded with it.
       const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
-      all.push_back({.what = restriction.what, .gap = gap, .option = restriction.option});
+      all.push_back({.what = restriction.what, .gap = gap, .options = restriction.options});
     }
     const double with_slot = simulator_->least_with_slot();
     if (with_slot < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
-                     .gap = gap_to(with_slot, winner)});
+                     .gap = gap_to(with_slot, winner),
+                     .options = {"--input-slots in_flight+1"}});
     return all;
   }
 

@@ -69,7 +69,7 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
                                                         BackendKind backend, const ParallelSpec& spec,
                                                         const Placements& placements, Recompute recompute,
                                                         LoweredFor purpose) {
-  const ParallelSpec key = block_key(spec, recompute);
+  const ParallelSpec key = block_key(spec, recompute, training);
   // A micro-batch has the same shapes in every batch.
   TrainingSpec of_any_batch = training;
   of_any_batch.global_batch = 0;
@@ -87,13 +87,16 @@ std::shared_ptr<const BlockShapes> KnownBlockShapes::of(const OpGraph& graph, co
   {
     const std::scoped_lock lock(mutex_);
     if (const std::shared_ptr<const BlockShapes>& known = place_of(key)) return known;
-    if (recompute != Recompute::none) other = place_of(block_key(spec, Recompute::none));
+    if (recompute != Recompute::none) other = place_of(block_key(spec, Recompute::none, training));
   }
   // Two threads may make the same: better than that one waits for all that others make.
   BlockContext context = block_context(block_layout(spec, placements, recompute), placements.residual, Coordinates{},
                                        training, backend, true);
   context.splits_backward = runs_backward_in_parts(spec.schedule);
   context.scratch_apart = purpose != LoweredFor::runs;
+  // Floors hold whether or not parameters are gathered.
+  if (purpose != LoweredFor::runs && training.engine.casts_weights_apart && context.fp8 == Fp8Casts::each_product)
+    context.fp8 = Fp8Casts::but_weights;
   if (purpose == LoweredFor::floors_unfused) context.fusions = {.norms = false, .activations = false};
   auto made =
       std::make_shared<const BlockShapes>(other ? shapes_of(graph, context, *other)

@@ -102,8 +102,8 @@ constexpr std::array run_columns = {"id",
                                     "recompute_layers",
                                     "tied_embeddings"};
 // Without these nothing is simulated, or nothing compared; what other columns say may be left out.
-constexpr std::array needed_run_columns = {"layers",  "hidden", "heads", "ffn_hidden", "seq_len",      "devices",
-                                           "dp",      "tp",     "pp",    "global_batch", "step_time_s"};
+constexpr std::array needed_run_columns = {"model_family", "layers", "hidden", "heads", "ffn_hidden",   "seq_len",
+                                           "devices",      "dp",     "tp",    "pp",     "global_batch", "step_time_s"};
 
 constexpr std::array<std::string_view, 3> recomputes = {"none", "selective", "full"};
 constexpr std::array<std::string_view, 2> outcomes = {"ok", "oom"};

@@ -172,14 +172,29 @@ constexpr std::array implied_rows = {
     ImpliedRow{.said = "vTrain", .fp16 = true},
 };
 
+// Texts, of which another has to contain one.
+class OneOf {
+ public:
+  constexpr OneOf(const char* text) : texts_{text} {}  // NOLINT(google-explicit-constructor)
+  constexpr OneOf(const char* one, const char* other) : texts_{one, other} {}
+  constexpr bool is_in(std::string_view text) const {
+    const auto holds = [&](std::string_view one) { return !one.empty() && text.find(one) != std::string_view::npos; };
+    return std::ranges::any_of(texts_, holds);
+  }
+
+ private:
+  std::array<std::string_view, 2> texts_;
+};
+
 // What a source's scripts set for one of its runs, where the table of runs leaves it empty, other
 // than what its source implies: for a model of so many layers and such a hidden size, over so many
-// devices (0: any number) and in that layout. The first row that matches counts.
+// devices (0: any number) and in that layout. What a row leaves out, it does not say. The first row
+// that matches counts.
 struct RecipeRow {
-  std::string_view source;
+  OneOf source;
   std::int64_t layers = 0, hidden = 0;
   std::int64_t devices = 0, tp = 1, pp = 1;
-  std::int64_t micro_batch = 1, virtual_stages = 1;
+  std::optional<std::int64_t> micro_batch = {}, virtual_stages = {};
   std::optional<bool> tp_overlap = {};
   std::string_view recompute = "";
 };
@@ -216,14 +231,7 @@ constexpr std::array recipe_rows = {
               .pp = 8,
               .recompute = "selective"},
     // NVIDIA/dgxc-benchmarking@35a9aec and @1b9bb6b nemotron/nemotron4-340b-synth.yaml:138,172.
-    RecipeRow{.source = "dgxc-benchmarking@35a9aec nemotron",
-              .layers = 96,
-              .hidden = 18432,
-              .tp = 8,
-              .pp = 8,
-              .tp_overlap = false,
-              .recompute = "selective"},
-    RecipeRow{.source = "dgxc-benchmarking@1b9bb6b nemotron",
+    RecipeRow{.source = {"dgxc-benchmarking@35a9aec nemotron", "dgxc-benchmarking@1b9bb6b nemotron"},
               .layers = 96,
               .hidden = 18432,
               .tp = 8,
@@ -316,6 +324,7 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   if (run.experts.value_or(0) > 0 || run.ep.value_or(1) > 1 || run.family == "moe")
     throw Skip{"mixtures of experts are not modelled"};
   const bool is_t5 = run.family == "t5";
+  if (run.family.empty()) throw Skip{"the model family is not stated; it is gpt, llama or t5"};
   if (run.family != "gpt" && run.family != "llama" && !is_t5)
     throw Skip{fmt::format("model family {} is not modelled", run.family)};
   StatedModel model;
@@ -456,6 +465,26 @@ std::vector<int> nanotron_stages(const StatedModel& model, std::int64_t stages) 
   return cut;
 }
 
+// So many layers of the whole model recompute, of each stage as many.
+void state_recompute_layers(const PublishedRun& run, LayoutRequest& layout, std::vector<std::string>& assumed) {
+  const std::int64_t layers = *run.recompute_layers;
+  if (layers == 0) {
+    layout[Choice::recompute] = Recompute::none;
+    return;
+  }
+  if (given<Recompute>(layout, Choice::recompute) == Recompute::none)
+    throw Skip{fmt::format("{} layers recompute, and recompute is none", layers)};
+  if (!layout[Choice::recompute]) {
+    layout[Choice::recompute] = Recompute::full;
+    assumed.emplace_back("recompute of whole layers");
+  }
+  const std::int64_t stages = *given<std::int64_t>(layout, Choice::pp) *
+                              given<std::int64_t>(layout, Choice::virtual_stages).value_or(1);
+  if (stages < 1 || layers % stages != 0)
+    throw Skip{fmt::format("{} layers that recompute are no multiple of {} stages", layers, stages)};
+  layout[Choice::recompute_layers] = layers / stages;
+}
+
 LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine& engine,
                         std::vector<std::string>& assumed) {
   bool tp_overlap = false;
@@ -468,7 +497,7 @@ LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine
     if (run.recompute.empty() && row.recomputes_nothing) run.recompute = "none";
   }
   for (const RecipeRow& row : recipe_rows) {
-    if (run.source.find(row.source) == std::string::npos || run.layers != row.layers || run.hidden != row.hidden ||
+    if (!row.source.is_in(run.source) || run.layers != row.layers || run.hidden != row.hidden ||
         (row.devices > 0 && run.devices != row.devices) || run.tp != row.tp || run.pp != row.pp)
       continue;
     tp_overlap = row.tp_overlap.value_or(tp_overlap);
@@ -506,7 +535,8 @@ LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine
     run.micro_batch = *run.global_batch / (dp * pp);
   layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
   // It costs nothing where an engine has it; Korthikanti et al. 2022 and all recipes above set it.
-  if (tp > 1 && stated(run.sequence_parallel, true, "sequence parallelism:", assumed)) {
+  if (tp > 1 && !run.sequence_parallel) assumed.emplace_back(assumed_sequence_parallel);
+  if (tp > 1 && run.sequence_parallel.value_or(true)) {
     layout[Choice::sequence_parallel] = true;
     if (tp_overlap && engine.has_tensor_overlap) layout[Choice::tp_overlap] = TensorOverlap::ring;
   }
@@ -520,13 +550,8 @@ LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine
     });
     layout[Choice::recompute] = row == selective_rows.end() ? Recompute::core_attn : row->recompute;
     if (row != selective_rows.end() && row->every > 1)
-      layout[Choice::recompute_layers] = required(run.layers, "the number of layers") / row->every;
+      run.recompute_layers = required(run.layers, "the number of layers") / row->every;
     if (row != selective_rows.end() && !row->assumed.empty()) assumed.emplace_back(row->assumed);
-  }
-  if (run.recompute_layers && !run.recompute.empty() && run.recompute != "none") {
-    if (pp < 1 || *run.recompute_layers % pp != 0)
-      throw Skip{fmt::format("{} layers that recompute are no multiple of {} stages", *run.recompute_layers, pp)};
-    layout[Choice::recompute_layers] = *run.recompute_layers / pp;
   }
   const auto* const offload = std::ranges::find_if(offload_rows, [&](const OffloadRow& one) {
     return run.data_parallel == "fsdp" && run.source.find(one.source) != std::string::npos &&
@@ -541,6 +566,7 @@ LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine
     layout[Choice::schedule] = ScheduleKind::interleaved;
     layout[Choice::virtual_stages] = *run.virtual_stages;
   }
+  if (run.recompute_layers) state_recompute_layers(run, layout, assumed);
   return layout;
 }
 
@@ -568,6 +594,8 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
     result.layout = layout_of(run, result.model, result.training.engine, result.assumed);
+    result.sequence_parallel_unstated =
+        std::ranges::find(result.assumed, assumed_sequence_parallel) != result.assumed.end();
     result.recompute_unstated = run.recompute.empty() && !result.layout[Choice::recompute];
     if (result.model.decoder_layers > 0 && !result.training.engine.fused_attention)
       throw Skip{

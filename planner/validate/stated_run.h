@@ -34,6 +34,9 @@ enum class MemoryScope {
 };
 const char* name(MemoryScope scope);
 
+// In StatedRun::assumed.
+inline constexpr const char* assumed_sequence_parallel = "sequence parallelism: true";
+
 // A published run as parplan simulates it.
 struct StatedRun {
   std::string skipped;               // why it cannot be simulated; empty: it can
@@ -45,6 +48,9 @@ struct StatedRun {
   // What is recomputed was not published, and is not in `layout`: it is the least with which a run
   // that took place fits, of what a search would choose from.
   bool recompute_unstated = false;
+  // Sequence parallelism was not published, and is in `layout` with `assumed_sequence_parallel`: it
+  // holds where the model allows it.
+  bool sequence_parallel_unstated = false;
   MemoryScope memory_scope = MemoryScope::device;
 };
 

@@ -12,6 +12,8 @@
 #include "planner/base/error.h"
 #include "planner/base/parallel_for.h"
 #include "planner/graph/engine_graph.h"
+#include "planner/parallel/engine_layouts.h"
+#include "planner/parallel/techniques.h"
 #include "planner/plan/layout_choices.h"
 #include "planner/plan/memory_verdict.h"
 #include "planner/plan/recompute.h"
@@ -46,6 +48,20 @@ bool surely_too_large(const ValidatedRun& run) {
          static_cast<double>(run.device_memory.count) > beyond_any_error * static_cast<double>(run.capacity.count);
 }
 
+// Takes sequence parallelism that was assumed out of a run whose model or length it cannot cut.
+void keep_to_legal(const OpGraph& graph, StatedRun& stated) {
+  if (!stated.sequence_parallel_unstated) return;
+  LayoutRequest without = stated.layout;
+  without[Choice::sequence_parallel].reset();
+  without[Choice::tp_overlap].reset();
+  const auto may_be = [&](const LayoutRequest& layout) {
+    return is_legal(graph, stated.training, with_given(with_implied(stated.training.engine, layout), stated.training));
+  };
+  if (may_be(stated.layout) || !may_be(without)) return;
+  stated.layout = without;
+  std::erase(stated.assumed, assumed_sequence_parallel);
+}
+
 }  // namespace
 
 ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, const GraphOfModel& graph_of) {
@@ -59,12 +75,14 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
     return result;
   }
   StatedRun stated = state(run, of);
-  result.skipped = std::move(stated.skipped);
-  result.assumed = std::move(stated.assumed);
+  result.skipped = stated.skipped;
+  result.assumed = stated.assumed;
   result.engine = stated.training.engine.name;
   if (!result.skipped.empty()) return result;
   try {
     const OpGraph graph = as_run_by(stated.training, graph_of(stated.model));
+    keep_to_legal(graph, stated);
+    result.assumed = stated.assumed;
     SuggestRequest request;
     request.graph = &graph;
     request.model_name = stated.model.name;
@@ -178,7 +196,7 @@ std::optional<ErrorSummary> summarise(std::span<const std::pair<double, double>>
 
 std::vector<std::vector<std::size_t>> jobs_of(std::span<const ValidatedRun> runs) {
   const auto job_of = [](const PublishedRun& run) {
-    return std::tie(run.source, run.engine, run.device, run.devices, run.layers, run.hidden, run.sequence,
+    return std::tie(run.source, run.engine, run.device, run.cluster, run.devices, run.layers, run.hidden, run.sequence,
                     run.global_batch, run.precision);
   };
   std::vector<std::vector<std::size_t>> jobs;

@@ -52,7 +52,8 @@ constexpr std::array divisions = {
     Division{"all", "all", [](const PublishedRun&) { return std::string("all runs"); }},
     Division{"sources", "source", [](const PublishedRun& run) { return run.source; }},
     Division{"engines", "engine", [](const PublishedRun& run) { return run.engine; }},
-    Division{"devices", "device", [](const PublishedRun& run) { return run.device; }},
+    Division{"devices", "device",
+             [](const PublishedRun& run) { return run.device.empty() ? run.cluster : run.device; }},
     Division{"message_sizes", "message size", size_of_message},
 };
 
@@ -161,6 +162,7 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
          {"engine", one.run.engine},
          {"predicted_engine", one.engine.empty() ? Json(nullptr) : Json(one.engine)},
          {"device", one.run.device},
+         {"cluster", one.run.cluster.empty() ? Json(nullptr) : Json(one.run.cluster)},
          {"stated", std::string(stated(one))},
          {"assumed", one.assumed.empty() || !is_predicted ? Json(nullptr) : Json(join(one.assumed, "; "))},
          {"skipped", is_predicted ? Json(nullptr) : Json(one.skipped)},
@@ -200,7 +202,14 @@ std::vector<SummaryRow> summary_rows(std::span<const ValidatedRun> runs) {
   return rows;
 }
 
-std::string summary_in_words(std::span<const ValidatedRun> runs) {
+namespace {
+
+std::string runs_in_words(std::size_t count) {
+  return fmt::format("{} run{}", count, count == 1 ? "" : "s");
+}
+
+// How layouts are ordered, and what is said to fit.
+std::string order_and_memory(std::span<const ValidatedRun> runs) {
   std::string text;
   const OrderSummary all = summarise_order(runs, 0.0), apart = summarise_order(runs, close_runs);
   const auto right = [](const OrderSummary& order) {
@@ -218,17 +227,25 @@ std::string summary_in_words(std::span<const ValidatedRun> runs) {
         "memory: {} of {} runs that ran out of memory are predicted to fit, and {} to be tight; {} of {} "
         "that ran are predicted not to fit, and {} to be tight\n",
         memory.called_fits, memory.recorded, memory.called_tight, memory.refused, memory.fitted, memory.tight);
-  std::map<std::string, int> skipped;
+  return text;
+}
+
+}  // namespace
+
+std::string summary_in_words(std::span<const ValidatedRun> runs) {
+  std::string text = order_and_memory(runs);
+  std::map<std::string, std::size_t> skipped;
   for (const ValidatedRun& one : runs)
     if (!one.skipped.empty()) ++skipped[one.skipped];
   for (const auto& [why, count] : skipped)
-    text += fmt::format("skipped: {} run{}: {}\n", count, count == 1 ? "" : "s", printable_line(why));
+    text += fmt::format("skipped: {}: {}\n", runs_in_words(count), printable_line(why));
   return text;
 }
 
 namespace {
 
-// "  micro-batch 1: this run, that run" for each text that runs have, in the order of their first.
+// "  micro-batch 1 (2 runs): this run, that run" for each text that runs have, in the order of
+// their first.
 std::string listed_by(std::span<const ValidatedRun> runs,
                       const std::function<std::string(const ValidatedRun&)>& text_of) {
   constexpr std::size_t width = 140;
@@ -241,7 +258,8 @@ std::string listed_by(std::span<const ValidatedRun> runs,
     list->second.push_back(printable_line(one.run.id));
   }
   std::string lines;
-  for (const auto& [text, ids] : lists) lines += fmt::format("  {}: {}\n", printable_line(text), join(ids));
+  for (const auto& [text, ids] : lists)
+    lines += fmt::format("  {} ({}): {}\n", printable_line(text), runs_in_words(ids.size()), join(ids));
   return fold_lines(lines, width);
 }
 
@@ -280,7 +298,7 @@ std::string validation_table(std::span<const ValidatedRun> runs, bool with_engin
   const std::vector<SummaryRow> summaries = summary_rows(runs);
   for (const std::string_view with : {"exact", "assumed"})
     for (const std::string_view quantity : {"step time", "memory"}) text += summary_table(summaries, with, quantity);
-  return text + summary_in_words(runs);
+  return text + order_and_memory(runs);
 }
 
 std::string validation_csv(std::span<const ValidatedRun> runs) {

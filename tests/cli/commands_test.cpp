@@ -1,6 +1,7 @@
 // Commands executed in this process, on the tiny models of tests/data.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -11,18 +12,22 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cli/data_folder.h"
 #include "cli/local_machine.h"
 #include "cli/version.h"
 #include "planner/base/file.h"
 #include "planner/base/json.h"
 #include "planner/base/yaml.h"
+#include "planner/graph/engine_file.h"
 #include "planner/plan/plan.h"
 #include "planner/report/plan_row.h"
 #include "tests/cli/call.h"
@@ -668,37 +673,144 @@ TEST_CASE("the version is printed") {
   CHECK(called.out == std::string("parplan ") + version() + "\n");
 }
 
-TEST_CASE("what is said to be left out is no longer so with the option that is named for it") {
-  const std::vector<std::string> job = {"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "16",
-                                        "--json",  "-",    "--quiet",   "--global-batch", "32"};
-  const auto left_out = [&](const std::string& option) {
-    std::vector<std::string> arguments = job;
-    std::istringstream words(option);
-    for (std::string word; words >> word;) arguments.push_back(word);
-    const Called called = call(arguments);
-    INFO(option << ": " << called.err);
-    REQUIRE(called.code == 0);
-    std::map<std::string, std::string> options;  // by what is left out
-    const Json json = Json::parse(called.out);
-    for (const Json& one : json.at("search").at("left_out"))
-      options[one.at("what").get<std::string>()] = one.at("option").is_string() ? one.at("option") : Json("");
-    return options;
+// How a layout shows that an option which is named for what is left out searches it.
+struct NamedOption {
+  std::string option;
+  std::vector<std::string> values = {""};  // where the option is named without one: some engine has each
+  // The layout in which the option decides, and the key and the value of its plans' rows.
+  std::vector<std::string> layout = {};
+  std::string key = {};
+  std::optional<Json> of_plans = {};  // absent: the value
+};
+
+const std::vector<NamedOption>& named_options() {
+  static const std::vector<NamedOption> all = {
+      {"--schedule interleaved", {""}, {"--pp", "2"}, "schedule", "interleaved"},
+      {"--schedule zero_bubble_h1", {""}, {"--pp", "2"}, "schedule", "zero_bubble_h1"},
+      {"--schedule zero_bubble_v", {""}, {"--pp", "2"}, "schedule", "zero_bubble_v"},
+      {"--schedule dualpipe_v", {""}, {"--pp", "2"}, "schedule", "dualpipe_v"},
+      {"--dp-shard", {"3"}, {"--dp", "6", "--zero", "1"}, "dp_shard", 3},
+      {"--prefetch-depth", {"0"}, {"--dp", "6", "--zero", "3"}, "prefetch_depth", 0},
+      {"--gather-unit parameter", {""}, {"--dp", "6", "--zero", "3"}, "gather_unit", "parameter"},
+      {"--dp-method master", {""}, {"--dp", "6"}, "dp_method", "master"},
+      {"--balance-replicas"},
+      {"--tp-overlap ring", {""}, {"--tp", "2"}, "tp_overlap", "ring"},
+      {"--cp", {"2"}, {}, "cp", 2},
+      {"--cp-method ring", {""}, {"--cp", "2"}, "cp_method", "ring"},
+      {"--cp-method ulysses", {""}, {"--cp", "2"}, "cp_method", "ulysses"},
+      {"--cp-ulysses", {"2"}, {"--cp", "4"}, "cp_ulysses", 2},
+      {"--offload", {"optimizer"}, {}, "offload", "optimizer"},
+      {"--offload-layers", {"2"}, {}, "offload_layers", 2},
+      {"--recompute", {"mlp", "activation"}, {}, "recompute"},
+      {"--recompute-fewest-layers"},
+      {"--recompute-layers", {"2"}, {}, "recompute_layers", 2},
+      {"--input-slots in_flight+1", {""}, {"--pp", "2"}, "input_slots", "in_flight+1"},
   };
-  const std::string help = call({"suggest", "--help"}).out;
-  const std::map<std::string, std::string> all = left_out("");
-  CHECK(all.size() > 5);
-  int given = 0;
-  for (const auto& [what, option] : all) {
-    CAPTURE(what);
-    CAPTURE(option);
-    if (option.empty()) continue;
-    CHECK(help.find(option.substr(0, option.find(' ')) + " ") != std::string::npos);
-    if (option.find(' ') == std::string::npos && option != "--recompute-fewest-layers") continue;  // wants a value
-    ++given;
-    const std::map<std::string, std::string> then = left_out(option);
-    CHECK(!then.contains(what));
+  return all;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
+
+// What is left out of a search, with the options that are named for it.
+std::map<std::string, std::vector<std::string>> left_out(const Json& json) {
+  std::map<std::string, std::vector<std::string>> all;
+  for (const Json& one : json.at("search").at("left_out")) all[one.at("what")] = one.at("options");
+  return all;
+}
+
+// A job whose search leaves something out.
+struct LeavingJob {
+  std::vector<std::string> arguments;
+  bool takes_layouts = true;  // NamedOption::layout
+};
+
+std::vector<LeavingJob> leaving_jobs(const std::string& unlike_nodes) {
+  const std::vector<std::string> usual = {"gpt2", "--cluster", "dgx-a100", "--devices", "6", "--global-batch", "48"};
+  std::vector<LeavingJob> jobs;
+  for (const std::string& engine : engine_names(engines_folder())) {
+    jobs.push_back({usual});
+    for (const char* const word : {"--engine", engine.c_str()}) jobs.back().arguments.emplace_back(word);
   }
-  CHECK(given >= 4);
+  for (const char* const length : {"4096", "32768"})
+    jobs.push_back({{"llama3-8b", "--cluster", "dgx-a100", "--devices", "16", "--global-batch", "16", "--seq-len",
+                     length},
+                    false});
+  jobs.push_back({{"gpt2", "--cluster", unlike_nodes, "--global-batch", "48"}, false});
+  jobs.push_back({{"gpt3-175b", "--cluster", "dgx-a100", "--devices", "64", "--global-batch", "64", "--pp", "4",
+                   "--memory-limit", "79 GiB"},
+                  false});
+  return jobs;
+}
+
+TEST_CASE("each option named for what is left out searches it under every engine, and docs/search.md lists them") {
+  const Folder folder;
+  const std::string unlike = folder.write(
+      "unlike.yaml",
+      "name: unlike\ngroups:\n"
+      "  - {device: a100-sxm4-80gb, nodes: 1, node: {devices: 8, intra: nvswitch, nics: {count: 8, line_rate: 200 "
+      "Gbit/s}}}\n"
+      "  - {device: v100-sxm2-32gb, nodes: 1, node: {devices: 4, intra: nvlink_mesh, bandwidth: 40 GB/s, nics: {count: "
+      "4, line_rate: 100 Gbit/s}}}\n"
+      "network: {latency: 1 us}\n");
+  const std::string help = call({"suggest", "--help"}).out;
+  std::set<std::string> named;
+  int searched = 0;
+  for (const LeavingJob& job : leaving_jobs(unlike)) {
+    CAPTURE(fmt::format("{}", fmt::join(job.arguments, " ")));
+    const auto try_with = [&](const std::vector<std::string>& more) {
+      std::vector<std::string> arguments = {"suggest"};
+      arguments.insert(arguments.end(), job.arguments.begin(), job.arguments.end());
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      arguments.insert(arguments.end(), {"--json", "-", "--quiet"});
+      return call(arguments);
+    };
+    const auto suggest = [&](const std::vector<std::string>& more) {
+      const Called called = try_with(more);
+      INFO(fmt::format("{}: {}", fmt::join(more, " "), called.err));
+      REQUIRE(called.code == 0);
+      return Json::parse(called.out);
+    };
+    for (const auto& [what, options] : left_out(suggest({}))) {
+      CAPTURE(what);
+      CHECK(!options.empty());
+      for (const std::string& option : options) {
+        CAPTURE(option);
+        named.insert(option);
+        CHECK(help.find(words_of(option).front() + " ") != std::string::npos);
+        const auto row = std::ranges::find(named_options(), option, &NamedOption::option);
+        REQUIRE(row != named_options().end());
+        const auto value = std::ranges::find_if(row->values, [&](const std::string& one) {
+          return &one == &row->values.back() || try_with(words_of(option + " " + one)).code == 0;
+        });
+        std::vector<std::string> more = words_of(option + " " + *value);
+        Json json = suggest(more);
+        CHECK((!left_out(json).contains(what) || options.size() > 1));
+        if (option == "--recompute-fewest-layers")
+          CHECK(json.at("search").at("space").get<std::string>().find("in as few layers as memory demands") !=
+                std::string::npos);
+        if (!job.takes_layouts || row->key.empty()) continue;
+        more.insert(more.end(), row->layout.begin(), row->layout.end());
+        json = suggest(more);
+        for (const Json& plan : json.at("plans")) CHECK(plan.at(row->key) == row->of_plans.value_or(*value));
+        ++searched;
+      }
+    }
+  }
+  CHECK(searched > 50);
+  // The page's table.
+  std::istringstream page(read_file(std::string(PARPLAN_SOURCE_DIR) + "/docs/search.md"));
+  std::set<std::string> listed;
+  bool is_table = false;
+  for (std::string line; std::getline(page, line);) {
+    is_table = line.starts_with("| left out |") || (is_table && line.starts_with("|"));
+    if (!is_table) continue;
+    for (std::size_t at = line.find("`--"); at != std::string::npos; at = line.find("`--", at + 1))
+      listed.insert(line.substr(at + 1, line.find('`', at + 1) - at - 1));
+  }
+  CHECK(listed == named);
 }
 
 }  // namespace

@@ -148,11 +148,31 @@ TEST_CASE("the bands of errors are those of published runs, of assumed ones wher
   CHECK_MESSAGE(as_many, "planner/report/error_band.cpp should have:\n" << listed);
 }
 
+Cluster nodes_of_eight(const std::string& device, int devices) {
+  Cluster cluster;
+  NodeGroup& group = cluster.groups.front();
+  group.device.backend = BackendKind::cuda;
+  group.device.name = device;
+  group.node.devices.resize(8);
+  group.nodes = (devices + 7) / 8;
+  return cluster;
+}
+
+TEST_CASE("a prediction has the band of the devices that it takes, whatever else the cluster has") {
+  Cluster cluster = nodes_of_eight("h100-sxm-80gb", 64);
+  Engine nemo;
+  nemo.name = "nemo";
+  const StepBand alone = *step_band(nemo, cluster, 64);
+  cluster.groups.push_back(nodes_of_eight("v100-sxm2-32gb", 16).groups.front());
+  const StepBand first = *step_band(nemo, cluster, 64), all = *step_band(nemo, cluster, 80);
+  CHECK(words_of(first) == words_of(alone));
+  CHECK(all.device == "h100-sxm-80gb+v100-sxm2-32gb");
+  CHECK(words_of(all) != words_of(alone));
+}
+
 TEST_CASE("a prediction has the band of its engine, device and size, or of all that is known where there is none") {
   const auto band_on = [](const std::string& engine, const std::string& device, int devices) {
-    Cluster cluster;
-    cluster.groups.front().device.backend = BackendKind::cuda;
-    cluster.groups.front().device.name = device;
+    const Cluster cluster = nodes_of_eight(device, devices);
     Engine of;
     of.name = engine;
     return *step_band(of, cluster, devices);
@@ -209,9 +229,7 @@ TEST_CASE("a sweep's table has a line for each band of its steps") {
     return found;
   };
   const auto words = [](int devices) {
-    Cluster cluster;
-    cluster.groups.front().device.backend = BackendKind::cuda;
-    cluster.groups.front().device.name = "a100-sxm4-80gb";
+    const Cluster cluster = nodes_of_eight("a100-sxm4-80gb", devices);
     return words_of(*step_band(find_engine("megatron-2022", engines_folder()), cluster, devices));
   };
   CHECK(lines("8") == std::vector<std::string>{"step: " + words(8)});

@@ -360,7 +360,8 @@ TEST_CASE("clusters of unlike nodes are written and read back, with everything t
       "\n    nodes: 3\n    price: 2.5 USD\n    processor: amd\n  - device: " +
       replaced(one_device, "{name: d", "{name: e") +
       "\n    node: {devices: 4, intra: nvlink_mesh, bandwidth: 1 GB/s, nics: {count: 2, line_rate: 8 Gbit/s}}\n"
-      "network: {latency: 1 us, post_overhead: 3 us, transfer_chunk: 512 KiB, rails: true, pxn: false, "
+      "network: {latency: 1 us, post_overhead: 3 us, ring_protocols: [ll128, ll], tree_protocols: [], transfer_chunk: "
+      "512 KiB, rails: true, pxn: false, "
       "levels: [{name: leaf, nodes: 2}, {nodes: 4, oversubscription: "
       "3, latency: 2.5 us}, "
       "{name: core, oversubscription: 7}]}\nsources: [\"made up\"]\n";
@@ -377,6 +378,8 @@ TEST_CASE("clusters of unlike nodes are written and read back, with everything t
   CHECK(cluster.network ==
         Network{.latency = Seconds(1e-6),
                 .post_overhead = Seconds(3e-6),
+                .ring_protocols = {.simple = false, .low_latency = true, .low_latency_128 = true},
+                .tree_protocols = {.simple = false, .low_latency = false},
                 .transfer_chunk = Bytes(512 << 10),
                 .levels = {{.name = "leaf", .nodes = 2, .oversubscription = 1, .latency = Seconds(1e-6)},
                            {.name = "level 2", .nodes = 4, .oversubscription = 3, .latency = Seconds(2.5e-6)},
@@ -408,10 +411,19 @@ TEST_CASE("a node of several machines stays that as far as it is taken") {
 
 TEST_CASE("what is wrong in levels and rails is named with its place") {
   CHECK(network_error("{latency: 1 us, level: []}") ==
-        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, post_overhead, transfer_chunk, oversubscription, "
-        "levels, rails, pxn, one_ring; did you mean 'levels'?");
+        "c.yaml:3:26: error: unknown key 'level'; allowed: latency, post_overhead, ring_protocols, "
+        "tree_protocols, transfer_chunk, oversubscription, levels, rails, pxn, one_ring; did you mean 'levels'?");
   CHECK(network_error("{latency: 20 us, post_overhead: 0 s}") ==
         "c.yaml:3:42: error: expected more than 0 s: without 'post_overhead', NCCL's model has one");
+  CHECK(network_error("{latency: 1 us, ring_protocols: simple}") ==
+        "c.yaml:3:42: error: expected a list of protocols, such as [simple, ll, ll128]");
+  CHECK(network_error("{latency: 1 us, ring_protocols: [simple, ll182]}") ==
+        "c.yaml:3:51: error: unknown protocol 'll182'; allowed: simple, ll, ll128; did you mean 'll128'?");
+  CHECK(network_error("{latency: 1 us, tree_protocols: [ll, ll]}") ==
+        "c.yaml:3:47: error: 'll' stands twice in the list; leave one out");
+  CHECK(network_error("{latency: 1 us, ring_protocols: [ll128]}") ==
+        "c.yaml:3:42: error: expected 'simple' or 'll' among them: 'll128' is known of some GPUs alone");
+  CHECK(network_error("{latency: 1 us, tree_protocols: []}") == "");
   CHECK(network_error("{latency: 20 us, transfer_chunk: 0 B}") == "c.yaml:3:43: error: expected at least one byte");
   CHECK(network_error("{latency: 1 us, rails: true, one_ring: true}") ==
         "c.yaml:3:49: error: rings that enter a node by one NIC and leave it by another change rails; leave out "

@@ -181,10 +181,14 @@ TEST_CASE("each level that is crossed may be the narrowest, and the highest give
   CHECK(pod.transfer_chunk == Bytes(131072));
   Cluster other = cluster;
   other.network.post_overhead = Seconds(2);
+  other.network.ring_protocols = {.simple = false, .low_latency = true, .low_latency_128 = true};
+  other.network.tree_protocols = {.simple = false, .low_latency = false};
   other.network.transfer_chunk = Bytes(524288);
   for (const GroupNetwork& network :
        {group_network(other, mesh(2, 4, 1), Axis::dp), stage_network(other, mesh(2, 4, 1), 0, 1)}) {
     CHECK(network.post_overhead == Seconds(2));
+    CHECK(network.ring_protocols == other.network.ring_protocols);
+    CHECK(network.tree_protocols == other.network.tree_protocols);
     CHECK(network.transfer_chunk == Bytes(524288));
   }
   // Stages of four nodes: four ranks leave the pod for the other, 40 / (2 * 4) = 5, and each leaf's

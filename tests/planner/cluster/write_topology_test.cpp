@@ -147,6 +147,23 @@ TEST_CASE("NICs of many devices are said by number where each has its own") {
   CHECK(network_of("dgx-h100").ends_with(": GPUi by NICi, i from 0 to 7"));
 }
 
+TEST_CASE("what a network says of NCCL is described, and nothing where it says nothing") {
+  const auto nccl_of = [](const Cluster& cluster) {
+    const std::string text = describe(cluster);
+    const std::size_t begin = text.find("  NCCL ");
+    return begin == std::string::npos ? "" : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  CHECK(nccl_of(find_cluster("aws-p5", catalog)) ==
+        "  NCCL      a ring's step keeps a CPU 8.00 us; rings between nodes in simple, ll, ll128; trees between nodes "
+        "in ll, ll128; transfers in parts of 512 KiB");
+  CHECK(nccl_of(find_cluster("dgx-h100", catalog)).empty());
+  Cluster cluster = two_kinds();
+  cluster.network.tree_protocols = {.simple = false, .low_latency = false};
+  cluster.network.one_ring = true;
+  CHECK(nccl_of(cluster) ==
+        "  NCCL      no trees between nodes; all rings enter a node by one NIC and leave it by another");
+}
+
 TEST_CASE("devices that were selected are named by their numbers on the machine") {
   ClusterOptions options;
   options.device_ids = {5, 2};
@@ -222,8 +239,16 @@ TEST_CASE("the JSON of a cluster has every pair's path and every level") {
   CHECK(group["to_nics"][0][1].is_null());
   CHECK(group["nics_used"] == Json::array({Json::array({"NIC0"}), Json::array({"NIC1"})}));
   CHECK(json["network"]["rails"] == true);
+  CHECK(json["network"]["post_overhead_s"].is_null());
+  CHECK(json["network"]["ring_protocols"] == Json({"simple", "ll"}));
+  CHECK(json["network"]["transfer_chunk_bytes"] == 131072);
+  CHECK(json["network"]["one_ring"] == false);
   CHECK(json["network"]["levels"][0]["nodes"] == 1);
   CHECK(json["network"]["levels"][1] ==
         Json({{"name", "spine"}, {"nodes", nullptr}, {"oversubscription", 2.0}, {"latency_s", 3e-6}}));
   CHECK(topology_json(find_cluster("titan-rtx-2", catalog), "1")["network"].is_null());
+  const Json aws = topology_json(find_cluster("aws-p5", catalog), "1")["network"];
+  CHECK(aws["post_overhead_s"] == 8e-6);
+  CHECK(aws["ring_protocols"] == Json({"simple", "ll", "ll128"}));
+  CHECK(aws["tree_protocols"] == Json({"ll", "ll128"}));
 }

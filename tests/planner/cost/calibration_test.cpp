@@ -139,6 +139,38 @@ TEST_CASE("noise of 5% moves predictions of sizes that were not measured by less
     }
 }
 
+TEST_CASE("products of queries, keys and values apart are three on a measured device too, with what runs beside them") {
+  DeviceKind device = device_of(BackendKind::cuda);
+  device.measured = truth(BackendKind::cuda);
+  const auto time_of = [&](OpKind kind, const OpShape& shape) {
+    return kernel_time(kind, shape, DataType::bf16, device, device.rates[0]).value;
+  };
+  // 32 heads of 128 and 8 of keys and of values.
+  const OpShape together{.rows = 4096, .columns = (32 + 2 * 8) * 128, .inner = 4096};
+  OpShape apart = together, queries = together, keys = together;
+  apart.key_columns = keys.columns = 8 * 128;
+  queries.columns = 32 * 128;
+  const double element = 2.0, rows = 4096.0, inner = 4096.0, memory = 3e12, launch = 4e-6;
+  for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient}) {
+    const double three = time_of(kind, queries) + 2.0 * time_of(kind, keys);
+    // Two sums of gradients of the input read one more each: in the norm's kernel, or in two.
+    const bool sums = kind == OpKind::linear_input_gradient;
+    CHECK(time_of(kind, apart) == doctest::Approx(three + (sums ? 2 * rows * inner * element / memory : 0.0)));
+    OpShape stepwise = apart;
+    stepwise.stepwise = true;
+    CHECK(time_of(kind, stepwise) ==
+          doctest::Approx(three + (sums ? 2 * launch + 2 * 3 * rows * inner * element / memory : 0.0)));
+  }
+  // The gradient of a bias, by a kernel of its own.
+  OpShape bias = together;
+  bias.bias = true;
+  OpShape with_sum = bias;
+  with_sum.apart = true;
+  CHECK(time_of(OpKind::linear_weight_gradient, with_sum) ==
+        doctest::Approx(time_of(OpKind::linear_weight_gradient, bias) + launch +
+                        rows * together.columns * element / memory));
+}
+
 TEST_CASE("a row that was disturbed moves no fit") {
   DeviceKind device = device_of(BackendKind::cuda);
   device.measured = truth(BackendKind::cuda);

@@ -2,9 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "planner/cluster/find_cluster.h"
 #include "planner/cost/nvlink_rings.h"
@@ -51,7 +53,7 @@ TEST_CASE("every algorithm takes longer for more bytes, slower links and slower 
           GroupNetwork network = unit_network(4, nodes);
           network.compute_capability = 90;
           network.nvls_bandwidth = network.uplink_bandwidth = BytesPerSecond(1.0);
-          network.post_overhead = Seconds(1e-6);
+          network.ring_protocols.low_latency_128 = network.tree_protocols.low_latency_128 = true;
           if (row.available != nullptr && !row.available(network)) continue;
           const Seconds time = row.time(kind, Bytes(1 << 20), network);
           CHECK(time > Seconds(0.0));
@@ -93,6 +95,30 @@ TEST_CASE("a communication's time comes from measured collectives, NCCL's model 
   CHECK(origin(InstructionKind::all_gather) == "fitted");
   CHECK(origin(InstructionKind::all_to_all) == "fitted");
   CHECK(origin(InstructionKind::send) == "links");
+  // Two nodes: by NCCL's model, unless steps between nodes were measured.
+  network = unit_network(16, 2);
+  network.nvlink = true;
+  network.compute_capability = 80;
+  CHECK(origin(InstructionKind::all_gather) == "formula");
+  network.post_overhead = Seconds(8e-6);
+  CHECK(origin(InstructionKind::all_gather) == "fitted");
+  CHECK(origin(InstructionKind::all_to_all) == "links");
+  CHECK(origin(InstructionKind::send) == "links");
+  // LL128 between nodes has constants of rings inside NVLink, and trees a share of their cap.
+  network.post_overhead = {};
+  network.ring_protocols.low_latency_128 = network.tree_protocols.low_latency_128 = true;
+  for (const CommunicationAlgorithm& row : communication_algorithms())
+    if (row.name.ends_with("LL128")) CHECK(row.fitted(network));
+  const auto is_fitted = [&](std::string_view name) {
+    const auto row = std::ranges::find(communication_algorithms(), name, &CommunicationAlgorithm::name);
+    return row->fitted != nullptr && row->fitted(network);
+  };
+  CHECK(!is_fitted("ring"));
+  CHECK(!is_fitted("tree"));
+  CHECK(is_fitted("tree, LL128"));
+  // NVLink SHARP: the base and what a chunk costs are fitted.
+  CHECK(is_fitted("NVLS"));
+  CHECK(is_fitted("NVLS tree"));
 }
 
 TEST_CASE("a ring all-reduce takes 2(n-1) steps and moves 2(n-1)/n of the buffer") {
@@ -418,6 +444,7 @@ TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of
   network.ring_bandwidth = network.tree_bandwidth = BytesPerSecond(400e9);
   network.compute_capability = 90;
   network.post_overhead = Seconds(1e-6);
+  network.ring_protocols.low_latency_128 = network.tree_protocols.low_latency_128 = true;
   REQUIRE(ring_low_latency_128_available(network));
   // 25.8 us; 13 hops of 1.9 us and 2 of 4; 252 GB/s at most, of which 15/16 are sent.
   const double hops = 13 * 1.9e-6 + 2 * 4e-6;
@@ -446,14 +473,37 @@ TEST_CASE("LL128 over several nodes takes the root of the squares of hops and of
   network.tree_bandwidth = BytesPerSecond(100e9);
   CHECK(tree_low_latency_128_time(reduce, Bytes(1'000'000'000), network).value ==
         Approx(latency + 2 * (1e9 + 2 * 16 * 576e3) / 86.25e9).epsilon(1e-12));
-  // Where no step was measured, there is neither.
+  // Three nodes have one whole level: 24 chunks are enough, with 1.58 levels they were not.
+  network.nodes = 3;
+  network.ranks = 24;
+  const double bytes = 24.0 * 16 * 576e3, levels = std::log2(3.0);
+  CHECK(tree_low_latency_128_time(reduce, Bytes(static_cast<std::int64_t>(bytes)), network).value ==
+        Approx(25.8e-6 + 14 * 1.25e-6 + 2 * levels * 8.5e-6 + 2 * (bytes + 2 * levels * 16 * 576e3) / 86.25e9)
+            .epsilon(1e-12));
+  network.nodes = 2;
+  network.ranks = 16;
+  // The network says who takes it, not whether its steps were measured.
   network.post_overhead = Seconds(0.0);
-  CHECK_FALSE(ring_low_latency_128_available(network));
-  CHECK_FALSE(tree_low_latency_128_available(network));
+  CHECK(ring_low_latency_128_available(network));
+  CHECK(tree_low_latency_128_available(network));
   CHECK(tree_simple_available(network));
   network.post_overhead = Seconds(8e-6);
+  CHECK(tree_simple_available(network));
+  network.ring_protocols = {.simple = true, .low_latency = false};
+  CHECK(ring_simple_available(network));
+  CHECK_FALSE(ring_low_latency_available(network));
+  CHECK_FALSE(ring_low_latency_128_available(network));
+  CHECK(tree_low_latency_128_available(network));
+  network.tree_protocols = {.simple = false, .low_latency = true};
   CHECK_FALSE(tree_simple_available(network));
-  CHECK(tree_available(network));
+  CHECK(tree_low_latency_available(network));
+  CHECK_FALSE(tree_low_latency_128_available(network));
+  network.ring_protocols = {.simple = false, .low_latency = true, .low_latency_128 = true};
+  CHECK_FALSE(ring_simple_available(network));
+  CHECK(ring_low_latency_128_available(network));
+  network.tree_protocols = {.simple = false, .low_latency = false, .low_latency_128 = true};
+  CHECK_FALSE(tree_low_latency_available(network));
+  CHECK(tree_low_latency_128_available(network));
   // Generations whose cap is not known, and nodes without NVLink, have neither; one node has rings.
   for (const int capability : {0, 70, 86, 120}) {
     network.compute_capability = capability;

@@ -13,6 +13,7 @@
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
 #include "tests/planner/base/error_of.h"
+#include "tests/temporary_folder.h"
 
 namespace parplan {
 namespace {
@@ -67,6 +68,25 @@ TEST_CASE("every engine's file is read under its own name, and says where each o
   CHECK(find_engine((folder / "ddp.yaml").string(), folder) == find_engine("ddp", folder));
 }
 
+// A checkout of Megatron-LM holds a folder `megatron`; a name too long for a file is none.
+TEST_CASE("an engine is found by its name whatever the working directory holds") {
+  const testing::TemporaryFolder here;
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(here.root());
+  std::filesystem::create_directory("megatron");
+  std::filesystem::create_directory("megatrom");
+  here.write("ddp", "not an engine");
+  here.write("mine", "name: e\ntitle: E\nfacts: {dropout: {value: true, source: a paper}}\n");
+  CHECK_NOTHROW(CHECK(find_engine("megatron", folder).name == "megatron"));
+  CHECK_NOTHROW(CHECK(find_engine("ddp", folder).name == "ddp"));
+  CHECK_NOTHROW(CHECK(find_engine("mine", folder).name == "e"));
+  CHECK(error_of<ConfigError>([] { find_engine("megatrom", folder); }).find("unknown engine 'megatrom'") !=
+        std::string::npos);
+  const std::string endless(100'000, 'e');
+  CHECK(error_of<ConfigError>([&] { find_engine(endless, folder); }).find("unknown engine") != std::string::npos);
+  std::filesystem::current_path(before);
+}
+
 TEST_CASE("eager gates and rotary positions, and attention that drops elements, are marked where there are any") {
   const auto marked = [&](const Engine& engine, const char* model, OpKind kind, bool OpShape::*attribute) {
     const OpGraph graph = as_run_by(engine, graph_of(model, 64));
@@ -99,6 +119,34 @@ TEST_CASE("eager gates and rotary positions, and attention that drops elements, 
   CHECK(marked(own, "gpt2", OpKind::attention, &OpShape::drops) == 0);
   CHECK(marked(drops, "llama3-8b", OpKind::attention, &OpShape::drops) == 0);  // trained without dropout
   CHECK(marked(drops, "t5-small", OpKind::packed_attention, &OpShape::drops) == 0);
+}
+
+TEST_CASE("what an engine's facts make of a graph stays where products are cast to fp8 as well") {
+  Engine engine{.name = "other",
+                .fused_attention = false,
+                .fused_gelu = false,
+                .fused_gate = false,
+                .fused_rms_norm = false,
+                .fused_rotary = false,
+                .fused_sums = false,
+                .fused_norm_gradient = false,
+                .fused_bias_gradient = false,
+                .separate_keys = true};
+  for (const bool fused_loss : {false, true})
+    for (const char* const model : {"gpt2", "llama3-8b"}) {
+      CAPTURE(model);
+      engine.fused_loss = fused_loss;
+      engine.loss_metrics = 2;
+      engine.fp8_casts_once = true;
+      const OpGraph plain = as_run_by(engine, graph_of(model, 64)), cast = as_run_by(engine, graph_of(model, 64), true);
+      std::vector<OpShape> before, after;
+      for (const Op& op : plain.ops) before.push_back(op.attributes);
+      for (const Op& op : cast.ops)
+        if (op.kind != OpKind::quantize) after.push_back(op.attributes);
+      CHECK(ops_of_kind(cast, OpKind::quantize) > 0);
+      CHECK((before == after));
+      CHECK(std::ranges::count_if(after, [](const OpShape& shape) { return shape.metrics == 2; }) == 1);
+    }
 }
 
 TEST_CASE("an engine's file that is wrong is refused with its place, and an unknown name with the known ones") {

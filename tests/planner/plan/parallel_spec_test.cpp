@@ -24,7 +24,7 @@ ParallelSpec some_spec() {
 
 TEST_CASE("the key of a block's Segments tells apart what they do, and nothing around them") {
   const ParallelSpec spec = some_spec();
-  const ParallelSpec key = block_key(spec, Recompute::none);
+  const ParallelSpec key = block_key(spec, Recompute::none, {});
   ParallelSpec around = spec;
   around.mesh.degree = {.pp = 3, .dp = 8, .tp = 2};
   around.mesh.order = {Axis::tp, Axis::dp, Axis::pp};
@@ -35,21 +35,32 @@ TEST_CASE("the key of a block's Segments tells apart what they do, and nothing a
   around.input_slots = InputSlots::one_more;
   around.recompute_layers = 1;
   around.offload_layers = 1;
-  CHECK(block_key(around, Recompute::none) == key);
+  CHECK(block_key(around, Recompute::none, {}) == key);
 
-  CHECK(block_key(spec, Recompute::full) != key);
+  CHECK(block_key(spec, Recompute::full, {}) != key);
   ParallelSpec inside = spec;
   inside.mesh.degree.tp = 4;
-  CHECK(block_key(inside, Recompute::none) != key);
+  CHECK(block_key(inside, Recompute::none, {}) != key);
   inside = spec;
   inside.micro_batch = 4;
-  CHECK(block_key(inside, Recompute::none) != key);
+  CHECK(block_key(inside, Recompute::none, {}) != key);
   inside = spec;
   inside.sequence_parallel = false;
-  CHECK(block_key(inside, Recompute::none) != key);
+  CHECK(block_key(inside, Recompute::none, {}) != key);
   inside = spec;
   inside.mesh.degree.cp = 2;  // an axis that nobody has taken out
-  CHECK(block_key(inside, Recompute::none) != key);
+  CHECK(block_key(inside, Recompute::none, {}) != key);
+  // Who casts weights to fp8, where engines cast what they gather.
+  TrainingSpec training;
+  const auto are_told_apart = [&] {
+    return block_key(around, Recompute::none, training) != block_key(spec, Recompute::none, training);
+  };
+  training.fp8 = true;
+  CHECK(!are_told_apart());
+  training.engine.casts_weights_apart = true;
+  CHECK(are_told_apart());
+  training.fp8 = false;
+  CHECK(!are_told_apart());
 }
 
 TEST_CASE("the key of the work around a bucket tells data-parallel degrees and ZeRO stages apart") {

@@ -59,7 +59,8 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
 // A layer of a Llama of 8 query heads and 2 key heads of 32, with 3 samples of 128 tokens in bf16.
 struct LlamaLayer {
   Engine engine;
-  int tp = 1, cp = 1;
+  int tp = 1, cp = 1, dp = 1;
+  int zero_stage = 0;
   bool sequence_parallel = false, fp8 = false;
   Recompute recompute = Recompute::none;
   TensorOverlap tp_overlap = TensorOverlap::none;
@@ -79,6 +80,8 @@ struct LlamaLayer {
     ParallelSpec spec;
     spec.mesh.degree.tp = tp;
     spec.mesh.degree.cp = cp;
+    spec.mesh.degree.dp = dp;
+    spec.zero_stage = zero_stage;
     spec.micro_batch = 3;
     spec.recompute = recompute;
     spec.sequence_parallel = sequence_parallel;
@@ -388,8 +391,8 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
   struct Casts {
     std::int64_t weights = 0, others = 0;
   };
-  const auto casts = [](const Engine& engine) {
-    const LoweredBlock block = LlamaLayer{.engine = engine, .fp8 = true}.lowered();
+  const auto casts = [](const Engine& engine, int dp, int zero_stage) {
+    const LoweredBlock block = LlamaLayer{.engine = engine, .dp = dp, .zero_stage = zero_stage, .fp8 = true}.lowered();
     Casts sum;
     for (const Segment* segment : {&block.forward, &block.backward})
       for (const Instruction& one : segment->instructions) {
@@ -400,12 +403,20 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
       }
     return sum;
   };
-  const Casts own = casts({.name = "other"}), apart = casts({.name = "other", .casts_weights_apart = true});
+  const Engine plain{.name = "other"}, gathers{.name = "other", .casts_weights_apart = true};
+  const Casts own = casts(plain, 2, 3), apart = casts(gathers, 2, 3);
   // Each for the product forward and for its input's gradient: fused queries, keys and values, the
   // output, and three.
   CHECK(own.weights == 2 * (256 * (8 + 2 * 2) * 32 + 256 * 256 + 3 * 256 * 512));
   CHECK(apart.weights == 0);
   CHECK(apart.others == own.others);
+  // Where nothing is gathered, products cast.
+  for (const auto& [dp, zero_stage] : {std::pair(1, 3), std::pair(2, 0), std::pair(2, 1), std::pair(2, 2)}) {
+    CAPTURE(dp);
+    CAPTURE(zero_stage);
+    CHECK(casts(gathers, dp, zero_stage).weights == own.weights);
+    CHECK(casts(gathers, dp, zero_stage).others == own.others);
+  }
 }
 
 TEST_CASE("rows are copied behind each gather over tensor-parallel ranks and before each scatter, not in fp8") {

@@ -596,14 +596,36 @@ TEST_CASE("explain says beside the step what published runs make of it, and whic
     for (const Json& span : json.at("spans"))
       for (const auto& [key, value] : span.items())
         CHECK(schema.at("properties").at("spans").at("items").at("properties").contains(key));
+    for (const std::string key : schema.at("required")) CHECK(json.contains(key));
+    for (const std::string key : schema.at("properties").at("spans").at("items").at("required"))
+      for (const Json& span : json.at("spans")) CHECK(span.contains(key));
+    // All that the words have.
+    CHECK(json.at("engine") == plan.training.engine.name);
+    CHECK(json.at("device") == "a100-sxm4-80gb");
+    CHECK(json.at("devices") == plan.spec.mesh.size());
+    for (std::size_t i = 0; i < band.spans.size(); ++i) {
+      const std::string size(band.spans[i].size);
+      CHECK(json.at("spans")[i].at("size") == (size.empty() ? Json(nullptr) : Json(size)));
+    }
     return json;
   };
   CHECK(check().at("spans").size() == 1);
+  CHECK(check().at("pairs_engine").is_null());
   plan.training.engine.name = "parplan";
   CHECK(check().at("spans").size() == 2);  // of the device, and of all
   CHECK(check().at("spans")[1].at("device").is_null());
   plan.cluster.calibrated = "kernels 0.9 of their files' rates";
   CHECK(check().at("pairs").get<int>() >= least_pairs);
+  CHECK(check().at("pairs_engine").is_null());
+  CHECK(check().at("pairs_device") == "a100-sxm4-80gb");
+  plan.training.engine.name = "bloom";
+  CHECK(check().at("pairs_engine") == "bloom");
+  // What decides by the memory has no band.
+  plan.search.objective = Objective::memory;
+  for (const std::string& text : {explain(plan, small_reasons()), explain(plan)}) {
+    CHECK(text.find("how sure: memory is counted as the runtime allocates it") != std::string::npos);
+    CHECK(text.find("of 10 of the") == std::string::npos);
+  }
 }
 
 double undecided_below(const Plan& plan, const Reasons& reasons) {

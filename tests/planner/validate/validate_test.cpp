@@ -187,6 +187,31 @@ TEST_CASE("sequence parallelism that is not stated is assumed where the engine h
   CHECK(stated.assumed.empty());
 }
 
+TEST_CASE("sequence parallelism is not assumed where the model or the sequence cannot have it") {
+  PublishedRun run = stated_run();
+  const auto of = [&](std::optional<bool> sequence_parallel) {
+    run.sequence_parallel = sequence_parallel;
+    const ValidatedRun validated = validate(run, as_stated, graph_of_published);
+    CHECK(validated.skipped == "");
+    return std::pair(validated.step, validated.assumed);
+  };
+  const std::vector<std::string> assumed{assumed_sequence_parallel};
+  CHECK(of({}) == std::pair(of(true).first, assumed));
+  run.sequence = 2046;  // 4 ranks do not divide it
+  CHECK(of({}) == of(false));
+  // Nor the halves of a T5, whose rows are taken apart.
+  run = stated_run();
+  run.family = "t5";
+  CHECK(of({}) == of(false));
+  // What is illegal without it, too, is said of the run as it is assumed.
+  run.pp = 16;
+  run.dp = 1;
+  run.tp = 2;
+  run.layers = 9;
+  run.sequence_parallel.reset();
+  CHECK(validate(run, as_stated, graph_of_published).skipped != "");
+}
+
 TEST_CASE("columns that tables may have say more of the nodes, the shards, recompute and the head") {
   PublishedRun run = stated_run();
   run.device = run.intra_node = "";
@@ -203,11 +228,35 @@ TEST_CASE("columns that tables may have say more of the nodes, the shards, recom
   CHECK(given<std::int64_t>(stated.layout, Choice::dp_shard) == 2);
   CHECK(given<std::int64_t>(stated.layout, Choice::recompute_layers) == 10 / *run.pp);
   CHECK(!stated.model.tied_embeddings);
+  // None of them, whatever is recomputed.
+  run.recompute_layers = 0;
+  for (const char* const recompute : {"full", "none", ""}) {
+    run.recompute = recompute;
+    stated = state(run, as_stated);
+    CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::none);
+    CHECK(!stated.layout[Choice::recompute_layers]);
+    CHECK(!stated.recompute_unstated);
+    CHECK(stated.assumed.empty());
+  }
   run.recompute = "none";
-  CHECK(!state(run, as_stated).layout[Choice::recompute_layers]);
+  run.recompute_layers = 10;
+  CHECK(state(run, as_stated).skipped == "10 layers recompute, and recompute is none");
+  // Whole ones, where what they recompute is not stated.
+  run.recompute = "";
+  stated = state(run, as_stated);
+  CHECK(given<Recompute>(stated.layout, Choice::recompute) == Recompute::full);
+  CHECK(given<std::int64_t>(stated.layout, Choice::recompute_layers) == 5);
+  CHECK(stated.assumed == std::vector<std::string>{"recompute of whole layers"});
+  CHECK(!stated.recompute_unstated);
   run.recompute = "full";
   run.recompute_layers = 11;
   CHECK(state(run, as_stated).skipped == "11 layers that recompute are no multiple of 2 stages");
+  // A rank of an interleaved pipeline has several stages.
+  run.virtual_stages = 3;
+  run.recompute_layers = 12;
+  CHECK(given<std::int64_t>(state(run, as_stated).layout, Choice::recompute_layers) == 12 / (*run.pp * 3));
+  run.recompute_layers = 10;
+  CHECK(state(run, as_stated).skipped == "10 layers that recompute are no multiple of 6 stages");
   run.cluster = "abacus";
   CHECK(state(run, as_stated).skipped.find("abacus") != std::string::npos);
 }
@@ -285,6 +334,20 @@ TEST_CASE("what a source's script sets for a run is no assumption, and holds for
   CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::core_attn);
   nemo.recompute = "full";  // what is stated counts
   CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::full);
+  // What a recipe's row does not say stays unstated.
+  nemo.micro_batch.reset();
+  nemo.virtual_stages.reset();
+  CHECK(state(nemo, as_stated).assumed == std::vector<std::string>{"micro-batch 1", "virtual stages: 1"});
+  // Both versions of NVIDIA's benchmarks.
+  nemo.recompute = "";
+  for (const char* const version : {"1b9bb6b", "35a9aec"}) {
+    nemo.source = fmt::format("dgxc-benchmarking@{} nemotron", version);
+    CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::core_attn);
+    CHECK(!of_nemo()[Choice::tp_overlap]);
+    nemo.source = fmt::format("dgxc-benchmarking@{} llama3.1", version);
+    CHECK(given<Recompute>(of_nemo(), Choice::recompute) == Recompute::none);
+    CHECK(of_nemo()[Choice::tp_overlap]);
+  }
 }
 
 TEST_CASE("an engine that interleaves no pipelines leaves no virtual stages to assume") {
@@ -534,6 +597,8 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
   CHECK(skipped([](PublishedRun& run) { run.experts = 8; }) == "mixtures of experts are not modelled");
   CHECK(skipped([](PublishedRun& run) { run.ep = 2; }) == "mixtures of experts are not modelled");
   CHECK(skipped([](PublishedRun& run) { run.family = "vit"; }) == "model family vit is not modelled");
+  CHECK(skipped([](PublishedRun& run) { run.family = ""; }) ==
+        "the model family is not stated; it is gpt, llama or t5");
   CHECK(skipped([](PublishedRun& run) { run.layers.reset(); }) == "the number of layers is not stated");
   CHECK(skipped([](PublishedRun& run) { run.dp = 8; }) == "dp 8 x tp 4 x pp 2 x cp 1 are not 32 devices");
   const std::string unknown = skipped([](PublishedRun& run) { run.device = "abacus"; });
@@ -594,6 +659,20 @@ TEST_CASE("the order of layouts is judged within one job alone, and so is what a
   CHECK(all.pairs_right == 4);  // the first run is predicted before the second and the third
   CHECK(all.regret == doctest::Approx(1.0));
   CHECK(summarise_order(runs, 0.05).pairs == 5);
+  // Nodes of a named cluster are not those of another.
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].run.device = "";
+    runs[i].run.cluster = i < 2 ? "aws-p5" : "dgx-h100";
+  }
+  CHECK(summarise_order(runs, 0.0).groups == 2);
+  CHECK(summarise_order(runs, 0.0).pairs == 2);
+  const Json json = validation_json(runs, "test");
+  CHECK(json.at("rows")[0].at("cluster") == "aws-p5");
+  std::map<std::string, int> counts;
+  for (const Json& part : json.at("summary").at("exact").at("devices"))
+    counts[part.at("name")] = part.at("step_time").at("runs");
+  CHECK(counts == std::map<std::string, int>{{"aws-p5", 2}, {"dgx-h100", 3}});
+  for (ValidatedRun& one : runs) one.run.cluster = "aws-p5";
   runs[0].skipped = "left out";
   CHECK(summarise_order(runs, 0.0).pairs_right == 3);
   CHECK(summarise_order(runs, 0.0).regret == 0.0);
@@ -627,6 +706,7 @@ TEST_CASE("files of runs are told apart by their headers, and faults have places
   };
   has(fault("a,b\n1,2\n"), path + ":1: error: the header has none of step_time_s");
   has(fault(std::regex_replace(header, std::regex("layers"), "floors") + "\n"), "no column 'layers'");
+  has(fault(std::regex_replace(header, std::regex("model_family"), "tribe") + "\n"), "no column 'model_family'");
   has(fault(header + "\n" + row + "\n" + std::regex_replace(row, std::regex(",24,2304,"), ",many,2304,") + "\n"),
       path + ":3: error: layers is 'many'; expected a number");
   has(fault(header + "\n1,2,3\n"), path);
@@ -636,8 +716,8 @@ TEST_CASE("files of runs are told apart by their headers, and faults have places
       path + ":2: error: outcome is 'well'; expected ok, oom, or nothing");
   // What is not stated of any run needs no column.
   folder.write("runs.csv",
-               "step_time_s,layers,hidden,heads,ffn_hidden,seq_len,devices,dp,tp,pp,global_batch\n"
-               "2.5,24,2304,24,9216,2048,32,32,1,1,512\n");
+               "step_time_s,model_family,layers,hidden,heads,ffn_hidden,seq_len,devices,dp,tp,pp,global_batch\n"
+               "2.5,gpt,24,2304,24,9216,2048,32,32,1,1,512\n");
   const std::vector<PublishedRun> few = read_published_runs(path);
   REQUIRE(few.size() == 1);
   CHECK(few.front().hidden == 2304);
@@ -717,13 +797,16 @@ TEST_CASE("the table lists what was assumed of which runs, and which were skippe
       one("third", {"no recompute"}, ""), one("fourth", {"no recompute"}, "dp is not stated"),
       one("fifth", {"micro-batch 1", "no recompute"}, ""), one("sixth", {}, "dp is not stated")};
   const std::string lists = "assumed, and of which runs:\n"
-                            "  micro-batch 1; no recompute: second, fifth\n"
-                            "  no recompute: third\n\n"
+                            "  micro-batch 1; no recompute (2 runs): second, fifth\n"
+                            "  no recompute (1 run): third\n\n"
                             "skipped, and which runs:\n"
-                            "  dp is not stated: fourth, sixth\n\n";
+                            "  dp is not stated (2 runs): fourth, sixth\n\n";
   const std::string table = validation_table(runs);
   CHECK(table.find(lists) != std::string::npos);
   CHECK(table.find("megatron") == std::string::npos);
+  // Once; pages that list no runs say so many.
+  CHECK(table.find("dp is not stated") == table.rfind("dp is not stated"));
+  CHECK(summary_in_words(runs).ends_with("skipped: 2 runs: dp is not stated\n"));
   CHECK(validation_table(runs, true).find("as engine\nfirst ") != std::string::npos);
   CHECK(validation_table(std::vector{runs[0]}).find("assumed") == std::string::npos);
   CHECK(validation_table(std::vector{runs[0]}).find("skipped") == std::string::npos);
