@@ -145,6 +145,8 @@ constexpr std::array facts = {
     EngineFact{"has_fp8", "products of layers may be in fp8", &Engine::has_fp8},
     EngineFact{"fp8_casts_once", "a tensor is cast to fp8 for all products that read it, and weights once a step",
                &Engine::fp8_casts_once},
+    EngineFact{"transposes_weights", "in fp8, weights are transposed for each gradient of a product's input",
+               &Engine::transposes_weights},
     EngineFact{"has_parameter_gathers", "parameters are gathered one by one", &Engine::has_parameter_gathers},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,

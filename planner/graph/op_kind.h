@@ -150,7 +150,12 @@ enum class Fp8Casts : std::uint8_t {
                  // cast as it was gathered (torchao's fp8 all-gather)
   once,          // an input and a gradient are cast as they are first read, for both of their products,
                  // and weights once a step (NVIDIA's TransformerEngine)
+  once_transposed,  // likewise, and a weight in 8 bits is transposed for each gradient of an input
+                    // (TransformerEngine 1.8 to 1.14, where parameters are in fp8)
 };
+constexpr bool casts_once(Fp8Casts casts) {
+  return casts == Fp8Casts::once || casts == Fp8Casts::once_transposed;
+}
 
 // The local (per-rank, per micro-batch) size of one op. An op's row says which fields it reads; the
 // others keep their defaults, so that equal work compares equal.
@@ -334,7 +339,8 @@ struct OpWork {
   bool matrix = false;  // runs on matrix units (GEMM, attention)
 };
 
-// Elements of a product's factors that are cast to fp8 before it.
+// Elements of a product's factors that are cast to fp8 before it; of a weight that is cast already,
+// and transposed before it, on the right.
 struct CastElements {
   std::int64_t left = 0;
   std::int64_t right = 0;

@@ -66,6 +66,10 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2401.10241", "megatron-2022"},  // Qi et al. 2023
     EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
     EngineRow{"megatron", "Megatron-LM@d98e8a64dd tests", "megatron-tests"},
+    // NeMo 24.09 and 24.12 (launch.sh), with parameters in fp8: Transformer Engine 1.10 to 1.14.
+    EngineRow{"megatron", "dgxc-benchmarking@35a9aec llama3.1", "nemo-2024"},
+    EngineRow{"megatron", "dgxc-benchmarking@35a9aec nemotron", "nemo-2024"},
+    EngineRow{"megatron", "dgxc-benchmarking@1b9bb6b", "nemo-2024"},
     EngineRow{"megatron", "dgxc-benchmarking", "nemo"},
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     // NVIDIA/NeMo-Framework-Launcher examples/training/*/h100/*.sh: grad_sync_dtype=bf16.
