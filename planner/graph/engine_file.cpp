@@ -147,6 +147,8 @@ constexpr std::array facts = {
                &Engine::fp8_casts_once},
     EngineFact{"transposes_weights", "in fp8, weights are transposed for each gradient of a product's input",
                &Engine::transposes_weights},
+    EngineFact{"scale_history", "in fp8, scales follow from so many magnitudes before, which ranks reduce",
+               &Engine::scale_history, 0, 1 << 20},
     EngineFact{"has_parameter_gathers", "parameters are gathered one by one", &Engine::has_parameter_gathers},
     EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,

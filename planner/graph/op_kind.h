@@ -108,6 +108,11 @@ enum class OpKind {
   // per row and head -> those of both, in fp32 while more steps follow (`second`), as the output so
   // far is behind the first two (`accumulate`).
   merge_attention,
+  // In fp8, where scales follow from magnitudes of earlier casts (Engine::scale_history): the largest
+  // magnitudes of all products' tensors side by side -> y; and y -> histories of `columns` of each,
+  // and scales, which are no operands.
+  join_magnitudes,
+  update_scales,
   accumulate,         // x -> y +=
   fill_zero,          // -> y = 0
   copy,               // x -> y = x
@@ -134,7 +139,7 @@ enum class OpKind {
 // refuses plans for such engines.
 constexpr bool is_foreign(OpKind kind) {
   return (kind >= OpKind::attention_scores && kind <= OpKind::widen) ||
-         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::merge_attention);
+         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::update_scales);
 }
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };

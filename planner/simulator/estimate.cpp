@@ -38,7 +38,7 @@ Estimator::Estimator(const OpGraph& graph, const Cluster& cluster, const Trainin
     if (static_cast<std::size_t>(block.kind) >= blocks_of_kind_.size())
       blocks_of_kind_.resize(static_cast<std::size_t>(block.kind) + 1);
   }
-  const std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  const std::int64_t scratch = step_scratch_bytes(training_, graph, cluster_.backend()).count;
   least_memory_ = rank_memory({.buckets = {}, .saved = {}, .scratch_bytes = scratch}, training_).peak();
   has_fixed_state_ = tied_blocks_.size() < 2 ||
                      (tied_blocks_.size() == 2 && tied_blocks_.front() == 0 &&

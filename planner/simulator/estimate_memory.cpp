@@ -37,7 +37,7 @@ BlockTable Estimator::block_table(const ParallelSpec& spec, const Placements& pl
   // The part that does not grow with blocks is largest with all blocks on the stage, and so with
   // every use of the tied parameter.
   buckets_.clear();
-  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t scratch = step_scratch_bytes(training_, graph_, cluster_.backend()).count;
   std::int64_t crossing = 0, gradient = 0, staged = 0, staged_for_weights = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
     if (home_of_saved(spec, k) != Home::device) {
@@ -213,7 +213,7 @@ MemoryUse Estimator::memory_of_rank(const ParallelSpec& spec, const Placements& 
   saved_.clear();
   for_weights_.clear();
   left_.clear();
-  std::int64_t scratch = step_scratch_bytes(training_, cluster_.backend()).count;
+  std::int64_t scratch = step_scratch_bytes(training_, graph_, cluster_.backend()).count;
   std::int64_t crossing = 0, gradient = 0;
   std::int64_t input = 0;
   std::int64_t staged = 0, staged_for_weights = 0, in_file = 0;

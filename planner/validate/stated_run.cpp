@@ -70,10 +70,10 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "dgxc-benchmarking@35a9aec llama3.1", "nemo-2024"},
     EngineRow{"megatron", "dgxc-benchmarking@35a9aec nemotron", "nemo-2024"},
     EngineRow{"megatron", "dgxc-benchmarking@1b9bb6b", "nemo-2024"},
-    EngineRow{"megatron", "dgxc-benchmarking", "nemo"},
+    EngineRow{"megatron", "dgxc-benchmarking", "nemo-delayed"},
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     // NVIDIA/NeMo-Framework-Launcher examples/training/*/h100/*.sh: grad_sync_dtype=bf16.
-    EngineRow{"megatron", "docs/source/performance/performance_summary.md", "nemo"},
+    EngineRow{"megatron", "docs/source/performance/performance_summary.md", "nemo-delayed"},
     EngineRow{"megatron", "", "megatron"},
     EngineRow{"megatron-deepspeed", "bigscience", "bloom"},
     // llm-foundry's runs on A100: those in amp_bf16 with MP mode DEFAULT came with b2a43a147

@@ -181,6 +181,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   }
   if (apart() % 4 == 0) engine.loss_metrics = 2;
   engine.transposes_weights = apart() % 2 == 0;
+  if (apart() % 2 == 0) engine.scale_history = 16;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }
