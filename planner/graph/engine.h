@@ -179,7 +179,8 @@ struct Engine {
   bool has_other_prefetch = true;        // gathers other than one block ahead (ParallelSpec::prefetch_depth)
   bool has_fp8 = true;                   // products of layers in fp8 (Fp8Casts in op_kind.h)
   bool fp8_casts_once = false;           // a tensor for all products that read it, and weights once a step
-  // Where it casts once: weights, which are in fp8 alone, are transposed for each gradient of an input.
+  // Where it casts once: weights, which are in fp8 alone, are transposed for each gradient of an
+  // input.
   bool transposes_weights = false;
   // In fp8, scales follow from the largest magnitudes of so many casts before. Behind each forward
   // and each backward of a stage these are joined, reduced over all ranks of the stage, and enter

@@ -108,9 +108,9 @@ enum class OpKind {
   // per row and head -> those of both, in fp32 while more steps follow (`second`), as the output so
   // far is behind the first two (`accumulate`).
   merge_attention,
-  // In fp8, where scales follow from magnitudes of earlier casts (Engine::scale_history): the largest
-  // magnitudes of all products' tensors side by side -> y; and y -> histories of `columns` of each,
-  // and scales, which are no operands.
+  // In fp8, where scales follow from magnitudes of earlier casts (Engine::scale_history): the
+  // largest magnitudes of all products' tensors side by side -> y; and y -> histories of `columns`
+  // of each, and scales, which are no operands.
   join_magnitudes,
   update_scales,
   accumulate,         // x -> y +=

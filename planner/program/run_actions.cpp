@@ -383,8 +383,8 @@ std::optional<int> stage_elsewhere(const Lowering& lowering, const std::optional
   return neighbour->stage;
 }
 
-// In fp8 under engines with scale_history, behind a pass through a stage with products in fp8, before
-// its result is sent: magnitudes of all such products of the rank, by way of scratch.
+// In fp8 under engines with scale_history, behind a pass through a stage with products in fp8,
+// before its result is sent: magnitudes of all such products of the rank, by way of scratch.
 void reduce_scales(Lowering& lowering, const Action& action) {
   if (!reduces_scales(lowering.job.training) ||
       products_in_fp8(lowering.graph, lowering.blocks_of(action.stage)) == 0)

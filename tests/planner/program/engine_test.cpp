@@ -877,7 +877,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
     CHECK(calls_named(small_step(engine, DataType::bf16, 1, rank), "scales") == 0);
     CHECK(calls_named(small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank), "scales") == 0);
     const std::vector<Step> steps = steps_of(program);
-    // Of each of four products of a layer, of which each stage has as many as tiny-gpt2 has by two.
+    // A layer has four products, and a stage all blocks but the embedding or the head as layers.
     const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), true);
     const int blocks = static_cast<int>(graph.blocks.size()), half = blocks / 2;
     const int layers = rank == 0 ? half - 1 : blocks - half - 1;
@@ -899,7 +899,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
       }
       bytes.push_back(bytes_of(first));
     }
-    // Four micro-batches, forward and backward: an input, a weight and an output, and two gradients.
+    // Four micro-batches: forward an input, a weight and an output, backward two gradients.
     const std::int64_t of_each = 4 * 4 * layers;  // bytes of fp32
     CHECK(std::ranges::count(bytes, 3 * of_each) == 4);
     CHECK(std::ranges::count(bytes, 2 * of_each) == 4);
