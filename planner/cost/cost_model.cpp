@@ -86,6 +86,11 @@ const GroupNetwork& NetworkCache::copies(const DeviceMesh& mesh, int ranks) {
   return of_groups(mesh, ranks, group_stride(mesh, Axis::tp));
 }
 
+const GroupNetwork& NetworkCache::stage(const DeviceMesh& mesh) {
+  const int stages = mesh.degree_of(Axis::pp), ranks = mesh.size() / stages;
+  return of_groups(mesh, ranks, mesh.stride_of(Axis::pp) == ranks ? 1 : stages);
+}
+
 const GroupNetwork& NetworkCache::stages(const DeviceMesh& mesh, int from_stage, int to_stage) {
   const std::array key{mesh.size(), mesh.degree_of(Axis::pp), mesh.stride_of(Axis::pp), from_stage, to_stage};
   const auto [entry, added] = stages_.try_emplace(key);
@@ -270,6 +275,7 @@ CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, con
     set(shard_group(mesh), networks.shard(mesh));
     set(shard_replicas, networks.replicas(mesh));
   }
+  if (networks.engine().scale_history > 0) set(ranks_of_stage, networks.stage(mesh));
   // Any divisor may be how many ranks hold copies of the same key/value heads; all of them see the
   // axis's own network.
   for (int size = 2; 2 * size <= mesh.degree.tp; ++size)

@@ -81,6 +81,9 @@ class NetworkCache {
   const GroupNetwork& keys(const DeviceMesh& mesh);
   // The one that `ranks` consecutive ranks of the tensor axis see (holders_of_copies).
   const GroupNetwork& copies(const DeviceMesh& mesh, int ranks);
+  // All ranks of a stage. Where the pipeline is neither the outermost axis nor the innermost, as if
+  // it were the innermost: as many ranks on as many nodes.
+  const GroupNetwork& stage(const DeviceMesh& mesh);
   const GroupNetwork& stages(const DeviceMesh& mesh, int from_stage, int to_stage);    // stage_network
   const Engine& engine() const { return engine_; }
   // The device of a stage, at the rates with as many devices of a node at work as the job uses.

@@ -117,15 +117,16 @@ Before writing_added_to(OpKind op, const OpShape& shape, DataType type) {
 
 // The casts of a product in fp8: kernels that read each factor for its largest number, and read it
 // again to write it in 8 bits; or that read it once and write it twice, as it is and transposed, by
-// a scale that is known before (TransformerEngine, delayed scaling).
+// a scale that is known before (TransformerEngine, delayed scaling). There, what is on the right is
+// a weight in 8 bits, which is read and written.
 Before casts_of(OpKind op, const OpShape& shape, DataType type) {
   const auto row_casts = row_of(op).casts;
   if (row_casts == nullptr || !multiplies_in_fp8(shape)) return {};
-  const bool once = shape.fp8 == Fp8Casts::once;
+  const bool once = casts_once(shape.fp8);
   const CastElements elements = row_casts(shape);
-  const std::int64_t bytes = once ? size_of(type) + 2 : 2 * size_of(type) + 1;
   const int factors = (elements.left > 0 ? 1 : 0) + (elements.right > 0 ? 1 : 0);
-  return {.kernels = once ? factors : 2 * factors, .moved = Bytes((elements.left + elements.right) * bytes)};
+  if (once) return {.kernels = factors, .moved = Bytes(elements.left * (size_of(type) + 2) + elements.right * 2)};
+  return {.kernels = 2 * factors, .moved = Bytes((elements.left + elements.right) * (2 * size_of(type) + 1))};
 }
 
 struct Arithmetic {

@@ -179,6 +179,14 @@ struct Engine {
   bool has_other_prefetch = true;        // gathers other than one block ahead (ParallelSpec::prefetch_depth)
   bool has_fp8 = true;                   // products of layers in fp8 (Fp8Casts in op_kind.h)
   bool fp8_casts_once = false;           // a tensor for all products that read it, and weights once a step
+  // Where it casts once: weights, which are in fp8 alone, are transposed for each gradient of an
+  // input.
+  bool transposes_weights = false;
+  // In fp8, scales follow from the largest magnitudes of so many casts before. Behind each forward
+  // and each backward of a stage these are joined, reduced over all ranks of the stage, and enter
+  // the histories, by kernels and a collective in line with the others; 0: scales follow from what
+  // is cast, and nothing is reduced.
+  int scale_history = 0;
   bool has_parameter_gathers = true;     // gathers of each parameter by itself (ParallelSpec::gather_unit)
   int most_zero = 3;                     // the highest ZeRO stage
   int most_zero_in_pipelines = 3;        // the highest where pp > 1

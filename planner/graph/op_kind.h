@@ -108,6 +108,11 @@ enum class OpKind {
   // per row and head -> those of both, in fp32 while more steps follow (`second`), as the output so
   // far is behind the first two (`accumulate`).
   merge_attention,
+  // In fp8, where scales follow from magnitudes of earlier casts (Engine::scale_history): the
+  // largest magnitudes of all products' tensors side by side -> y; and y -> histories of `columns`
+  // of each, and scales, which are no operands.
+  join_magnitudes,
+  update_scales,
   accumulate,         // x -> y +=
   fill_zero,          // -> y = 0
   copy,               // x -> y = x
@@ -134,7 +139,7 @@ enum class OpKind {
 // refuses plans for such engines.
 constexpr bool is_foreign(OpKind kind) {
   return (kind >= OpKind::attention_scores && kind <= OpKind::widen) ||
-         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::merge_attention);
+         (kind >= OpKind::attention_probabilities_gradient && kind <= OpKind::update_scales);
 }
 
 enum class ActivationKind { gelu_tanh, gelu_erf, relu, silu };
@@ -150,7 +155,12 @@ enum class Fp8Casts : std::uint8_t {
                  // cast as it was gathered (torchao's fp8 all-gather)
   once,          // an input and a gradient are cast as they are first read, for both of their products,
                  // and weights once a step (NVIDIA's TransformerEngine)
+  once_transposed,  // likewise, and a weight in 8 bits is transposed for each gradient of an input
+                    // (TransformerEngine 1.8 to 1.14, where parameters are in fp8)
 };
+constexpr bool casts_once(Fp8Casts casts) {
+  return casts == Fp8Casts::once || casts == Fp8Casts::once_transposed;
+}
 
 // The local (per-rank, per micro-batch) size of one op. An op's row says which fields it reads; the
 // others keep their defaults, so that equal work compares equal.
@@ -334,7 +344,8 @@ struct OpWork {
   bool matrix = false;  // runs on matrix units (GEMM, attention)
 };
 
-// Elements of a product's factors that are cast to fp8 before it.
+// Elements of a product's factors that are cast to fp8 before it; of a weight that is cast already,
+// and transposed before it, on the right.
 struct CastElements {
   std::int64_t left = 0;
   std::int64_t right = 0;

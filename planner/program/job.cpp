@@ -34,7 +34,8 @@ BlockContext block_context(const BlockLayout& layout, const TensorLayout& enteri
       .at = in_block,
       .precision = training.precision,
       .fp8 = !training.fp8                    ? Fp8Casts::none
-             : training.engine.fp8_casts_once ? Fp8Casts::once
+             : training.engine.fp8_casts_once ? (training.engine.transposes_weights ? Fp8Casts::once_transposed
+                                                                                     : Fp8Casts::once)
              : casts_gathered                 ? Fp8Casts::but_weights
                                               : Fp8Casts::each_product,
       .slices_share_casts = !is_own(training.engine),

@@ -8,6 +8,7 @@
 #include "planner/program/events.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
+#include "planner/program/scales.h"
 
 namespace parplan {
 
@@ -41,6 +42,12 @@ void set_groups(Lowering& lowering) {
     }
     program.set_group(shard_group(lowering.job.layout.mesh), std::move(shard));
     program.set_group(shard_replicas, std::move(replicas));
+  }
+  if (reduces_scales(lowering.job.training)) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < lowering.job.layout.mesh.size(); ++rank)
+      if (coordinates_of(lowering.job.layout.mesh, rank).pp == lowering.at.pp) ranks.push_back(rank);
+    program.set_group(ranks_of_stage, std::move(ranks));
   }
   if (const int size = lowering.job.layout.mesh.cp_ulysses; size > 1) {
     const std::vector<int>& all = program.group(all_along(Axis::cp));

@@ -145,7 +145,7 @@ std::vector<RankBuffer> buffers_of(const Lowering& lowering) {
     if (sends(schedule, {stage, Phase::forward, 0}))
       sent = std::max(sent, lowering.segments_of(range.last - 1).output_bytes);
   }
-  std::int64_t scratch = step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
+  std::int64_t scratch = step_scratch_bytes(lowering.job.training, lowering.graph, lowering.job.backend).count;
   for (const Segment& segment : lowering.program.segments) scratch = std::max(scratch, segment.scratch_bytes);
   for (const RankBucket& bucket : lowering.rank_buckets)
     scratch = std::max(scratch, orthogonalization_scratch(lowering, bucket));

@@ -32,10 +32,10 @@ static_assert(std::size(instruction_names) == index_of(InstructionKind::copy) + 
 
 const char* name(Stream stream) { return in_table(stream_names, stream); }
 std::string name(GroupKey group) {
-  static_assert(index_of(Members::copies) == 10);
+  static_assert(index_of(Members::stage) == 11);
   constexpr const char* part_names[] = {
       "",      "tied",     "next",  "previous", "next on return", "previous on return",
-      "shard", "replicas", "heads", "keys",     "copies"};
+      "shard", "replicas", "heads", "keys",     "copies",         "stage"};
   if (group.members == Members::all) return axis_word(group.axis);
   const char* part = in_table(part_names, group.members);
   return group.axis == Axis::pp ? part : std::string(axis_word(group.axis)) + " " + part;

@@ -94,7 +94,7 @@ constexpr AxisStreams streams_of(Axis axis) {
 // consecutive ranks that exchange tokens for heads, or those, one of each such group, that then
 // hold the same heads and meet one another's keys: the ring's, where these go around one; of the
 // tensor axis with more ranks than key/value heads, the consecutive ranks that hold copies of the
-// same ones.
+// same ones. `stage`: all ranks of a stage, whichever axis it is named with.
 enum class Members : std::uint8_t {
   all,
   tied,
@@ -106,7 +106,8 @@ enum class Members : std::uint8_t {
   replicas,
   heads,
   keys,
-  copies
+  copies,
+  stage
 };
 
 // The group that an instruction communicates with, named alike on every rank.
@@ -139,6 +140,8 @@ constexpr GroupKey seen_from(GroupKey neighbour) {
 }
 inline constexpr GroupKey tied_stages{Axis::pp, Members::tied};
 inline constexpr GroupKey shard_replicas{Axis::dp, Members::replicas};
+// All ranks of a stage, along every axis but the pipeline's.
+inline constexpr GroupKey ranks_of_stage{Axis::dp, Members::stage};
 // The group over which ZeRO shards: with hybrid sharding, a part of the data axis's.
 constexpr GroupKey shard_group(const DeviceMesh& mesh) {
   return {Axis::dp, mesh.dp_shard > 0 ? Members::shard : Members::all};

@@ -12,6 +12,7 @@
 #include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
 #include "planner/program/memory.h"
+#include "planner/program/scales.h"
 
 namespace parplan {
 namespace {
@@ -382,6 +383,25 @@ std::optional<int> stage_elsewhere(const Lowering& lowering, const std::optional
   return neighbour->stage;
 }
 
+// In fp8 under engines with scale_history, behind a pass through a stage with products in fp8,
+// before its result is sent: magnitudes of all such products of the rank, by way of scratch.
+void reduce_scales(Lowering& lowering, const Action& action) {
+  if (!reduces_scales(lowering.job.training) ||
+      products_in_fp8(lowering.graph, lowering.blocks_of(action.stage)) == 0)
+    return;
+  int products = 0;
+  for (const int stage : lowering.stages) products += products_in_fp8(lowering.graph, lowering.blocks_of(stage));
+  const std::int64_t magnitudes = magnitudes_of_pass(products, action.phase);
+  constexpr const char* title = "scales.all_reduce";
+  call_again(lowering, {title, magnitudes, 0, 0}, {lowering.scratch}, {lowering.scratch}, [&]() -> Call& {
+    const std::int64_t bytes = magnitudes * size_of(DataType::fp32);
+    const auto on = [&](Access access) { return std::vector{Piece{lowering.scratch, 0, bytes, access}}; };
+    return call_on_pieces(lowering, title, Stream::compute,
+                          reduce_scales(magnitudes, lowering.job.training.engine),
+                          {on(Access::write), on(Access::update), on(Access::read)});
+  });
+}
+
 void forward(Lowering& lowering, const Action& action, const ActionSlots& slots) {
   hand_out_parameters(lowering);
   const int stages = lowering.schedule.stages();
@@ -419,6 +439,7 @@ void forward(Lowering& lowering, const Action& action, const ActionSlots& slots)
     if (next) own = *next;
     return call;
   });
+  reduce_scales(lowering, action);
   if (to)
     send(lowering, {"activation", range.last - 1, lowering.segments_of(range.last - 1).output_bytes}, action.stage, *to,
          *result)
@@ -520,6 +541,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     if (completes_tied && last_micro_batch) copy_ready_gradients(lowering, *tied);
     return call;
   });
+  reduce_scales(lowering, action);
   collect_gradients(lowering);
   if (to)
     send(lowering, {"gradient", range.first - 1, lowering.segments_of(range.first).input_bytes}, action.stage, *to,

@@ -67,6 +67,7 @@ struct SlicedProduct {
     OpShape of_step = shape;
     if (step > 0 && of_step.fp8 == Fp8Casts::each_product && lowering.of.context.slices_share_casts)
       of_step.fp8 = Fp8Casts::but_weights;
+    if (step > 0 && of_step.fp8 == Fp8Casts::once_transposed) of_step.fp8 = Fp8Casts::once;
     emit_op(lowering, op, of_step, label, [&](const TrainingOperand& operand) {
       if (operand.source == source) return in_place_of;
       const Value whole = value_of(operand);

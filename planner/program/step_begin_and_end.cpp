@@ -118,7 +118,7 @@ void compute_norm(Lowering& lowering) {
   const bool on_host = sums_squares_on_host(lowering);
   const Piece norm{*program.norm_buffer, 0, 4, Access::update};
   const Piece sum{on_host ? *program.host_norm_buffer : *program.norm_buffer, 0, 4, Access::update};
-  const std::int64_t workspace = on_host ? 0 : step_scratch_bytes(lowering.job.training, lowering.job.backend).count;
+  const std::int64_t workspace = on_host ? 0 : norm_scratch_bytes(lowering.job.training, lowering.job.backend).count;
   BufferIds frees;
   if (workspace > 0) frees.push_back(lowering.scratch);
   // What several ranks of an axis hold belongs to the first, where the sum goes over that axis.

@@ -21,7 +21,8 @@ int KnownBlockCosts::number_of(const ParallelSpec& spec, const Placements& place
     whole.schedule = ParallelSpec().schedule;
     return number_of(whole, placements, recompute, stage);
   }
-  const auto [entry, inserted] = numbers_.try_emplace(block_key(spec, recompute, training_), static_cast<int>(shapes_.size()));
+  const auto [entry, inserted] =
+      numbers_.try_emplace(block_key(spec, recompute, training_), static_cast<int>(shapes_.size()));
   if (!inserted) return entry->second;
   shapes_.push_back(known_shapes_->of(graph_, training_, views_.cluster().backend(), spec, placements, recompute));
   also_whole_.push_back(also_runs_whole_backwards(spec.schedule));

@@ -14,10 +14,14 @@ namespace parplan {
 
 RankMemories::RankMemories(const OpGraph& graph, const ModelBlocks& blocks, const TrainingSpec& training,
                            MeshViews& views, KnownBlockCosts& costs, KnownDataCosts& data)
-    : graph_(graph), blocks_(blocks), training_(training), views_(views), costs_(costs), data_(data) {
-  const std::int64_t scratch = step_scratch_bytes(training_, views_.cluster().backend()).count;
-  least_memory_ = rank_memory({.buckets = {}, .saved = {}, .scratch_bytes = scratch}, training_).peak();
-}
+    : graph_(graph),
+      blocks_(blocks),
+      training_(training),
+      views_(views),
+      costs_(costs),
+      data_(data),
+      step_scratch_(step_scratch_bytes(training, graph, views.cluster().backend()).count),
+      least_memory_(rank_memory({.buckets = {}, .saved = {}, .scratch_bytes = step_scratch_}, training).peak()) {}
 
 Bytes RankMemories::overhead_of(const ParallelSpec& spec) {
   const PerAxis<bool> rings = ring_axes(spec);
@@ -53,7 +57,7 @@ BlockTable RankMemories::block_table(const ParallelSpec& spec, const Placements&
   // The part that does not grow with blocks is largest with all blocks on the stage, and so with
   // every use of the tied parameter.
   buckets_.clear();
-  std::int64_t scratch = step_scratch_bytes(training_, views_.cluster().backend()).count;
+  std::int64_t scratch = step_scratch_;
   std::int64_t crossing = 0, gradient = 0, staged = 0, staged_for_weights = 0;
   for (std::size_t k = 0; k < shapes.kinds.size(); ++k) {
     if (costs_.home_of_saved(spec, k) != Home::device) {
@@ -228,7 +232,7 @@ MemoryUse RankMemories::of(const ParallelSpec& spec, const Placements& placement
   saved_.clear();
   for_weights_.clear();
   left_.clear();
-  std::int64_t scratch = step_scratch_bytes(training_, views_.cluster().backend()).count;
+  std::int64_t scratch = step_scratch_;
   std::int64_t crossing = 0, gradient = 0;
   std::int64_t input = 0;
   std::int64_t staged = 0, staged_for_weights = 0, in_file = 0;

@@ -108,7 +108,8 @@ class RankMemories {
   MeshViews& views_;
   KnownBlockCosts& costs_;
   KnownDataCosts& data_;
-  Bytes least_memory_;  // of a rank without blocks
+  std::int64_t step_scratch_ = 0;  // step_scratch_bytes
+  Bytes least_memory_;             // of a rank without blocks
   struct KnownOverhead {
     DeviceMesh mesh;
     PerAxis<bool> rings;

@@ -56,14 +56,15 @@ constexpr std::array node_rows = {
 };
 
 // The engine's file for runs whose column `engine` has that name, whose source and notes contain a
-// text, and whose model has so many layers: versions and settings of one engine differ. The first
-// row that matches counts.
+// text, whose model has so many layers, and which are in that precision: versions and settings of
+// one engine differ. The first row that matches counts.
 struct EngineRow {
   std::string_view engine;
   std::string_view source;
   std::string_view file;
   std::string_view notes = "";
   std::int64_t layers = 0;  // of the model; 0: any
+  std::string_view precision = "";  // empty: any
 };
 constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2104.04473", "megatron-2021"},  // Narayanan et al. 2021
@@ -73,9 +74,15 @@ constexpr std::array engine_rows = {
     EngineRow{"megatron", "arXiv 2401.10241", "megatron-2022"},  // Qi et al. 2023
     EngineRow{"megatron", "NeMo-Megatron-Launcher", "megatron-2022"},
     EngineRow{"megatron", "Megatron-LM@d98e8a64dd tests", "megatron-tests"},
+    // NeMo 24.09 and 24.12 (launch.sh), with parameters in fp8: Transformer Engine 1.10 to 1.14.
+    EngineRow{"megatron", "dgxc-benchmarking@35a9aec llama3.1", "nemo-2024", "", 0, "fp8"},
+    EngineRow{"megatron", "dgxc-benchmarking@35a9aec nemotron", "nemo-2024", "", 0, "fp8"},
+    EngineRow{"megatron", "dgxc-benchmarking@1b9bb6b", "nemo-2024", "", 0, "fp8"},
+    EngineRow{"megatron", "dgxc-benchmarking", "nemo-delayed", "", 0, "fp8"},
     EngineRow{"megatron", "dgxc-benchmarking", "nemo"},
     EngineRow{"megatron", "Megatron-Bridge", "nemo"},
     // NVIDIA/NeMo-Framework-Launcher examples/training/*/h100/*.sh: grad_sync_dtype=bf16.
+    EngineRow{"megatron", "docs/source/performance/performance_summary.md", "nemo-delayed", "", 0, "fp8"},
     EngineRow{"megatron", "docs/source/performance/performance_summary.md", "nemo"},
     // kwai's runs of Megatron-LM are of 2024-01-01 (2bc6cd307a), with TransformerEngine 1.1.
     EngineRow{"megatron", "Megatron-Kwai", "megatron-2023"},
@@ -438,7 +445,8 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
                                                                                        : run.engine;
   const auto* const row = std::ranges::find_if(engine_rows, [&](const EngineRow& one) {
     return engine == one.engine && run.source.find(one.source) != std::string::npos &&
-           run.notes.find(one.notes) != std::string::npos && (one.layers == 0 || one.layers == run.layers);
+           run.notes.find(one.notes) != std::string::npos && (one.layers == 0 || one.layers == run.layers) &&
+           (one.precision.empty() || one.precision == run.precision);
   });
   const std::string file(row == engine_rows.end() ? std::string_view(engine) : row->file);
   const std::vector<std::string> names = engine_names(request.engines);

@@ -188,10 +188,12 @@ TEST_CASE("a prediction has the band of its engine, device and size, or of all t
     CHECK(band.high == row.high);
     CHECK(band.spans.front().size == row.size);
   };
-  check_one(band_on("nemo", "h100-sxm-80gb", 64), stated("nemo", "h100-sxm-80gb", "some nodes"));
-  check_one(band_on("nemo", "h100-sxm-80gb", 4096), stated("nemo", "h100-sxm-80gb", "many nodes"));
+  const char* const deepspeed = "megatron-deepspeed";
+  check_one(band_on(deepspeed, "a100-sxm4-80gb", 256), stated(deepspeed, "a100-sxm4-80gb", "some nodes"));
+  check_one(band_on(deepspeed, "a100-sxm4-80gb", 4096), stated(deepspeed, "a100-sxm4-80gb", "many nodes"));
   check_one(band_on("nemo", "h100-sxm-80gb", 8), stated("nemo", "h100-sxm-80gb", ""));
-  CHECK(words_of(band_on("nemo", "h100-sxm-80gb", 4096)).ends_with(" of their prediction, none of them on as many"));
+  CHECK(words_of(band_on(deepspeed, "a100-sxm4-80gb", 4096))
+            .ends_with(" of their prediction, none of them on as many"));
   CHECK(words_of(band_on("megatron-2021", "a100-sxm4-80gb", 8))
             .ends_with(" of their prediction, none of them on as few"));
   CHECK(words_of(band_on("nemo", "h100-sxm-80gb", 64)).ends_with(" of their prediction"));

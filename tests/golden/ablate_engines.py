@@ -86,6 +86,8 @@ PARTS = {
                                             "copies_gathered"),
     "separate and repeated keys, attention rank by rank, weights cast apart": lambda data: set_facts(
         data, "false", "separate_keys", "repeats_keys", "attends_in_steps", "casts_weights_apart"),
+    "scales and transposed weights in fp8": lambda data: (
+        set_facts(data, "false", "transposes_weights"), set_facts(data, "0", "scale_history")),
     "split transfers": lambda data: set_facts(data, "false", "splits_transfers"),
     "rings through one NIC each way": use_all_nics,
     "shares of their line rates that NICs and NVLinks reach": reach_line_rates,

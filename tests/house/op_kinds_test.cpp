@@ -54,7 +54,7 @@ constexpr std::string_view kinds_around_the_step[] = {
     "accumulate",  "fill_zero", "copy", "transpose_blocks",  "load_tokens",  "load_targets",
     "sum_squares", "adamw",     "sgd",  "update_loss_scale", "take_columns", "put_columns",
     "widen",       "adamw_8bit", "muon_momentum", "normalize_matrix", "newton_schulz_polynomial", "muon",
-    "merge_attention", "widen_gradient"};
+    "merge_attention", "widen_gradient", "join_magnitudes", "update_scales"};
 
 bool holds(std::string_view place, std::string_view path) {
   return path == place || (path.size() > place.size() && path.starts_with(place) && path[place.size()] == '/');

@@ -50,6 +50,8 @@ constexpr OperandRow merge_attention_operands[] = {{input, 0, read, queries, nul
                                                    {output, 0, write, queries, nullptr, if_second},
                                                    {output, 0, write, in_fp32(queries), if_second},
                                                    {output, 1, write, per_query_row}};
+constexpr OperandRow join_magnitudes_operands[] = {{output, 0, write, flat}};
+constexpr OperandRow update_scales_operands[] = {{input, 0, read, flat}};
 constexpr OperandRow quantize_operands[] = {{input, 0, read, matrix}, {output, 0, write, bytes_of_matrix}};
 constexpr OperandRow widen_operands[] = {{input, 0, read, matrix}, {output, 0, write, in_fp32(matrix)}};
 
@@ -226,6 +228,14 @@ OpWork merge_attention_work(const OpShape& s, DataType type) {
 OpWork quantize_work(const OpShape& s, DataType type) {
   return {flops(2 * s.rows * s.columns), Bytes(s.rows * s.columns * (e(type) + 2))};
 }
+OpWork join_magnitudes_work(const OpShape& s, DataType type) {
+  return {Flops(0), Bytes(2 * s.rows * e(type))};
+}
+// Histories move by one place; a scale and its inverse follow (TransformerEngine@v1.9
+// common/recipe/delayed_scaling.cu, kernel_bulk).
+OpWork update_scales_work(const OpShape& s, DataType type) {
+  return {flops(s.rows * s.columns), Bytes(s.rows * (2 * s.columns + 3) * e(type))};
+}
 OpWork widen_work(const OpShape& s, DataType type) {
   return {flops(s.rows * s.columns), Bytes(s.rows * s.columns * (e(type) + 4))};
 }
@@ -380,6 +390,14 @@ constexpr OpRow rows[] = {
      .name = "merge_attention",
      .operands = merge_attention_operands,
      .work = merge_attention_work},
+    {.kind = OpKind::join_magnitudes,
+     .name = "join_magnitudes",
+     .operands = join_magnitudes_operands,
+     .work = join_magnitudes_work},
+    {.kind = OpKind::update_scales,
+     .name = "update_scales",
+     .operands = update_scales_operands,
+     .work = update_scales_work},
 };
 
 }  // namespace

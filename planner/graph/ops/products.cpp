@@ -65,19 +65,21 @@ void localize_linear(const LocalOp& local, OpShape& shape) {
 // Factors in fp8 ----------------------------------------------------------------------------------
 
 // Each of their two factors where every product casts its own. Where a tensor is cast once, an op
-// before does it for the input (OpKind::quantize), and the input's gradient for the output's.
+// before does it for the input (OpKind::quantize), and the input's gradient for the output's, where
+// it may transpose the weight.
 std::int64_t weight_casts(const OpShape& s) {
   return s.fp8 == Fp8Casts::each_product ? s.columns * s.inner : std::int64_t{0};
 }
 CastElements linear_casts(const OpShape& s) {
-  if (s.fp8 == Fp8Casts::once) return {};
+  if (casts_once(s.fp8)) return {};
   return {.left = s.rows * s.inner, .right = weight_casts(s)};
 }
 CastElements linear_input_gradient_casts(const OpShape& s) {
-  return {.left = s.rows * s.columns, .right = weight_casts(s)};
+  const std::int64_t transposed = s.fp8 == Fp8Casts::once_transposed ? s.columns * s.inner : 0;
+  return {.left = s.rows * s.columns, .right = weight_casts(s) + transposed};
 }
 CastElements linear_weight_gradient_casts(const OpShape& s) {
-  if (s.fp8 == Fp8Casts::once) return {};
+  if (casts_once(s.fp8)) return {};
   return {.left = s.rows * s.columns, .right = s.rows * s.inner};
 }
 

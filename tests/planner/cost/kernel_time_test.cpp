@@ -54,6 +54,13 @@ TEST_CASE("products in fp8 run at their own rate behind the casts of their facto
   CHECK(time(OpKind::linear_input_gradient) ==
         doctest::Approx(2 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 4 * y));
   CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + std::max(flops / 16, y + x + 8 * weight)));
+  // One more before the input's gradient, which reads and writes the weight.
+  shape.fp8 = Fp8Casts::once_transposed;
+  CHECK(time(OpKind::linear) == doctest::Approx(1000.0 + std::max(flops / 16, x + weight + 2 * y)));
+  CHECK(time(OpKind::linear_input_gradient) ==
+        doctest::Approx(3 * 1000.0 + std::max(flops / 16, y + weight + 2 * x) + 4 * y + 2 * weight));
+  CHECK(time(OpKind::linear_weight_gradient) == doctest::Approx(1000.0 + std::max(flops / 16, y + x + 8 * weight)));
+  shape.fp8 = Fp8Casts::once;
   // What it sustains, where that is known.
   rates.sustained_fp8 = FlopsPerSecond(8.0);
   rates.sustained_fp8_weights = FlopsPerSecond(2.0);

@@ -419,6 +419,36 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
   }
 }
 
+TEST_CASE("weights in fp8 are transposed once for each gradient of an input, also by slices, and by no other product") {
+  for (const bool slices : {false, true}) {
+    CAPTURE(slices);
+    const auto elements = [&](const Engine& engine) {
+      const LoweredBlock block = LlamaLayer{.engine = engine,
+                                            .tp = slices ? 2 : 1,
+                                            .sequence_parallel = slices,
+                                            .fp8 = true,
+                                            .tp_overlap = slices ? TensorOverlap::ring : TensorOverlap::none}
+                                     .lowered();
+      CastElements sum;
+      for (const Segment* segment : {&block.forward, &block.backward})
+        for (const Instruction& one : segment->instructions) {
+          if (one.kind != InstructionKind::kernel || row_of(one.op).casts == nullptr) continue;
+          const CastElements own = row_of(one.op).casts(one.shape);
+          if (own.right > 0) CHECK(one.op == OpKind::linear_input_gradient);
+          sum.left += own.left;
+          sum.right += own.right;
+        }
+      return sum;
+    };
+    const CastElements once = elements({.name = "other", .fp8_casts_once = true}),
+                       transposed = elements({.name = "other", .fp8_casts_once = true, .transposes_weights = true});
+    CHECK(once.right == 0);
+    // Fused queries, keys and values, the output, and three of the feed-forward, on as many ranks.
+    CHECK(transposed.right * (slices ? 2 : 1) == 256 * (8 + 2 * 2) * 32 + 256 * 256 + 3 * 256 * 512);
+    CHECK(transposed.left == once.left);
+  }
+}
+
 TEST_CASE("rows are copied behind each gather over tensor-parallel ranks and before each scatter, not in fp8") {
   const Engine plain{.name = "other"}, copies{.name = "other", .copies_rows = true};
   for (const int tp : {2, 4})
@@ -846,6 +876,56 @@ TEST_CASE("an engine that does not overlap reductions with the backward runs the
   };
   CHECK(reduces_before_a_transfer(true));
   CHECK_FALSE(reduces_before_a_transfer(false));
+}
+
+TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each pass through it, before the transfer") {
+  const auto is_reduction = [](const Step& step) { return step.call == "scales.all_reduce"; };
+  for (const int rank : {0, 1}) {
+    const Engine engine{.name = "other", .fp8_casts_once = true, .scale_history = 16};
+    const Program program = small_step(engine, DataType::fp8, 1, rank);
+    const std::vector<int> stage = program.group(ranks_of_stage);
+    CHECK(stage == std::vector<int>{4 * rank, 4 * rank + 1, 4 * rank + 2, 4 * rank + 3});
+    CHECK(calls_named(small_step(engine, DataType::bf16, 1, rank), "scales") == 0);
+    CHECK(calls_named(small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank), "scales") == 0);
+    const std::vector<Step> steps = steps_of(program);
+    // A layer has four products, and a stage all blocks but the embedding or the head as layers.
+    const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), true);
+    const int blocks = static_cast<int>(graph.blocks.size()), half = blocks / 2;
+    const int layers = rank == 0 ? half - 1 : blocks - half - 1;
+    std::vector<std::int64_t> bytes;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (!is_reduction(steps[i]) || communicates(steps[i].instruction->kind)) continue;
+      const Instruction& first = *steps[i].instruction;
+      if (first.op == OpKind::update_scales) continue;
+      REQUIRE(i + 2 < steps.size());
+      CHECK(first.op == OpKind::join_magnitudes);
+      const Instruction &reduction = *steps[i + 1].instruction, &update = *steps[i + 2].instruction;
+      CHECK(reduction.kind == InstructionKind::all_reduce_max);
+      CHECK(reduction.group == ranks_of_stage);
+      CHECK(update.op == OpKind::update_scales);
+      CHECK(update.shape.columns == 16);
+      for (const Instruction* one : {&first, &reduction, &update}) {
+        CHECK(one->stream == Stream::compute);
+        CHECK(bytes_of(*one) == bytes_of(first));
+      }
+      bytes.push_back(bytes_of(first));
+    }
+    // Four micro-batches: forward an input, a weight and an output, backward two gradients.
+    const std::int64_t of_each = 4 * 4 * layers;  // bytes of fp32
+    CHECK(std::ranges::count(bytes, 3 * of_each) == 4);
+    CHECK(std::ranges::count(bytes, 2 * of_each) == 4);
+    CHECK(bytes.size() == 8);
+    // Each transfer of a pass follows its reduction.
+    int reductions = 0, sends = 0;
+    for (const Step& step : steps) {
+      reductions += step.instruction->op == OpKind::update_scales && is_reduction(step);
+      if (step.instruction->kind != InstructionKind::send) continue;
+      ++sends;
+      CHECK(reductions >= sends);
+    }
+    CHECK(sends == 4);
+    CHECK(program.memory == small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank).memory);
+  }
 }
 
 TEST_CASE("transfers split over the tensor axis are gathered, and send as many bytes less") {

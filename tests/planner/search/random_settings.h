@@ -180,6 +180,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
       engine.*host = Seconds(1e-6 * static_cast<double>(apart() % 10));
   }
   if (apart() % 4 == 0) engine.loss_metrics = 2;
+  engine.transposes_weights = apart() % 2 == 0;
+  if (apart() % 2 == 0) engine.scale_history = 16;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }

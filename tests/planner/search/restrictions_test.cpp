@@ -188,11 +188,11 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
 }
 
 TEST_CASE("nothing is left out that the engine lacks, and what is left out of what it has is bounded") {
-  std::mt19937 random(29);
   const std::string folder = PARPLAN_SOURCE_DIR "/configs/engines";
   int bounded = 0, with_less_memory = 0;
   for (const std::string& name : engine_names(folder))
     for (const Objective objective : {Objective::time, Objective::memory}) {
+      std::mt19937 random(objective == Objective::time ? 29 : 30);  // so that one engine more changes no others
       TrainingSpec training = training_of(8, DataType::bf16);
       training.engine = find_engine(name, folder);
       const OpGraph graph = as_run_by(training, random_graph(random, 16));

@@ -482,6 +482,38 @@ TEST_CASE("runs of one engine are predicted as its version of that time, or as t
   CHECK(state(run, as_stated).assumed.size() == 1);
 }
 
+TEST_CASE("NeMo is that of its container where products are in fp8, and one in bf16") {
+  PublishedRun run = stated_run();
+  run.engine = "megatron";
+  const auto engine = [&](const char* from, const char* precision) {
+    run.source = from;
+    run.precision = precision;
+    return state(run, as_stated).training.engine;
+  };
+  const Engine late = engine("dgxc-benchmarking@1b9bb6b nemo_megatron/README_175b.md", "fp8"),
+               delayed = engine("dgxc-benchmarking@741c886 llama3.1/README.md", "fp8"),
+               current = engine("Megatron-Bridge@067f987df0 docs/performance-summary-archive.md", "fp8");
+  CHECK(late.name == "nemo-2024");
+  CHECK(late.transposes_weights);
+  CHECK(late.scale_history == 1024);
+  CHECK(delayed.name == "nemo-delayed");
+  CHECK_FALSE(delayed.transposes_weights);
+  CHECK(delayed.scale_history == 1024);
+  CHECK(current.name == "nemo");
+  CHECK(current.scale_history == 0);
+  for (const char* const from : {"dgxc-benchmarking@1b9bb6b nemo_megatron/README_175b.md", "dgxc-benchmarking@741c886"})
+    CHECK(engine(from, "bf16").name == "nemo");
+  // In bf16 the three are one.
+  for (Engine other : {late, delayed}) {
+    other.name = current.name;
+    other.title = current.title;
+    other.sources = current.sources;
+    other.transposes_weights = current.transposes_weights;
+    other.scale_history = current.scale_history;
+    CHECK(other == current);
+  }
+}
+
 TEST_CASE("nodes that are published in part are assumed, and torchtitan is that of its time") {
   PublishedRun run = stated_run();
   run.engine = "torchtitan";
