@@ -701,7 +701,7 @@ const std::vector<NamedOption>& named_options() {
       {"--cp-ulysses", {"2"}, {"--cp", "4"}, "cp_ulysses", 2},
       {"--offload", {"optimizer"}, {}, "offload", "optimizer"},
       {"--offload-layers", {"2"}, {}, "offload_layers", 2},
-      {"--recompute", {"mlp", "activation"}, {}, "recompute"},
+      {"--recompute", {"mlp", "activation", "core_attn"}, {}, "recompute"},
       {"--recompute-fewest-layers"},
       {"--recompute-layers", {"2"}, {}, "recompute_layers", 2},
       {"--input-slots in_flight+1", {""}, {"--pp", "2"}, "input_slots", "in_flight+1"},
