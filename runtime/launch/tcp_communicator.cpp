@@ -18,9 +18,8 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/all_to_all_chunk.h"
+#include "runtime/comm/collective_call.h"
 #include "runtime/device/cpu/host_reduction.h"
 #include "runtime/launch/tcp_socket.h"
 
@@ -43,21 +42,6 @@ constexpr std::chrono::seconds reason_patience(1);
 // Looks for data before the process sleeps until some comes.
 constexpr int eager_looks = 50;
 
-enum class CollectiveCall : std::int64_t {
-  all_reduce_sum,
-  all_reduce_max,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  reduce,
-  gather,
-  scatter
-};
-constexpr std::array<const char*, 9> call_names = {
-    "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather", "all_to_all",
-    "broadcast",        "reduce",           "gather",         "scatter"};
-
 // What a message belongs to: the messages of one key between two ranks match in order.
 enum class Purpose : std::uint32_t { call, reduction, gathering, exchange, channel, with_first };
 struct MessageKey {
@@ -68,11 +52,6 @@ struct MessageKey {
 struct MessageHead {
   MessageKey key;
   std::uint64_t bytes = 0;
-};
-
-struct CallHead {
-  CollectiveCall call{};
-  std::int64_t count = 0;
 };
 
 struct OutgoingMessage {
@@ -109,10 +88,6 @@ struct RankLink {
   std::int64_t* done = nullptr;   // of the receipt that it matches,
   EarlyMessage* kept = nullptr;   // or where it is kept
 };
-
-Seconds seconds_between(Clock::time_point begin, Clock::time_point end) {
-  return Seconds(std::chrono::duration<double>(end - begin).count());
-}
 
 std::uint64_t random_number() {
   std::uint64_t number = 0;
@@ -183,8 +158,8 @@ class TcpCommunicator final : public Communicator {
     int id = 0;
     std::vector<int> ranks;
     int member = 0;
-    CallHead own_call;
-    std::vector<CallHead> calls;            // by member
+    CollectiveCall own_call;
+    std::vector<CollectiveCall> calls;      // by member
     std::vector<std::vector<float>> small;  // contributions to a small all-reduce, by member
     int members() const { return static_cast<int>(ranks.size()); }
   };
@@ -219,12 +194,12 @@ class TcpCommunicator final : public Communicator {
   void sleep_until_data(Clock::time_point& closed_since);
 
   // Tells every other member which collective this is, and learns it of them.
-  Clock::time_point meet(Group& group, CollectiveCall call, std::int64_t count, const float* small);
+  Clock::time_point meet(Group& group, Collective collective, std::int64_t count, const float* small);
   void reduce_chunk(Group& group, InOrder adder, float* data, std::int64_t count);
   void gather_chunks(Group& group, float* data, std::int64_t count);
   void reduce_on_first(Group& group, float* data, std::int64_t count);
   // Between the first member and every other one: `stride` elements apart on the first.
-  Transfer with_first(Group& group, CollectiveCall call, bool first_sends, float* data, std::int64_t count,
+  Transfer with_first(Group& group, Collective collective, bool first_sends, float* data, std::int64_t count,
                       std::int64_t stride, Bytes sent);
 
   Rendezvous& job_;
@@ -258,7 +233,7 @@ TcpCommunicator::TcpCommunicator(Rendezvous& job, const std::string& address, st
                        .ranks = members,
                        .member = static_cast<int>(own - members.begin()),
                        .own_call = {},
-                       .calls = std::vector<CallHead>(members.size()),
+                       .calls = std::vector<CollectiveCall>(members.size()),
                        .small = std::vector<std::vector<float>>(members.size(), small)});
     most_members = std::max(most_members, members.size());
   }
@@ -508,26 +483,21 @@ void TcpCommunicator::wait_until(const Ready& ready) {
   }
 }
 
-Clock::time_point TcpCommunicator::meet(Group& group, CollectiveCall call, std::int64_t count, const float* small) {
+Clock::time_point TcpCommunicator::meet(Group& group, Collective collective, std::int64_t count, const float* small) {
   job_.check();
-  group.own_call = {.call = call, .count = count};
+  group.own_call = {.collective = collective, .count = count};
   const MessageKey key{.purpose = Purpose::call, .number = static_cast<std::uint32_t>(group.id)};
   Round round;
   for (int i = 0; i < group.members(); ++i) {
     if (i == group.member) continue;
-    post_receipt(group.ranks[i], key, &group.calls[i], sizeof(CallHead), &round.done);
-    post_send(group.ranks[i], key, &group.own_call, sizeof(CallHead), &round.done);
+    post_receipt(group.ranks[i], key, &group.calls[i], sizeof(CollectiveCall), &round.done);
+    post_send(group.ranks[i], key, &group.own_call, sizeof(CollectiveCall), &round.done);
     round.posted += 2;
   }
   wait_until([&] { return round.done == round.posted; });
   const Clock::time_point met = Clock::now();
-  for (int i = 0; i < group.members(); ++i) {
-    const CallHead& other = group.calls[i];
-    PARPLAN_ASSERT(i == group.member || (other.count == count && other.call == call),
-                   fmt::format("group {}: rank {} calls {} of {} elements, rank {} {} of {}", group.id, rank(),
-                               call_names[index_of(call)], count, group.ranks[i], call_names[index_of(other.call)],
-                               other.count));
-  }
+  for (int i = 0; i < group.members(); ++i)
+    if (i != group.member) check_same_call(group.id, rank(), group.own_call, group.ranks[i], group.calls[i]);
   if (small == nullptr) return met;
   const MessageKey data_key{.purpose = Purpose::reduction, .number = key.number};
   const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(float));
@@ -605,10 +575,9 @@ Transfer TcpCommunicator::all_reduce(StreamId, int id, Reduction reduction, Elem
   if (group.members() == 1) return {};
   const bool sum = reduction == Reduction::sum;
   const InOrder adder = sum ? sum_ : max_;
-  const CollectiveCall call = sum ? CollectiveCall::all_reduce_sum : CollectiveCall::all_reduce_max;
   const bool small = count <= most_small_elements;
   const auto begin = Clock::now();
-  const auto met = meet(group, call, count, small ? data : nullptr);
+  const auto met = meet(group, all_reduce_of(reduction), count, small ? data : nullptr);
   if (small) {
     for (int i = 0; i < group.members(); ++i) inputs_[i] = i == group.member ? data : group.small[i].data();
     adder(data, inputs_.data(), group.members(), count);
@@ -616,9 +585,7 @@ Transfer TcpCommunicator::all_reduce(StreamId, int id, Reduction reduction, Elem
     reduce_chunk(group, adder, data, count);
     gather_chunks(group, data, count);
   }
-  return {.sent = all_reduce_bytes(count, size_of(elements.type), group.members(), group.member),
-          .waited = seconds_between(begin, met),
-          .moving = seconds_between(met, Clock::now())};
+  return carried_out_since(begin, met, all_reduce_bytes(count, size_of(elements.type), group.members(), group.member));
 }
 
 Transfer TcpCommunicator::reduce_scatter(StreamId, int id, Elements elements) {
@@ -626,11 +593,10 @@ Transfer TcpCommunicator::reduce_scatter(StreamId, int id, Elements elements) {
   Group& group = group_of(id);
   if (group.members() == 1) return {};
   const auto begin = Clock::now();
-  const auto met = meet(group, CollectiveCall::reduce_scatter, elements.count, nullptr);
+  const auto met = meet(group, Collective::reduce_scatter, elements.count, nullptr);
   reduce_chunk(group, sum_, data, elements.count);
-  return {.sent = reduce_scatter_bytes(elements.count, size_of(elements.type), group.members(), group.member),
-          .waited = seconds_between(begin, met),
-          .moving = seconds_between(met, Clock::now())};
+  return carried_out_since(begin, met,
+                           reduce_scatter_bytes(elements.count, size_of(elements.type), group.members(), group.member));
 }
 
 Transfer TcpCommunicator::all_gather(StreamId, int id, Elements elements) {
@@ -638,11 +604,10 @@ Transfer TcpCommunicator::all_gather(StreamId, int id, Elements elements) {
   Group& group = group_of(id);
   if (group.members() == 1) return {};
   const auto begin = Clock::now();
-  const auto met = meet(group, CollectiveCall::all_gather, elements.count, nullptr);
+  const auto met = meet(group, Collective::all_gather, elements.count, nullptr);
   gather_chunks(group, data, elements.count);
-  return {.sent = all_gather_bytes(elements.count, size_of(elements.type), group.members(), group.member),
-          .waited = seconds_between(begin, met),
-          .moving = seconds_between(met, Clock::now())};
+  return carried_out_since(begin, met,
+                           all_gather_bytes(elements.count, size_of(elements.type), group.members(), group.member));
 }
 
 Transfer TcpCommunicator::all_to_all(StreamId, int id, Elements from, Elements to) {
@@ -655,7 +620,7 @@ Transfer TcpCommunicator::all_to_all(StreamId, int id, Elements from, Elements t
   std::copy_n(sent + group.member * chunk, chunk, received + group.member * chunk);
   if (members == 1) return {};
   const auto begin = Clock::now();
-  const auto met = meet(group, CollectiveCall::all_to_all, from.count, nullptr);
+  const auto met = meet(group, Collective::all_to_all, from.count, nullptr);
   const MessageKey key{.purpose = Purpose::exchange, .number = static_cast<std::uint32_t>(group.id)};
   Round round;
   for (int step = 1; step < members; ++step) {
@@ -665,9 +630,7 @@ Transfer TcpCommunicator::all_to_all(StreamId, int id, Elements from, Elements t
     round.posted += 2;
   }
   wait_until([&] { return round.done == round.posted; });
-  return {.sent = all_to_all_bytes(from.count, size_of(from.type), members),
-          .waited = seconds_between(begin, met),
-          .moving = seconds_between(met, Clock::now())};
+  return carried_out_since(begin, met, all_to_all_bytes(from.count, size_of(from.type), members));
 }
 
 // The first member's data becomes the sum of all members' data, in pieces as in reduce_chunk.
@@ -703,10 +666,10 @@ void TcpCommunicator::reduce_on_first(Group& group, float* data, std::int64_t co
   }
 }
 
-Transfer TcpCommunicator::with_first(Group& group, CollectiveCall call, bool first_sends, float* data,
+Transfer TcpCommunicator::with_first(Group& group, Collective collective, bool first_sends, float* data,
                                      std::int64_t count, std::int64_t stride, Bytes sent) {
   const auto begin = Clock::now();
-  const auto met = meet(group, call, count, nullptr);
+  const auto met = meet(group, collective, count, nullptr);
   const MessageKey key{.purpose = Purpose::with_first, .number = static_cast<std::uint32_t>(group.id)};
   const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(float));
   Round round;
@@ -721,13 +684,13 @@ Transfer TcpCommunicator::with_first(Group& group, CollectiveCall call, bool fir
   for (int other = 1; other < group.members() && group.member == 0; ++other)
     move(first_sends, other, data + other * stride);
   wait_until([&] { return round.done == round.posted; });
-  return {.sent = sent, .waited = seconds_between(begin, met), .moving = seconds_between(met, Clock::now())};
+  return carried_out_since(begin, met, sent);
 }
 
 Transfer TcpCommunicator::broadcast(StreamId, int id, Elements elements) {
   Group& group = group_of(id);
   if (group.members() == 1) return {};
-  return with_first(group, CollectiveCall::broadcast, true, fp32(elements), elements.count, 0,
+  return with_first(group, Collective::broadcast, true, fp32(elements), elements.count, 0,
                     broadcast_bytes(elements.count, size_of(elements.type), group.members(), group.member));
 }
 
@@ -736,11 +699,9 @@ Transfer TcpCommunicator::reduce(StreamId, int id, Elements elements) {
   Group& group = group_of(id);
   if (group.members() == 1) return {};
   const auto begin = Clock::now();
-  const auto met = meet(group, CollectiveCall::reduce, elements.count, nullptr);
+  const auto met = meet(group, Collective::reduce, elements.count, nullptr);
   reduce_on_first(group, data, elements.count);
-  return {.sent = to_first_bytes(elements.count, size_of(elements.type), group.member),
-          .waited = seconds_between(begin, met),
-          .moving = seconds_between(met, Clock::now())};
+  return carried_out_since(begin, met, to_first_bytes(elements.count, size_of(elements.type), group.member));
 }
 
 Transfer TcpCommunicator::gather(StreamId, int id, Elements own, Elements whole) {
@@ -749,7 +710,7 @@ Transfer TcpCommunicator::gather(StreamId, int id, Elements own, Elements whole)
   check_parts(own, whole, group.members(), group.member);
   if (group.member == 0) std::copy_n(part, own.count, all);
   if (group.members() == 1) return {};
-  return with_first(group, CollectiveCall::gather, false, group.member == 0 ? all : part, own.count, own.count,
+  return with_first(group, Collective::gather, false, group.member == 0 ? all : part, own.count, own.count,
                     to_first_bytes(own.count, size_of(own.type), group.member));
 }
 
@@ -759,7 +720,7 @@ Transfer TcpCommunicator::scatter(StreamId, int id, Elements whole, Elements own
   check_parts(own, whole, group.members(), group.member);
   if (group.member == 0) std::copy_n(all, own.count, part);
   if (group.members() == 1) return {};
-  return with_first(group, CollectiveCall::scatter, true, group.member == 0 ? all : part, own.count, own.count,
+  return with_first(group, Collective::scatter, true, group.member == 0 ? all : part, own.count, own.count,
                     broadcast_bytes(own.count, size_of(own.type), group.members(), group.member));
 }
 
@@ -779,7 +740,7 @@ Transfer TcpCommunicator::wait_sent(StreamId, SendTicket ticket) {
   const Line& line = line_of(ticket.destination, ticket.channel);
   job_.check();
   wait_until([&] { return line.done > ticket.number; });
-  return {.sent = ticket.bytes, .waited = seconds_between(begin, Clock::now()), .moving = Seconds(0)};
+  return waited_since(begin, ticket.bytes);
 }
 
 Transfer TcpCommunicator::receive(StreamId, int source, int channel, Elements elements) {
@@ -791,7 +752,7 @@ Transfer TcpCommunicator::receive(StreamId, int source, int channel, Elements el
   post_receipt(source, {.purpose = Purpose::channel, .number = static_cast<std::uint32_t>(channel)}, data,
                elements.count * size_of(elements.type), &round.done);
   wait_until([&] { return round.done == 1; });
-  return {.sent = Bytes(0), .waited = seconds_between(begin, Clock::now()), .moving = Seconds(0)};
+  return waited_since(begin, Bytes(0));
 }
 
 }  // namespace

@@ -11,9 +11,8 @@
 
 #include <fmt/core.h>
 
-#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/all_to_all_chunk.h"
+#include "runtime/comm/collective_call.h"
 #include "runtime/device/cuda/cuda_backend.h"
 #include "runtime/device/cuda/cuda_check.h"
 #include "runtime/device/cuda/kernels/ordered_reduction.h"
@@ -22,22 +21,6 @@ namespace parplan {
 namespace {
 
 constexpr std::int64_t ring_depth = 64;
-
-enum class Collective {
-  none,
-  all_reduce_sum,
-  all_reduce_max,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  reduce,
-  gather,
-  scatter
-};
-constexpr std::array<const char*, 10> collective_names = {
-    "none",       "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather",
-    "all_to_all", "broadcast",        "reduce",           "gather",         "scatter"};
 
 // A point in a stream that other streams wait for.
 class Event {
@@ -68,7 +51,7 @@ class Event {
 // its waits for the last record submitted.
 struct Member {
   std::int64_t meetings = 0;  // guarded by the world's mutex
-  Collective collective = Collective::none;
+  CollectiveCall call;
   Elements data;
   Event arrived;   // the data is ready
   Event reduced;   // the member's own chunk is reduced
@@ -221,17 +204,11 @@ void CudaLocalCommunicator::meet(Membership& m, Event Member::*event, cudaStream
 
 void CudaLocalCommunicator::arrive(Membership& m, Collective collective, Elements data, cudaStream_t stream) {
   check();
-  m.own().collective = collective;
+  m.own().call = {.collective = collective, .count = data.count, .type = data.type};
   m.own().data = data;
   meet(m, &Member::arrived, stream);
-  for (int i = 0; i < m.members(); ++i) {
-    const Member& other = m.group->members[i];
-    PARPLAN_ASSERT(
-        other.collective == collective && other.data.count == data.count && other.data.type == data.type,
-        fmt::format("group {}: rank {} calls {} of {} {} elements, rank {} {} of {} {} elements", m.group->id, rank_,
-                    collective_names[index_of(collective)], data.count, name(data.type), m.group->ranks[i],
-                    collective_names[index_of(other.collective)], other.data.count, name(other.data.type)));
-  }
+  for (int i = 0; i < m.members(); ++i)
+    check_same_call(m.group->id, rank_, m.own().call, m.group->ranks[i], m.group->members[i].call);
 }
 
 void CudaLocalCommunicator::reduce_own_chunk(Membership& m, Reduction reduction, Elements data, cudaStream_t stream) {
@@ -258,7 +235,7 @@ Transfer CudaLocalCommunicator::all_reduce(StreamId stream, int group, Reduction
   Membership& m = membership(group);
   if (m.members() == 1) return {};
   const cudaStream_t on = backend_.stream(stream);
-  arrive(m, reduction == Reduction::sum ? Collective::all_reduce_sum : Collective::all_reduce_max, data, on);
+  arrive(m, all_reduce_of(reduction), data, on);
   reduce_own_chunk(m, reduction, data, on);
   meet(m, &Member::reduced, on);
   gather(m, data, on);

@@ -10,9 +10,8 @@
 
 #include <fmt/core.h>
 
-#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/all_to_all_chunk.h"
+#include "runtime/comm/collective_call.h"
 #include "runtime/device/cpu/host_reduction.h"
 
 namespace parplan {
@@ -21,39 +20,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Seconds between(Clock::time_point begin, Clock::time_point end) {
-  return Seconds(std::chrono::duration<double>(end - begin).count());
-}
-
 // Two cache lines: the neighbour's prefetcher fetches pairs.
 constexpr std::size_t apart = 128;
 constexpr std::int64_t ring_depth = 64;
 // Below this size every member adds up everything itself, which saves a meeting.
 constexpr std::int64_t small_count = 1024;
 
-enum class Collective {
-  none,
-  all_reduce_sum,
-  all_reduce_max,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  reduce,
-  gather,
-  scatter
-};
-constexpr std::array<const char*, 10> collective_names = {
-    "none",       "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather",
-    "all_to_all", "broadcast",        "reduce",           "gather",         "scatter"};
-
 // What a member shows the others. It is written before its `meetings` is raised, and read after
 // that was seen.
 struct alignas(apart) Member {
   std::atomic<std::int64_t> meetings{0};
   float* data = nullptr;
-  std::int64_t count = 0;
-  Collective collective = Collective::none;
+  CollectiveCall call;
 };
 
 struct Group {
@@ -216,17 +194,10 @@ Clock::time_point LocalCommunicator::arrive(Membership& m, Collective collective
   check_not_aborted();
   Member& own = m.group->members[m.member];
   own.data = data;
-  own.count = count;
-  own.collective = collective;
+  own.call = {.collective = collective, .count = count};
   meet(m);
-  for (int i = 0; i < m.members(); ++i) {
-    const Member& other = m.group->members[i];
-    PARPLAN_ASSERT(other.count == count && other.collective == collective,
-                   fmt::format("group {}: rank {} calls {} of {} elements, rank {} {} of {}", m.group->id, rank_,
-                               collective_names[index_of(collective)], count,
-                               m.group->ranks[i],
-                               collective_names[index_of(other.collective)], other.count));
-  }
+  for (int i = 0; i < m.members(); ++i)
+    check_same_call(m.group->id, rank_, own.call, m.group->ranks[i], m.group->members[i].call);
   return Clock::now();
 }
 
@@ -254,7 +225,7 @@ Transfer LocalCommunicator::all_reduce(StreamId, int group, Reduction reduction,
   const bool sum = reduction == Reduction::sum;
   const InOrder combine = sum ? state_.sum : state_.max;
   const auto begin = Clock::now();
-  const auto met = arrive(m, sum ? Collective::all_reduce_sum : Collective::all_reduce_max, data, count);
+  const auto met = arrive(m, all_reduce_of(reduction), data, count);
   if (count <= small_count) {
     alignas(64) std::array<float, small_count> result;
     point_inputs_at(m, 0);
@@ -269,9 +240,7 @@ Transfer LocalCommunicator::all_reduce(StreamId, int group, Reduction reduction,
     gather(m, data, count);
     meet(m);
   }
-  return {.sent = all_reduce_bytes(count, sizeof(float), m.members(), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, all_reduce_bytes(count, sizeof(float), m.members(), m.member));
 }
 
 Transfer LocalCommunicator::reduce_scatter(StreamId, int group, Elements elements) {
@@ -284,9 +253,7 @@ Transfer LocalCommunicator::reduce_scatter(StreamId, int group, Elements element
   point_inputs_at(m, own.begin);
   state_.sum(data + own.begin, m.inputs.data(), m.members(), own.end - own.begin);
   meet(m);
-  return {.sent = reduce_scatter_bytes(count, sizeof(float), m.members(), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, reduce_scatter_bytes(count, sizeof(float), m.members(), m.member));
 }
 
 Transfer LocalCommunicator::all_gather(StreamId, int group, Elements elements) {
@@ -297,9 +264,7 @@ Transfer LocalCommunicator::all_gather(StreamId, int group, Elements elements) {
   const auto met = arrive(m, Collective::all_gather, data, count);
   gather(m, data, count);
   meet(m);
-  return {.sent = all_gather_bytes(count, sizeof(float), m.members(), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, all_gather_bytes(count, sizeof(float), m.members(), m.member));
 }
 
 // Every member shows what it sends, and copies its chunk from each of the others.
@@ -314,9 +279,7 @@ Transfer LocalCommunicator::all_to_all(StreamId, int group, Elements from, Eleme
   for (int i = 0; i < m.members() && chunk > 0; ++i)
     std::memcpy(received + i * chunk, m.group->members[i].data + m.member * chunk, bytes);
   meet(m);
-  return {.sent = all_to_all_bytes(count, sizeof(float), m.members()),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, all_to_all_bytes(count, sizeof(float), m.members()));
 }
 
 // The first member shows what it hands out, and the others copy it; or they show what they have,
@@ -330,9 +293,7 @@ Transfer LocalCommunicator::broadcast(StreamId, int group, Elements elements) {
   if (m.member > 0 && count > 0)
     std::memcpy(data, m.group->members.front().data, static_cast<std::size_t>(count) * sizeof(float));
   meet(m);
-  return {.sent = broadcast_bytes(count, sizeof(float), m.members(), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, broadcast_bytes(count, sizeof(float), m.members(), m.member));
 }
 
 Transfer LocalCommunicator::reduce(StreamId, int group, Elements elements) {
@@ -346,9 +307,7 @@ Transfer LocalCommunicator::reduce(StreamId, int group, Elements elements) {
     state_.sum(data, m.inputs.data(), m.members(), count);
   }
   meet(m);
-  return {.sent = to_first_bytes(count, sizeof(float), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, to_first_bytes(count, sizeof(float), m.member));
 }
 
 Transfer LocalCommunicator::gather(StreamId, int group, Elements own, Elements whole) {
@@ -361,9 +320,7 @@ Transfer LocalCommunicator::gather(StreamId, int group, Elements own, Elements w
   for (int i = 0; i < m.members() && m.member == 0 && count > 0; ++i)
     std::memcpy(all + i * count, m.group->members[i].data, static_cast<std::size_t>(count) * sizeof(float));
   meet(m);
-  return {.sent = to_first_bytes(count, sizeof(float), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, to_first_bytes(count, sizeof(float), m.member));
 }
 
 Transfer LocalCommunicator::scatter(StreamId, int group, Elements whole, Elements own) {
@@ -376,9 +333,7 @@ Transfer LocalCommunicator::scatter(StreamId, int group, Elements whole, Element
     std::memcpy(data, m.group->members.front().data + m.member * count,
                 static_cast<std::size_t>(count) * sizeof(float));
   meet(m);
-  return {.sent = broadcast_bytes(count, sizeof(float), m.members(), m.member),
-          .waited = between(begin, met),
-          .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, broadcast_bytes(count, sizeof(float), m.members(), m.member));
 }
 
 SendTicket LocalCommunicator::send(StreamId, int destination, int channel, Elements elements) {
@@ -399,7 +354,7 @@ Transfer LocalCommunicator::wait_sent(StreamId, SendTicket ticket) {
   const auto begin = Clock::now();
   const Ring& ring = state_.ring(rank_, ticket.destination, ticket.channel);
   state_.wait_until([&] { return ring.received.load(std::memory_order_acquire) > ticket.number; });
-  return {.sent = ticket.bytes, .waited = between(begin, Clock::now()), .moving = Seconds(0)};
+  return waited_since(begin, ticket.bytes);
 }
 
 Transfer LocalCommunicator::receive(StreamId, int source, int channel, Elements elements) {
@@ -415,7 +370,7 @@ Transfer LocalCommunicator::receive(StreamId, int source, int channel, Elements 
                                                      source, message.count, channel, rank_, count));
   if (count > 0) std::memcpy(data, message.data, static_cast<std::size_t>(count) * sizeof(float));
   ring.received.store(number + 1, std::memory_order_release);
-  return {.sent = Bytes(0), .waited = between(begin, met), .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, Bytes(0));
 }
 
 void LocalCommunicator::abort(const std::string& reason) {

@@ -12,19 +12,14 @@
 
 #include <fmt/format.h>
 
-#include "planner/base/enum_index.h"
 #include "planner/base/error.h"
-#include "runtime/comm/all_to_all_chunk.h"
+#include "runtime/comm/collective_call.h"
 #include "runtime/comm/mpi/mpi_check.h"
 
 namespace parplan {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-Seconds between(Clock::time_point begin, Clock::time_point end) {
-  return Seconds(std::chrono::duration<double>(end - begin).count());
-}
 
 // Up to this size an all-reduce is one message to every other member, sent together with the
 // announcement.
@@ -45,25 +40,9 @@ constexpr int gather_tag = 2;
 constexpr int exchange_tag = 3;
 constexpr int first_tag = 4;  // from or to the first member
 
-enum class Collective : std::int64_t {
-  all_reduce_sum,
-  all_reduce_max,
-  reduce_scatter,
-  all_gather,
-  all_to_all,
-  broadcast,
-  reduce,
-  gather,
-  scatter
-};
-constexpr std::array<const char*, 9> collective_names = {
-    "all_reduce (sum)", "all_reduce (max)", "reduce_scatter", "all_gather", "all_to_all",
-    "broadcast",        "reduce",           "gather",         "scatter"};
-
 // The announcement of a collective: its first message to every other member.
 struct Call {
-  Collective collective{};
-  std::int64_t count = 0;
+  CollectiveCall head;
   std::array<float, small_count> data;  // of a small all-reduce; otherwise not sent
 };
 constexpr std::size_t call_head_bytes = offsetof(Call, data);
@@ -288,8 +267,7 @@ void MpiCommunicator::post(Group& group, bool is_send, float* data, std::int64_t
 
 void MpiCommunicator::announce(Group& group, Collective collective, std::int64_t count, const float* small_data) {
   process_->check();
-  group.own_call.collective = collective;
-  group.own_call.count = count;
+  group.own_call.head = {.collective = collective, .count = count};
   std::size_t bytes = call_head_bytes;
   if (small_data != nullptr) {
     std::copy_n(small_data, count, group.own_call.data.data());
@@ -311,15 +289,8 @@ void MpiCommunicator::announce(Group& group, Collective collective, std::int64_t
 Clock::time_point MpiCommunicator::meet(Group& group) {
   wait_for(group.call_receipts, group.ranks);
   const Clock::time_point met = Clock::now();
-  for (int i = 0; i < group.members(); ++i) {
-    if (i == group.member) continue;
-    const Call& own = group.own_call;
-    const Call& other = group.calls[i];
-    PARPLAN_ASSERT(other.count == own.count && other.collective == own.collective,
-                   fmt::format("group {}: rank {} calls {} of {} elements, rank {} {} of {}", group.id, rank(),
-                               collective_names[index_of(own.collective)], own.count, group.ranks[i],
-                               collective_names[index_of(other.collective)], other.count));
-  }
+  for (int i = 0; i < group.members(); ++i)
+    if (i != group.member) check_same_call(group.id, rank(), group.own_call.head, group.ranks[i], group.calls[i].head);
   wait_for(group.call_sends, group.ranks);
   return met;
 }
@@ -409,7 +380,7 @@ Transfer carried_out(const Body& body, const GiveUp& give_up, Bytes sent) {
     give_up();
     throw;
   }
-  return {.sent = sent, .waited = between(begin, met), .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, sent);
 }
 
 Transfer MpiCommunicator::all_reduce(StreamId, int id, Reduction reduction, Elements elements) {
@@ -421,7 +392,7 @@ Transfer MpiCommunicator::all_reduce(StreamId, int id, Reduction reduction, Elem
   const InOrder adder = sum ? host_.sum : host_.max;
   return carried_out(
       [&](Clock::time_point& met) {
-        announce(group, sum ? Collective::all_reduce_sum : Collective::all_reduce_max, count,
+        announce(group, all_reduce_of(reduction), count,
                  count <= small_count ? data : nullptr);
         if (count <= small_count) {
           met = meet(group);
@@ -611,7 +582,7 @@ Transfer MpiCommunicator::wait_sent(StreamId, SendTicket ticket) {
         return line.first > ticket.number;
       },
       std::array{ticket.destination});
-  return {.sent = ticket.bytes, .waited = between(begin, Clock::now()), .moving = Seconds(0)};
+  return waited_since(begin, ticket.bytes);
 }
 
 Transfer MpiCommunicator::receive(StreamId, int source, int channel, Elements elements) {
@@ -644,7 +615,7 @@ Transfer MpiCommunicator::receive(StreamId, int source, int channel, Elements el
     give_up(requests);
     throw;
   }
-  return {.sent = Bytes(0), .waited = between(begin, met), .moving = between(met, Clock::now())};
+  return carried_out_since(begin, met, Bytes(0));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 #include <fmt/ranges.h>
 
 #include "planner/base/error.h"
-#include "runtime/comm/all_to_all_chunk.h"
+#include "runtime/comm/collective_call.h"
 #include "runtime/comm/nccl/communicator_splits.h"
 #include "runtime/comm/nccl/nccl_check.h"
 #include "runtime/device/cuda/cuda_check.h"

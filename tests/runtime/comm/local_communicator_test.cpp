@@ -330,7 +330,7 @@ TEST_CASE("calls that do not match are a bug that names both sides") {
     } catch (const InternalError& error) {
       message = error.what();
     }
-    CHECK(message.find("group 3: rank 0 calls all_reduce (sum) of 8 elements, rank 1 all_gather of 4") !=
+    CHECK(message.find("group 3: rank 0 calls all_reduce (sum) of 8 fp32 elements, rank 1 all_gather of 4") !=
           std::string::npos);
   }
   {
@@ -347,7 +347,8 @@ TEST_CASE("calls that do not match are a bug that names both sides") {
     } catch (const InternalError& error) {
       message = error.what();
     }
-    CHECK(message.find("group 3: rank 0 calls all_to_all of 4 elements, rank 1 all_to_all of 2") != std::string::npos);
+    CHECK(message.find("group 3: rank 0 calls all_to_all of 4 fp32 elements, rank 1 all_to_all of 2") !=
+          std::string::npos);
     const auto exchange = [&](std::int64_t from, std::int64_t to) {
       try {
         world.communicator(0).all_to_all(0, 3, {values, from}, {values + 4, to});
