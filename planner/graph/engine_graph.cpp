@@ -7,59 +7,31 @@
 #include <fmt/format.h>
 
 #include "planner/base/error.h"
+#include "planner/graph/graph_rewriting.h"
 
 namespace parplan {
 namespace {
 
-// A graph written anew, op by op, beside the one that it is made of.
-class Rewriting {
+// A graph with the ops of an engine's kernels.
+class Rewriting : GraphRewriting {
  public:
   Rewriting(const Engine& engine, bool quantizes, OpGraph graph)
-      : engine_(engine), quantizes_(quantizes), from_(std::move(graph)) {
-    to_.name = from_.name;
-    to_.sequence = from_.sequence;
-    to_.vocabulary = from_.vocabulary;
-    to_.masked = from_.masked;
-    to_.corrupted = from_.corrupted;
-    to_.images = from_.images;
-  }
+      : GraphRewriting(std::move(graph)), engine_(engine), quantizes_(quantizes) {}
 
   OpGraph rewrite() {
-    for (const Block& block : from_.blocks) {
-      Block& written = to_.blocks.emplace_back(Block{.name = block.name, .first_op = op_count()});
-      if (block.input) written.input = mapped(*block.input);
-      for (int i = block.first_op; i < block.last_op; ++i) write(from_.ops[static_cast<std::size_t>(i)]);
-      if (block.output) written.output = mapped(*block.output);
-      written.last_op = op_count();
-    }
-    finish(to_);
-    return std::move(to_);
+    OpGraph graph = rewritten([&](const Block&, const Op& op) { write(op); });
+    finish(graph);
+    return graph;
   }
 
  private:
-  int op_count() const { return static_cast<int>(to_.ops.size()); }
-
-  TensorId add(Tensor tensor) {
-    to_.tensors.push_back(std::move(tensor));
-    return static_cast<TensorId>(to_.tensors.size()) - 1;
-  }
-  TensorId mapped(TensorId id) {
-    const auto known = number_.find(id);
-    if (known != number_.end()) return known->second;
-    return number_[id] = add(from_.tensors[static_cast<std::size_t>(id)]);
-  }
-  std::vector<TensorId> mapped(const std::vector<TensorId>& ids) {
-    std::vector<TensorId> result;
-    for (const TensorId id : ids) result.push_back(mapped(id));
-    return result;
-  }
   // A tensor of the same dims as another.
   TensorId like(TensorId other, std::string name, TensorRole role) {
-    Tensor tensor = to_.tensors[static_cast<std::size_t>(other)];
-    tensor.name = std::move(name);
-    tensor.role = role;
-    tensor.softmax.reset();
-    return add(std::move(tensor));
+    Tensor made = tensor(other);
+    made.name = std::move(name);
+    made.role = role;
+    made.softmax.reset();
+    return add(std::move(made));
   }
 
   void write(const Op& op) {
@@ -132,14 +104,6 @@ class Rewriting {
     if (!engine_.separate_keys || made.dim != Dim::kv_groups || made.shared == 0) return;
     attributes.key_columns = made.shared / 2;
     attributes.stepwise = !engine_.fused_sums;
-  }
-
-  void copy(const Op& op) {
-    Op written = op;
-    written.inputs = mapped(op.inputs);
-    written.parameters = mapped(op.parameters);
-    written.outputs = mapped(op.outputs);
-    to_.ops.push_back(std::move(written));
   }
 
   TensorId dropped(OpKind kind, const std::string& name, TensorId x, OpShape attributes) {
@@ -320,8 +284,6 @@ class Rewriting {
 
   const Engine& engine_;
   bool quantizes_;
-  OpGraph from_, to_;
-  std::map<TensorId, TensorId> number_;  // of tensors of `from_` in `to_`
   std::map<TensorId, TensorId> wide_;    // copies of logits in fp32
   std::map<TensorId, TensorId> bytes_;   // of activations in fp8
 };

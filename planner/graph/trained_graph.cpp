@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -11,6 +10,7 @@
 
 #include "planner/base/error.h"
 #include "planner/base/text.h"
+#include "planner/graph/graph_rewriting.h"
 
 namespace parplan {
 namespace {
@@ -87,51 +87,19 @@ std::vector<std::string> nameable(const OpGraph& graph) {
   return {all.begin(), all.end()};
 }
 
-// A graph written anew, op by op, with adapters.
-class Adaption {
+// A graph with adapters.
+class Adaption : GraphRewriting {
  public:
-  Adaption(const Lora& lora, OpGraph graph) : lora_(lora), from_(std::move(graph)) {
-    to_.name = from_.name;
-    to_.sequence = from_.sequence;
-    to_.vocabulary = from_.vocabulary;
-    to_.masked = from_.masked;
-    to_.corrupted = from_.corrupted;
-    to_.images = from_.images;
-  }
+  Adaption(const Lora& lora, OpGraph graph) : GraphRewriting(std::move(graph)), lora_(lora) {}
 
   OpGraph rewrite() {
-    for (const Block& block : from_.blocks) {
-      Block& written = to_.blocks.emplace_back(Block{.name = block.name, .first_op = op_count()});
-      if (block.input) written.input = mapped(*block.input);
-      for (int i = block.first_op; i < block.last_op; ++i) {
-        const Op& op = from_.ops[static_cast<std::size_t>(i)];
-        const std::optional<std::string> name = name_in_layer(from_, block, op);
-        name&& is_target(lora_, *name) ? adapt(block, op) : copy(op);
-      }
-      if (block.output) written.output = mapped(*block.output);
-      written.last_op = op_count();
-    }
-    return std::move(to_);
+    return rewritten([&](const Block& block, const Op& op) {
+      const std::optional<std::string> name = name_in_layer(from_, block, op);
+      name&& is_target(lora_, *name) ? adapt(block, op) : copy(op);
+    });
   }
 
  private:
-  int op_count() const { return static_cast<int>(to_.ops.size()); }
-  Tensor& tensor(TensorId id) { return to_.tensors[static_cast<std::size_t>(id)]; }
-
-  TensorId add(Tensor tensor) {
-    to_.tensors.push_back(std::move(tensor));
-    return static_cast<TensorId>(to_.tensors.size()) - 1;
-  }
-  TensorId mapped(TensorId id) {
-    const auto known = number_.find(id);
-    if (known != number_.end()) return known->second;
-    return number_[id] = add(from_.tensors[static_cast<std::size_t>(id)]);
-  }
-  std::vector<TensorId> mapped(const std::vector<TensorId>& ids) {
-    std::vector<TensorId> result;
-    for (const TensorId id : ids) result.push_back(mapped(id));
-    return result;
-  }
   // An activation of the tokens of another.
   TensorId activation(TensorId like, std::string name, const TensorDim& width) {
     Tensor copy = tensor(like);
@@ -151,14 +119,6 @@ class Adaption {
                        .parameters = std::move(parameters),
                        .outputs = {output},
                        .attributes = attributes});
-  }
-
-  void copy(const Op& op) {
-    Op written = op;
-    written.inputs = mapped(op.inputs);
-    written.parameters = mapped(op.parameters);
-    written.outputs = mapped(op.outputs);
-    to_.ops.push_back(std::move(written));
   }
 
   // y = x W^T (+ bias) becomes y = (x W^T (+ bias)) + (alpha / r x A^T) B^T. Numbers are multiplied
@@ -191,8 +151,6 @@ class Adaption {
   }
 
   const Lora& lora_;
-  OpGraph from_, to_;
-  std::map<TensorId, TensorId> number_;  // of tensors of `from_` in `to_`
 };
 
 }  // namespace
