@@ -119,7 +119,7 @@ void read_window(Config& config, ModelSpec& spec, std::optional<std::int64_t> ab
 }
 
 // The shortest list that repeats to `spans`.
-std::vector<AttentionSpan> period_of(const std::vector<AttentionSpan>& spans) {
+std::vector<LayerSpan> period_of(const std::vector<LayerSpan>& spans) {
   for (std::size_t length = 1; length < spans.size(); ++length) {
     bool repeats = true;
     for (std::size_t i = length; i < spans.size() && repeats; ++i) repeats = spans[i] == spans[i - length];
@@ -130,14 +130,14 @@ std::vector<AttentionSpan> period_of(const std::vector<AttentionSpan>& spans) {
 
 // `layer_types` where the file has them, else `absent`. No pattern is needed where all layers are
 // equal.
-void read_layer_types(Config& config, ModelSpec& spec, std::vector<AttentionSpan> absent) {
-  std::vector<AttentionSpan> spans = std::move(absent);
+void read_layer_types(Config& config, ModelSpec& spec, std::vector<LayerSpan> absent) {
+  std::vector<LayerSpan> spans = std::move(absent);
   const auto types = config.find("layer_types");
   config.keys["attention_pattern"] = "layer_types";
   if (types) {
     spans.clear();
     for (const YamlNode& type : types->items()) {
-      constexpr AttentionSpan kinds[] = {AttentionSpan::full, AttentionSpan::sliding};
+      constexpr LayerSpan kinds[] = {LayerSpan::full, LayerSpan::sliding};
       spans.push_back(kinds[type.as_choice({"full_attention", "sliding_attention"})]);
     }
     if (static_cast<std::int64_t>(spans.size()) != spec.layers) {
@@ -146,7 +146,7 @@ void read_layer_types(Config& config, ModelSpec& spec, std::vector<AttentionSpan
     }
   }
   spans = period_of(spans);
-  const bool slides = std::ranges::find(spans, AttentionSpan::sliding) != spans.end();
+  const bool slides = std::ranges::find(spans, LayerSpan::sliding) != spans.end();
   if (slides && !spec.sliding_window && types) {
     types->fail("layers of sliding_attention need a sliding_window, and there is none");
   }
@@ -258,10 +258,10 @@ void read_gemma_scores(Config& config, ModelSpec& spec, std::optional<double> at
 }
 
 // Layers slide but for every `period`th, which is full.
-std::vector<AttentionSpan> full_every(std::int64_t layers, std::int64_t period) {
-  std::vector<AttentionSpan> spans;
+std::vector<LayerSpan> full_every(std::int64_t layers, std::int64_t period) {
+  std::vector<LayerSpan> spans;
   for (std::int64_t layer = 1; layer <= layers; ++layer)
-    spans.push_back(layer % period == 0 ? AttentionSpan::full : AttentionSpan::sliding);
+    spans.push_back(layer % period == 0 ? LayerSpan::full : LayerSpan::sliding);
   return spans;
 }
 
@@ -449,8 +449,8 @@ void read_gemma2(Config& config, ModelSpec& spec) {
   spec.norm_placement = NormPlacement::around_branch;
   read_gemma_scores(config, spec, 50.0, 30.0);
   read_window(config, spec, 4096);
-  std::vector<AttentionSpan> alternating(static_cast<std::size_t>(spec.layers), AttentionSpan::full);
-  for (std::size_t i = 0; i < alternating.size(); i += 2) alternating[i] = AttentionSpan::sliding;
+  std::vector<LayerSpan> alternating(static_cast<std::size_t>(spec.layers), LayerSpan::full);
+  for (std::size_t i = 0; i < alternating.size(); i += 2) alternating[i] = LayerSpan::sliding;
   read_layer_types(config, spec, alternating);
 }
 
@@ -649,9 +649,9 @@ void read_qwen_window(Config& config, ModelSpec& spec) {
   std::int64_t first = 28;
   if (const auto node = config.find("max_window_layers"))
     first = config.whole("max_window_layers", *node, 0, std::numeric_limits<std::int64_t>::max());
-  std::vector<AttentionSpan> spans;
+  std::vector<LayerSpan> spans;
   for (std::int64_t layer = 0; layer < spec.layers; ++layer) {
-    spans.push_back(spec.sliding_window && layer >= first ? AttentionSpan::sliding : AttentionSpan::full);
+    spans.push_back(spec.sliding_window && layer >= first ? LayerSpan::sliding : LayerSpan::full);
   }
   read_layer_types(config, spec, spans);
 }

@@ -25,7 +25,7 @@ constexpr std::array all_qk_norms = {QkNorm::none, QkNorm::per_head, QkNorm::who
 constexpr std::array all_activations = {FeedForwardKind::gelu_tanh,       FeedForwardKind::gelu_erf,
                                         FeedForwardKind::relu,            FeedForwardKind::gated_silu,
                                         FeedForwardKind::gated_gelu_tanh, FeedForwardKind::gated_gelu_erf};
-constexpr std::array all_spans = {AttentionSpan::full, AttentionSpan::sliding};
+constexpr std::array all_spans = {LayerSpan::full, LayerSpan::sliding};
 constexpr std::array all_schedules = {LearningRateSchedule::constant, LearningRateSchedule::cosine,
                                       LearningRateSchedule::linear};
 
@@ -406,7 +406,7 @@ std::string write_model(const ModelSpec& spec) {
     if (spec.sliding_window) line("sliding_window", *spec.sliding_window);
     if (!spec.attention_pattern.empty()) {
       std::vector<std::string> spans;
-      for (const AttentionSpan span : spec.attention_pattern) spans.emplace_back(name(span));
+      for (const LayerSpan span : spec.attention_pattern) spans.emplace_back(name(span));
       line("attention_pattern", fmt::format("[{}]", join(spans)));
     }
     for (const Flag& flag : flags) {

@@ -66,10 +66,10 @@ const char* name(FeedForwardKind activation) {
   return "unknown";
 }
 
-const char* name(AttentionSpan span) {
+const char* name(LayerSpan span) {
   switch (span) {
-    case AttentionSpan::full: return "full";
-    case AttentionSpan::sliding: return "sliding";
+    case LayerSpan::full: return "full";
+    case LayerSpan::sliding: return "sliding";
   }
   return "unknown";
 }
@@ -81,7 +81,7 @@ std::int64_t decoder_sequence(const ModelSpec& spec, std::int64_t sequence_lengt
 std::optional<std::int64_t> window_of(const ModelSpec& spec, std::int64_t layer) {
   if (spec.attention_pattern.empty()) return spec.sliding_window;
   const std::size_t place = static_cast<std::size_t>(layer) % spec.attention_pattern.size();
-  return spec.attention_pattern[place] == AttentionSpan::sliding ? spec.sliding_window : std::nullopt;
+  return spec.attention_pattern[place] == LayerSpan::sliding ? spec.sliding_window : std::nullopt;
 }
 
 namespace {
@@ -222,7 +222,7 @@ std::optional<SpecProblem> find_problem(const ModelSpec& spec) {
     return SpecProblem{"attention_pattern", fmt::format("the pattern names {} layers of {}; shorten it to what repeats",
                                                         spec.attention_pattern.size(), spec.layers)};
   }
-  const bool slides = std::ranges::find(spec.attention_pattern, AttentionSpan::sliding) != spec.attention_pattern.end();
+  const bool slides = std::ranges::find(spec.attention_pattern, LayerSpan::sliding) != spec.attention_pattern.end();
   if (slides && !spec.sliding_window) {
     return SpecProblem{"attention_pattern", "layers that slide need a sliding_window; add one, or make them full"};
   }

@@ -28,7 +28,7 @@ enum class QkNorm { none, per_head, whole_width, layer_norm_per_head };
 // is silu(gate x) * (up x).
 enum class FeedForwardKind { gelu_tanh, gelu_erf, relu, gated_silu, gated_gelu_tanh, gated_gelu_erf };
 // Whether a layer's attention sees every earlier token or only the last `sliding_window` ones.
-enum class AttentionSpan { full, sliding };
+enum class LayerSpan { full, sliding };
 
 const char* name(Family family);
 const char* name(PositionKind position);
@@ -36,7 +36,7 @@ const char* name(NormKind norm);
 const char* name(NormPlacement placement);
 const char* name(QkNorm norm);
 const char* name(FeedForwardKind activation);
-const char* name(AttentionSpan span);
+const char* name(LayerSpan span);
 
 // Whether there is a third product, whose activation gates the second.
 constexpr bool is_gated(FeedForwardKind activation) { return activation >= FeedForwardKind::gated_silu; }
@@ -88,7 +88,7 @@ struct ModelSpec {
 
   std::optional<std::int64_t> sliding_window = std::nullopt;  // number of keys that a query sees, its own included
   // Spans of the layers in order, repeated; if empty, all slide where there is a window.
-  std::vector<AttentionSpan> attention_pattern = {};
+  std::vector<LayerSpan> attention_pattern = {};
   std::optional<double> attention_scale = std::nullopt;    // multiplier of the scores; 1 / sqrt(head_dim) if absent
   std::optional<double> attention_softcap = std::nullopt;  // c: scores become c tanh(score / c)
   std::optional<double> logits_softcap = std::nullopt;

@@ -367,7 +367,7 @@ TEST_CASE("Layers that slide may turn by a base of their own, or alone") {
   spec.rope_factor = 8.0;
   spec.sliding_rope_theta = 1e4;
   spec.sliding_window = 8;
-  spec.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+  spec.attention_pattern = {LayerSpan::sliding, LayerSpan::full};
   const OpGraph bases = build_graph(spec, 8);  // the window cuts nothing, and the layers differ nevertheless
   CHECK(op(bases, "layers.0.attention.rotary").attributes.theta == 1e4);
   CHECK(op(bases, "layers.0.attention.rotary").attributes.factor == 0.0);
@@ -497,7 +497,7 @@ TEST_CASE("Layers whose windows differ are of two kinds, unless the sequence fit
   ModelSpec spec = decoder();
   spec.layers = 5;
   spec.sliding_window = 8;
-  spec.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+  spec.attention_pattern = {LayerSpan::sliding, LayerSpan::full};
   const OpGraph longer = build_graph(spec, 16);
   CHECK(op(longer, "layers.0.attention").attributes.window == 8);
   CHECK(op(longer, "layers.1.attention").attributes.window == 0);

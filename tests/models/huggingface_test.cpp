@@ -208,8 +208,8 @@ TEST_CASE("Cohere's branches share a norm without a bias, and in Command R7B onl
   CHECK(plus.qk_norm == QkNorm::layer_norm_per_head);
   CHECK(r.qk_norm == QkNorm::none);
   CHECK((seven.sliding_rotary_only && !r.sliding_rotary_only));
-  const std::vector<AttentionSpan> pattern = {AttentionSpan::sliding, AttentionSpan::sliding, AttentionSpan::sliding,
-                                              AttentionSpan::full};
+  const std::vector<LayerSpan> pattern = {LayerSpan::sliding, LayerSpan::sliding, LayerSpan::sliding,
+                                          LayerSpan::full};
   CHECK(seven.attention_pattern == pattern);
   const std::string sizes =
       R"("num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 50)";
@@ -227,7 +227,7 @@ TEST_CASE("Gemma 3's layers that slide have a base of their own, and the others 
   CHECK(spec.sliding_rope_theta == 1e4);
   CHECK(spec.sliding_window == 1024);
   CHECK(spec.attention_pattern.size() == 6);
-  CHECK(spec.attention_pattern.back() == AttentionSpan::full);
+  CHECK(spec.attention_pattern.back() == LayerSpan::full);
   CHECK(!spec.attention_softcap);
   Json config = Json::parse(read_file(source / "tests/data/huggingface/gemma-3-12b/config.json"));
   for (const char* key : {"rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window_pattern"})
@@ -434,7 +434,7 @@ TEST_CASE("A model is named by its config, its folder, its file or its type") {
 
 TEST_CASE("Windows, patterns, scales and placements are read as transformers builds them") {
   const auto spec = [](const std::string& text) { return read_sized(text, "c.json").spec; };
-  const std::vector<AttentionSpan> alternating = {AttentionSpan::sliding, AttentionSpan::full};
+  const std::vector<LayerSpan> alternating = {LayerSpan::sliding, LayerSpan::full};
   CHECK(spec(R"({"model_type": "mistral"})").sliding_window == 4096);
   CHECK(spec(R"({"model_type": "mistral", "sliding_window": null})").sliding_window == std::nullopt);
   CHECK(spec(R"({"model_type": "phi3"})").sliding_window == std::nullopt);
@@ -443,8 +443,8 @@ TEST_CASE("Windows, patterns, scales and placements are read as transformers bui
   const ModelSpec qwen = spec(
       R"({"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 100, "max_window_layers": 3})");
   CHECK(qwen.sliding_window == 100);
-  CHECK(qwen.attention_pattern == std::vector<AttentionSpan>{AttentionSpan::full, AttentionSpan::full,
-                                                             AttentionSpan::full, AttentionSpan::sliding});
+  CHECK(qwen.attention_pattern == std::vector<LayerSpan>{LayerSpan::full, LayerSpan::full,
+                                                         LayerSpan::full, LayerSpan::sliding});
   const ModelSpec all = spec(R"({"model_type": "qwen3", "use_sliding_window": true, "max_window_layers": 0})");
   CHECK(all.sliding_window == 4096);
   CHECK(all.attention_pattern.empty());

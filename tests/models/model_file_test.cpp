@@ -259,7 +259,7 @@ TEST_CASE("What few models have is absent until a file says it") {
   expected.qk_norm = QkNorm::whole_width;
   expected.embedding_norm = true;
   expected.sliding_window = 8;
-  expected.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+  expected.attention_pattern = {LayerSpan::sliding, LayerSpan::full};
   expected.attention_scale = 0.25;
   expected.attention_softcap = 50.0;
   expected.logits_softcap = 30.0;

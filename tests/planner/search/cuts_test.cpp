@@ -73,7 +73,7 @@ OpGraph deep_graph(std::mt19937& random, std::int64_t sequence, bool slides = fa
   spec.tied_embeddings = random() % 2;
   if (slides) {
     spec.sliding_window = sequence / 2;
-    spec.attention_pattern = {AttentionSpan::sliding, AttentionSpan::full};
+    spec.attention_pattern = {LayerSpan::sliding, LayerSpan::full};
   }
   return build_graph(spec, sequence);
 }
