@@ -190,7 +190,10 @@ struct Engine {
   bool has_parameter_gathers = true;     // gathers of each parameter by itself (ParallelSpec::gather_unit)
   int most_zero = 3;                     // the highest ZeRO stage
   int most_zero_in_pipelines = 3;        // the highest where pp > 1
-  bool equal_stages = false;  // stages hold equal numbers of layers (equal_stages in planner/parallel/pipeline.h)
+  // How stages are cut (stages_of_engine in planner/parallel/pipeline.h), where not in any way:
+  // into equal numbers of layers; or into shares of the weights that products multiply with.
+  bool equal_stages = false;
+  bool stages_share_weights = false;
   // What a device holds beyond tensors in use: what PyTorch's caching allocator keeps beside
   // activations, as a share of them, and copies of gradients, each in one piece for which what
   // activations leave is too small: of sums in fp32 in half precision, where they are reduced so,

@@ -154,6 +154,8 @@ constexpr std::array facts = {
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,
                Engine{}.most_zero_in_pipelines},
     EngineFact{"equal_stages", "stages hold equal numbers of layers", &Engine::equal_stages},
+    EngineFact{"stages_share_weights", "stages take blocks until the weights of their products exceed their share",
+               &Engine::stages_share_weights},
     EngineFact{"allocator_reserve", "what the allocator keeps beside activations, as a share of them",
                &Engine::allocator_reserve},
     EngineFact{"copies_gradients", "the optimizer copies its gradients, flat in their type and in fp32",

@@ -8,11 +8,45 @@
 
 namespace parplan {
 
+namespace {
+
+// By block: of all its products.
+std::vector<std::int64_t> product_weights(const OpGraph& graph) {
+  std::vector<std::int64_t> weights;
+  for (const Block& block : graph.blocks) {
+    std::int64_t& sum = weights.emplace_back(0);
+    for (int op = block.first_op; op < block.last_op; ++op)
+      if (const Op& one = graph.ops[static_cast<std::size_t>(op)];
+          !one.parameters.empty() && model_products(graph, one).pairs > 0.0)
+        sum += element_count(graph.tensors[one.parameters.front()]);
+  }
+  return weights;
+}
+
+// The last ones may get none.
+std::vector<int> shares_of(const std::vector<std::int64_t>& weights, int stages) {
+  const std::int64_t all = std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
+  std::vector<int> cut(static_cast<std::size_t>(stages), 0);
+  std::int64_t taken = 0, stage = 0;
+  for (const std::int64_t of_block : weights) {
+    ++cut[static_cast<std::size_t>(stage)];
+    taken += of_block;
+    if (taken * stages > all * (stage + 1)) ++stage;
+  }
+  return cut;
+}
+
+}  // namespace
+
 std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec& training,
                                         const ParallelSpec& /*spec*/, int most) {
   if (!training.engine.has_pipeline) return {1};
   std::vector<int> degrees(static_cast<std::size_t>(std::min(most, static_cast<int>(graph.blocks.size()))));
   std::iota(degrees.begin(), degrees.end(), 1);
+  if (training.engine.stages_share_weights) {
+    const std::vector<std::int64_t> weights = product_weights(graph);
+    std::erase_if(degrees, [&](int stages) { return shares_of(weights, stages).back() == 0; });
+  }
   return degrees;
 }
 
@@ -28,6 +62,16 @@ std::vector<int> equal_stages(const OpGraph& graph, int stages) {
     ++cut.back();
   }
   return cut;
+}
+
+std::vector<int> stages_by_weights(const OpGraph& graph, int stages) {
+  return shares_of(product_weights(graph), stages);
+}
+
+std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Engine& engine, int stages) {
+  if (engine.stages_share_weights) return stages_by_weights(graph, stages);
+  if (engine.equal_stages) return equal_stages(graph, stages);
+  return std::nullopt;
 }
 
 namespace {
@@ -125,7 +169,14 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
     return fmt::format("pipeline parallelism over {} cannot give every stage a block: the model has {} ({} to {}); "
                        "legal degrees: 1 to {}",
                        spec.stages(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
-  if (spec.stage_blocks.empty()) return std::nullopt;  // still to be cut
+  if (spec.stage_blocks.empty()) {  // still to be cut
+    if (!training.engine.stages_share_weights) return std::nullopt;
+    if (stages_by_weights(graph, spec.stages()).back() > 0) return std::nullopt;
+    return fmt::format("engine {} fills {} stages by the weights of products, which leaves the last without a block; "
+                       "legal degrees: {}",
+                       training.engine.name, spec.stages(),
+                       fmt::join(legal_pipeline_degrees(graph, training, spec, spec.stages()), ", "));
+  }
   if (static_cast<int>(spec.stage_blocks.size()) != spec.stages())
     return fmt::format("the stage cut [{}] has {} stages, and {}", fmt::join(spec.stage_blocks, ", "),
                        spec.stage_blocks.size(), stages_text(spec));

@@ -23,6 +23,13 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
 // --account-for-loss-in-pipeline-split, DeepSpeed's 'type:transformer|embedding'), and if these do
 // not divide either, one layer more on the first stages. `stages` is at most the number of blocks.
 std::vector<int> equal_stages(const OpGraph& graph, int stages);
+// The same where it counts the weights that products multiply with: each stage takes blocks until
+// those so far exceed its share of all, so that the last ones may get none (nanotron@c252843039
+// src/nanotron/models/base.py build_model; models/llama.py get_block_compute_costs, by which keys
+// and values are as wide as queries).
+std::vector<int> stages_by_weights(const OpGraph& graph, int stages);
+// The cut that an engine makes, whatever stages would take; nothing where it takes any.
+std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Engine& engine, int stages);
 void place_pipeline(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 
 }  // namespace parplan

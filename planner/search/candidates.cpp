@@ -332,7 +332,7 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
 }
 
 std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
-  if (training_.engine.equal_stages) return equal_stages(graph_, spec.stages());
+  if (std::optional<std::vector<int>> fixed = stages_of_engine(graph_, training_.engine, spec.stages())) return *fixed;
   ParallelSpec cut = spec;
   cut.stage_blocks = fastest_cut(spec).blocks;
   if (spec.recompute != Recompute::per_stage && estimated(cut).bound.spare.count < 0)
@@ -395,11 +395,12 @@ Bytes CandidateMaker::least_memory(const ParallelSpec& spec, Bytes room_in_all) 
 }
 
 std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes, std::vector<Candidate>& candidates) {
-  if (spec.stage_blocks.empty() && training_.engine.equal_stages) {
-    ParallelSpec cut = spec;
-    cut.stage_blocks = equal_stages(graph_, spec.stages());
-    return add(cut, mixes, candidates);
-  }
+  if (spec.stage_blocks.empty())
+    if (std::optional<std::vector<int>> fixed = stages_of_engine(graph_, training_.engine, spec.stages())) {
+      ParallelSpec cut = spec;
+      cut.stage_blocks = std::move(*fixed);
+      return add(cut, mixes, candidates);
+    }
   if (!spec.stage_blocks.empty()) {
     candidates.push_back(estimated(spec));
     const bool may_mix = mixes && spec.recompute == Recompute::none && spec.pp() > 1;

@@ -455,24 +455,6 @@ Engine engine_of(const PublishedRun& run, const ValidationRequest& request, std:
   return {};
 }
 
-// nanotron's stages, with the embedding and the head: each takes blocks until the products of those
-// so far exceed its share of all (nanotron@c252843039 src/nanotron/models/base.py build_model;
-// models/llama.py get_block_compute_costs counts the weights of products).
-std::vector<int> nanotron_stages(const StatedModel& model, std::int64_t stages) {
-  const std::int64_t head = model.vocabulary * model.hidden;
-  const std::int64_t layer = 4 * model.hidden * model.hidden + 3 * model.feature * model.hidden;
-  const std::int64_t all = model.layers * layer + head;
-  std::vector<int> cut(static_cast<std::size_t>(stages), 0);
-  std::int64_t taken = 0, stage = 0;
-  // The embedding, which counts for nothing, the layers, the head.
-  for (std::int64_t block = 0; block < model.layers + 2; ++block) {
-    ++cut[static_cast<std::size_t>(stage)];
-    if (block > 0) taken += block <= model.layers ? layer : head;
-    if (taken * stages > all * (stage + 1)) ++stage;
-  }
-  return cut;
-}
-
 // So many layers of the whole model recompute, of each stage as many.
 void state_recompute_layers(const PublishedRun& run, LayoutRequest& layout, std::vector<std::string>& assumed) {
   const std::int64_t layers = *run.recompute_layers;
@@ -493,8 +475,7 @@ void state_recompute_layers(const PublishedRun& run, LayoutRequest& layout, std:
   layout[Choice::recompute_layers] = layers / stages;
 }
 
-LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine& engine,
-                        std::vector<std::string>& assumed) {
+LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std::string>& assumed) {
   bool tp_overlap = false;
   const bool recompute_stated = !run.recompute.empty();
   for (const ImpliedRow& row : implied_rows) {
@@ -569,7 +550,6 @@ LayoutRequest layout_of(PublishedRun run, const StatedModel& model, const Engine
     layout[Choice::offload] = Offload{.activations = Home::host};
     layout[Choice::offload_layers] = offload->offloaded;
   }
-  if (run.engine == "nanotron" && pp > 1) layout[Choice::stage_blocks] = nanotron_stages(model, pp);
   if (pp > 1 && stated(run.virtual_stages, std::int64_t{1}, "virtual stages:", assumed) > 1) {
     layout[Choice::schedule] = ScheduleKind::interleaved;
     layout[Choice::virtual_stages] = *run.virtual_stages;
@@ -601,7 +581,7 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     keep_kernels_of(result.training.engine, result.cluster);
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};
-    result.layout = layout_of(run, result.model, result.training.engine, result.assumed);
+    result.layout = layout_of(run, result.training.engine, result.assumed);
     result.sequence_parallel_unstated =
         std::ranges::find(result.assumed, assumed_sequence_parallel) != result.assumed.end();
     result.recompute_unstated = run.recompute.empty() && !result.layout[Choice::recompute];

@@ -787,6 +787,34 @@ TEST_CASE("Engines that count layers hold as many on each stage, or count embedd
     }
 }
 
+TEST_CASE("Engines that share out the weights of products end a stage where they exceed its share") {
+  // GPT-2's head multiplies with 50,257 x 768 weights, a layer with 12 x 768^2: 5.45 layers, and
+  // all are 17.45. The embedding multiplies with nothing.
+  const OpGraph graph = graph_of(models_folder, "gpt2", 1024);
+  CHECK(stages_by_weights(graph, 2) == std::vector{10, 4});
+  CHECK(stages_by_weights(graph, 3) == std::vector{7, 6, 1});
+  // Behind layers 5 and 9, and the head: nothing is left for the fourth.
+  CHECK(stages_by_weights(graph, 4) == std::vector{6, 4, 4, 0});
+  // Behind layers 3, 5, 8 and 10; the last two have 8.45 of 17.45, of which each may take 2.91.
+  CHECK(stages_by_weights(graph, 6) == std::vector{4, 3, 3, 3, 1, 0});
+
+  TrainingSpec training;
+  training.engine.name = "weighs";
+  training.engine.stages_share_weights = true;
+  training.global_batch = 8;
+  ParallelSpec spec;
+  CHECK(legal_pipeline_degrees(graph, training, spec, 14) == std::vector{1, 2, 3});
+  spec.mesh.degree.pp = 3;
+  CHECK(illegal_pipeline(graph, training, spec) == std::nullopt);
+  spec.mesh.degree.pp = 4;
+  CHECK(illegal_pipeline(graph, training, spec) ==
+        "engine weighs fills 4 stages by the weights of products, which leaves the last without a block; legal "
+        "degrees: 1, 2, 3");
+  CHECK(stages_of_engine(graph, training.engine, 2) == std::vector{10, 4});
+  training.engine.stages_share_weights = false;
+  CHECK(stages_of_engine(graph, training.engine, 2) == std::nullopt);
+}
+
 TEST_CASE("Zero-bubble pipelines need whole gradients") {
   ParallelSpec spec = layout(tiny_gpt2(), 2, 1, 2);
   spec.schedule = ScheduleKind::zero_bubble_h1;

@@ -134,7 +134,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
        {&Engine::fused_attention, &Engine::fused_norm, &Engine::fused_activation, &Engine::fused_dropout,
         &Engine::fused_loss, &Engine::dropout, &Engine::repeats_layers, &Engine::overlaps_tensor,
         &Engine::overlaps_data, &Engine::overlaps_pipeline, &Engine::half_gradients, &Engine::splits_transfers,
-        &Engine::scatters_gradients, &Engine::reduces_half, &Engine::equal_stages, &Engine::blocks_launches})
+        &Engine::scatters_gradients, &Engine::reduces_half, &Engine::equal_stages,
+        &Engine::stages_share_weights, &Engine::blocks_launches})
     engine.*fact = flip();
   engine.copies_gradients = flip();
   engine.dummy_gradients = flip();

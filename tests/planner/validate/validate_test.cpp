@@ -394,20 +394,6 @@ TEST_CASE("models have the parameters that their sources publish") {
   CHECK(billions(elsewhere) - tied == doctest::Approx(131072 * 3072 / 1e9));
 }
 
-TEST_CASE("nanotron's stages take blocks until their products exceed a share") {
-  PublishedRun run = runs_of("nanotron-best-8.86b-1n").front();
-  REQUIRE(run.pp == 4);
-  const auto cut = [&] { return std::get<std::vector<int>>(*state(run, as_stated).layout[Choice::stage_blocks]); };
-  // The head, 131072 x 4096, is of 2.2 layers of 4 x 4096^2 + 3 x 4096 x 14336, so that stages end
-  // behind layers 9, 18, 26 and the head; the embedding stands before the first.
-  CHECK(cut() == std::vector<int>{10, 9, 8, 7});
-  // A head of next to nothing: the eighth layer's products do not exceed a quarter of all.
-  run.vocabulary = 64;
-  CHECK(cut() == std::vector<int>{10, 8, 8, 8});
-  run.engine = "megatron";
-  CHECK_FALSE(state(run, as_stated).layout[Choice::stage_blocks]);
-}
-
 TEST_CASE("a run that does not say what it recomputed did so as little as it fitted with") {
   PublishedRun run = stated_run();
   run.recompute = "";
