@@ -153,6 +153,7 @@ struct Engine {
   // Layouts that it has.
   bool has_tensor = true;       // tensor parallelism
   bool has_pipeline = true;     // pipelines, of one stage on each rank
+  bool has_other_groups = true;  // interleaved groups of other numbers of micro-batches than of ranks
   bool has_interleaved = true;  // pipelines of several
   bool has_gpipe = true;        // pipelines with all forwards before all backwards
   bool has_zero_bubble = true;  // pipelines with backwards in two parts

@@ -110,6 +110,8 @@ constexpr std::array facts = {
     EngineFact{"has_tensor", "there is tensor parallelism", &Engine::has_tensor},
     EngineFact{"has_pipeline", "there are pipelines", &Engine::has_pipeline},
     EngineFact{"has_interleaved", "there are interleaved pipelines", &Engine::has_interleaved},
+    EngineFact{"has_other_groups", "interleaved pipelines have groups of other numbers of micro-batches than of ranks",
+               &Engine::has_other_groups},
     EngineFact{"has_gpipe", "there are pipelines with all forwards before all backwards", &Engine::has_gpipe},
     EngineFact{"has_zero_bubble", "there are zero-bubble pipelines", &Engine::has_zero_bubble},
     EngineFact{"has_sequence_parallel", "there is sequence parallelism", &Engine::has_sequence_parallel},

@@ -68,6 +68,11 @@ constexpr std::array layout_rows = {
                       return (spec.virtual_stages > 1 && !is_v_shaped(spec.schedule)) ||
                              spec.schedule == ScheduleKind::interleaved;
                     }},
+    EngineLayoutRow{Choice::micro_batch_group, &Engine::has_other_groups,
+                    "groups of another number of micro-batches than of ranks", "micro_batch_group must be left out",
+                    [](const ParallelSpec& spec) {
+                      return spec.micro_batch_group > 0 && spec.micro_batch_group != spec.pp();
+                    }},
     EngineLayoutRow{Choice::schedule, &Engine::has_zero_bubble, "zero-bubble pipelines",
                     "schedule must be another, such as 1f1b",
                     [](const ParallelSpec& spec) { return runs_backward_in_parts(spec.schedule); }},

@@ -50,6 +50,17 @@ std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec
   return degrees;
 }
 
+bool allows_group(std::int64_t micro_batches, int ranks, std::int64_t group) {
+  const std::int64_t left = micro_batches % group;
+  return group >= ranks && group <= micro_batches && (left == 0 || left >= ranks);
+}
+
+std::int64_t next_group(std::int64_t micro_batches, int ranks) {
+  std::int64_t group = ranks + 1;
+  while (group <= micro_batches && !allows_group(micro_batches, ranks, group)) ++group;
+  return group;
+}
+
 std::vector<int> equal_stages(const OpGraph& graph, int stages) {
   const int blocks = static_cast<int>(graph.blocks.size()), layers = blocks - 2;
   std::vector<int> cut(static_cast<std::size_t>(stages), blocks / stages);

@@ -543,6 +543,7 @@ constexpr std::array rows = {
         .most_in_plan = [](const TrainingSpec& training, int) { return training.global_batch; },
         .may_be_absent = true,
         .applies = [](const ParallelSpec& spec) { return spec.pp() > 1; },
+        .presumes = Choice::virtual_stages,
         .implies = interleaving,
         .fault = without_interleaving,
         .word =

@@ -10,6 +10,7 @@
 #include "planner/cluster/price_and_power.h"
 #include "planner/cost/collective_time.h"
 #include "planner/cost/kernel_time.h"
+#include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/space_rows.h"
 #include "planner/simulator/segment_cost.h"
@@ -195,10 +196,12 @@ Seconds LayoutFloors::least_time(const LeastWork& work, const PipelineShape& sha
   for (const ScheduleRow* row : schedules_) {
     PipelineShape of_row = shape;
     if (row->kind == ScheduleKind::interleaved) {
-      if (group_ == 0 && shape.micro_batches % shape.ranks != 0) continue;
+      if (group_ == 0 && !width_.groups_freely && !allows_group(shape.micro_batches, shape.ranks, shape.ranks)) continue;
       // The bubble is shortest with the most stages on each rank.
       of_row.stages = static_cast<int>(graph_.blocks.size()) / shape.ranks * shape.ranks;
       if (group_ != 0) of_row.group = group_;
+      // All larger groups have one bound.
+      if (width_.groups_freely) of_row.group = std::max(of_row.group, shape.ranks + 1);
     }
     least = std::min(least, least_time(*row, work, of_row, std::min(least, below)));
   }

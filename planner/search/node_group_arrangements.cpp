@@ -11,6 +11,7 @@
 #include "planner/base/error.h"
 #include "planner/cluster/price_and_power.h"
 #include "planner/plan/objective.h"
+#include "planner/search/device_count_bound.h"
 #include "planner/simulator/block_shapes.h"
 
 namespace parplan {
@@ -141,6 +142,19 @@ std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangemen
   return ", with the first of its groups of nodes or all of them in their own order, or with one of them";
 }
 
+// Choices and orders of groups that are not searched; nothing where all are. No device of the cluster
+// can do better than its fastest product.
+std::optional<LeftOut> other_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                          std::size_t arranged, Objective objective, double best) {
+  if (cluster.groups.size() == 1 || (arranged > 1 && cluster.groups.size() <= most_groups_in_every_order))
+    return std::nullopt;
+  LeftOut left_out{.what = "other choices and orders of the groups of nodes", .gap = std::nullopt};
+  if (objective != Objective::time) return left_out;
+  const Seconds least = DeviceCountBound(graph, cluster, training).time(cluster.devices());
+  if (least > Seconds(0.0)) left_out.gap = std::max(0.0, best / least.value - 1.0);
+  return left_out;
+}
+
 }  // namespace
 
 std::optional<std::string> lacks_homes(const Cluster& cluster, const LayoutRequest& request) {
@@ -265,13 +279,17 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   }
   SearchCounts& counts = result.found.counts;
   const std::string space = searches.front().first.space + in_words;
+  if (searches.size() > 1) {
+    counts = {};
+    counts.certified = best.has_value();
+    for (const auto& [one, until_then] : searches)
+      add_counts(one, until_then ? std::optional(until_then->first) : std::nullopt, best ? best->first : 0.0, counts);
+  }
   counts.space = space;
-  if (searches.size() == 1) return result;
-  counts = {};
-  counts.space = space;
-  counts.certified = best.has_value();
-  for (const auto& [one, until_then] : searches)
-    add_counts(one, until_then ? std::optional(until_then->first) : std::nullopt, best ? best->first : 0.0, counts);
+  if (options.bounds_left_out && options.fewer_devices && best)
+    if (std::optional<LeftOut> others =
+            other_arrangements(graph, cluster, training, arranged, options.objective, best->first))
+      counts.left_out.push_back(*std::move(others));
   return result;
 }
 

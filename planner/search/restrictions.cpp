@@ -12,6 +12,7 @@
 #include "planner/parallel/context.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/recompute.h"
+#include "planner/parallel/tensor.h"
 #include "planner/plan/recompute.h"
 #include "planner/search/best_first.h"
 #include "planner/search/space_rows.h"
@@ -88,6 +89,46 @@ std::optional<Restriction> other_interleaved(const SearchedSpace& space) {
                                 .width = wider,
                                 .beyond = {.of_degrees = has_stages, .layout = is_beyond},
                                 .has_same_floors = true}}};
+}
+
+// A given cut is taken for one stage on each rank.
+std::optional<Restriction> interleaved_in_given_stages(const SearchedSpace& space) {
+  const auto cut = given<std::vector<int>>(space.request, Choice::stage_blocks);
+  if (!cut || space.request[Choice::schedule] || space.request[Choice::virtual_stages] ||
+      !space.training.engine.has_interleaved)
+    return std::nullopt;
+  const int stages = static_cast<int>(cut->size());
+  LayoutRequest request = with(space.request, Choice::schedule, ScheduleKind::interleaved);
+  request[Choice::stage_blocks].reset();
+  request[Choice::pp].reset();
+  SpaceWidth wider = space.width;
+  wider.interleaves_freely = wider.groups_freely = true;
+  const auto goes_around = [stages](const ParallelSpec& degrees) {
+    return degrees.pp() > 1 && degrees.pp() < stages && stages % degrees.pp() == 0;
+  };
+  return Restriction{.what = "interleaved pipelines of these stages",
+                     .options = {"--schedule interleaved"},
+                     .wider = {{.request = std::move(request),
+                                .width = wider,
+                                .beyond = {.of_degrees = goes_around, .layout = {}, .until = Beyond::Until::samples}}}};
+}
+
+// Floors by samples hold for groups of any number of micro-batches.
+std::optional<Restriction> larger_groups(const SearchedSpace& space) {
+  const Engine& engine = space.training.engine;
+  const auto schedule = given<ScheduleKind>(space.request, Choice::schedule).value_or(ScheduleKind::interleaved);
+  if (!engine.has_pipeline || !engine.has_interleaved || !engine.has_other_groups ||
+      schedule != ScheduleKind::interleaved || space.request[Choice::micro_batch_group] || !may_have(space, Choice::pp))
+    return std::nullopt;
+  SpaceWidth wider = space.width;
+  wider.groups_freely = true;
+  return Restriction{.what = space.objective == Objective::memory
+                                 ? "interleaved pipelines in other groups of micro-batches"
+                                 : "interleaved pipelines in other groups of micro-batches, of other layouts",
+                     .options = {"--micro-batch-group"},
+                     .wider = {{.request = with(space.request, Choice::schedule, ScheduleKind::interleaved),
+                                .width = wider,
+                                .beyond = {.of_degrees = has_stages, .layout = {}, .until = Beyond::Until::samples}}}};
 }
 
 std::optional<Restriction> zero_bubble(const SearchedSpace& space) {
@@ -180,13 +221,19 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
 // Devices of one kind are as fast as one another: replicas are then best alike but for a remainder.
 // Unlike ones may be any number, whether or not it divides the batch.
 std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space) {
-  if (!is_own(space.training.engine) || space.cluster.groups.size() == 1 || space.width.balances_replicas ||
-      space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
+  if (!is_own(space.training.engine) || space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
     return std::nullopt;
-  return Restriction{.what = "replicas with unlike numbers of micro-batches",
-                     .options = {"--balance-replicas"},
+  const bool are_alike = space.cluster.groups.size() == 1;
+  if (!are_alike && !space.width.balances_replicas)
+    return Restriction{.what = "replicas with unlike numbers of micro-batches",
+                       .options = {"--balance-replicas"},
+                       .wider = {},
+                       .bound = Restriction::Bound::devices};
+  if (space.request[Choice::dp] || space.request[Choice::micro_batch]) return std::nullopt;
+  return Restriction{.what = "numbers of replicas that do not divide the batch",
+                     .options = {"--replica-micro-batches"},
                      .wider = {},
-                     .by_devices = true};
+                     .bound = are_alike ? Restriction::Bound::remainder : Restriction::Bound::devices};
 }
 
 // Slices of a product take no less than the whole.
@@ -307,9 +354,10 @@ std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
 }
 
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
-  const bool has_host =
-      std::ranges::any_of(space.cluster.groups, [](const NodeGroup& group) { return group.host.has_value(); });
-  if (!has_host || space.request[Choice::offload]) return std::nullopt;
+  const bool may_offload = std::ranges::any_of(all_offloads(), [&](const Offload& offload) {
+    return offload != Offload{} && !lacks_homes(space.cluster, offload);
+  });
+  if (!may_offload || space.request[Choice::offload]) return std::nullopt;
   if (!is_own(space.training.engine)) return offload_of_some_layers(space);
   Restriction offload{.what = "offload", .options = {"--offload"}, .wider = {}};
   if (space.objective == Objective::memory) {
@@ -345,7 +393,8 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
                          (engine.has_recompute_of_some_layers || engine.has_modules_of_some_layers);
   if (!of_modules && !of_layers) return std::nullopt;
   std::vector<std::string> options;
-  if (of_modules) options.emplace_back("--recompute");
+  // --recompute-fewest-layers chooses what is recomputed: the two exclude each other.
+  if (of_modules && !space.width.recomputes_fewest_layers) options.emplace_back("--recompute");
   if (of_layers)
     options.emplace_back(engine.has_recompute_per_stage ? "--recompute-fewest-layers" : "--recompute-layers");
   Restriction recompute{.what = !of_layers    ? "other modules to recompute"
@@ -368,10 +417,34 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
   return recompute;
 }
 
+// All layers of the space recompute what `--recompute` gives.
+std::optional<Restriction> some_layers_to_recompute(const SearchedSpace& space) {
+  const Engine& engine = space.training.engine;
+  const auto all = given<Recompute>(space.request, Choice::recompute);
+  if (!all || *all == Recompute::none || *all == Recompute::per_stage || space.request[Choice::recompute_layers])
+    return std::nullopt;
+  if (*all == Recompute::full ? !engine.has_recompute_of_some_layers : !engine.has_modules_of_some_layers)
+    return std::nullopt;
+  const int layers = most_layers_of_a_stage(space.graph, ParallelSpec{});
+  if (layers < 2) return std::nullopt;
+  // The fewer layers, the less time; the more, the less memory.
+  LayoutRequest request = space.request;
+  if (space.objective != Objective::memory) request[Choice::recompute] = Recompute::none;
+  return Restriction{.what = "recompute of only some layers",
+                     .options = {"--recompute-layers"},
+                     .wider = {{.request = std::move(request),
+                                .width = space.width,
+                                .beyond = {.of_degrees = has_anything,
+                                           .layout = {},
+                                           .room = Beyond::Room::any,
+                                           .also_what_fits = true}}}};
+}
+
 constexpr std::array restriction_rows = {
-    other_interleaved,          zero_bubble,     other_shard_groups, other_gathers, data_parallel,
-    unlike_replicas_of_layouts, sliced_products, more_context,       context_rings, hierarchical_context,
-    host_offload,               other_recompute};
+    other_interleaved, larger_groups,   interleaved_in_given_stages, zero_bubble,
+    other_shard_groups, other_gathers,  data_parallel,               unlike_replicas_of_layouts,
+    sliced_products,   more_context,    context_rings,               hierarchical_context,
+    host_offload,      other_recompute, some_layers_to_recompute};
 
 }  // namespace
 
@@ -412,27 +485,66 @@ std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, 
   return std::nullopt;
 }
 
+std::optional<double> below(double least, const Score& best) {
+  return least < best.first ? std::optional(least) : std::nullopt;
+}
+
+double score_of(const SearchedSpace& space, const Floor& floor, int devices, int replicas) {
+  ParallelSpec spec;
+  spec.mesh.degree.dp = replicas;
+  spec.mesh.degree.tp = devices / replicas;
+  MemoryUse memory;
+  memory.parameters = floor.memory;
+  return score(space.objective, space.cluster, spec, floor.time, memory).first;
+}
+
 // On two devices or more.
 std::optional<double> least_of_devices(const SearchedSpace& space, const Score& best, const LayoutFloors& floors) {
-  const int all = space.cluster.devices();
-  std::optional<double> least;
-  for (int devices = std::max(space.least_devices, 2); devices <= all; ++devices) {
-    ParallelSpec spec;
-    spec.mesh.degree.dp = devices;
-    const Floor floor = floors.of_devices(devices);
-    MemoryUse memory;
-    memory.parameters = floor.memory;
-    const double one = score(space.objective, space.cluster, spec, floor.time, memory).first;
-    least = std::min(least.value_or(one), one);
+  double least = std::numeric_limits<double>::infinity();
+  for (int devices = std::max(space.least_devices, 2); devices <= space.cluster.devices(); ++devices)
+    least = std::min(least, score_of(space, floors.of_devices(devices), devices, devices));
+  return below(least, best);
+}
+
+// The least time in which one device computes a sample's share: with any tensor and context
+// parallelism, however many devices they take.
+Seconds device_seconds_of_batch(const SearchedSpace& space, LayoutFloors& floors) {
+  Seconds least(std::numeric_limits<double>::infinity());
+  const int devices = space.cluster.devices();
+  for (const int tp : legal_tensor_degrees(space.graph, space.training, {}, devices))
+    for (const std::int64_t cp : divisors(space.graph.sequence)) {
+      ParallelSpec spec;
+      spec.mesh.degree.tp = tp;
+      spec.mesh.degree.cp = static_cast<int>(cp);
+      if (cp > space.width.most_context_ranks || spec.mesh.size() > devices) break;
+      least = std::min(least, spec.mesh.size() * floors.of_degrees(spec).time);
+    }
+  return least;
+}
+
+// One of the replicas on equal devices has a sample more than its share.
+std::optional<double> least_with_remainder(const SearchedSpace& space, const Score& best, LayoutFloors& floors) {
+  const std::int64_t batch = space.training.global_batch;
+  const Seconds of_batch = device_seconds_of_batch(space, floors);
+  double least = std::numeric_limits<double>::infinity();
+  // Each on as many devices as it can have, which no objective dislikes.
+  for (int replicas = 2; replicas <= std::min<std::int64_t>(space.cluster.devices(), batch); ++replicas) {
+    const int devices = space.cluster.devices() / replicas * replicas;
+    if (batch % replicas == 0 || devices < space.least_devices) continue;
+    Floor floor = floors.of_devices(devices);
+    const double more = static_cast<double>(ceil_div(batch, replicas) * replicas) / static_cast<double>(batch);
+    floor.time = std::max(floor.time, of_batch / devices) * more * (1 - 1e-9);
+    least = std::min(least, score_of(space, floor, devices, replicas));
   }
-  return least && *least < best.first ? least : std::nullopt;
+  return below(least, best);
 }
 
 }  // namespace
 
 std::optional<double> least_beyond(const Restriction& restriction, const SearchedSpace& space, const Score& best,
                                    const OpenParts& than, LayoutFloors& floors, CandidateMaker& maker) {
-  if (restriction.by_devices) return least_of_devices(space, best, floors);
+  if (restriction.bound == Restriction::Bound::devices) return least_of_devices(space, best, floors);
+  if (restriction.bound == Restriction::Bound::remainder) return least_with_remainder(space, best, floors);
   std::optional<double> least;
   for (const Restriction::Wider& wider : restriction.wider) {
     // On unlike nodes, parts are looked into once more, for the orders of the axes.

@@ -44,9 +44,10 @@ struct Restriction {
   std::string what;                  // is left out, in words
   std::vector<std::string> options;  // see LeftOut::options
   std::vector<Wider> wider;
-  // Whether nothing but the devices bounds them, however many of these are used: layouts whose
-  // degrees are not among the space's. `wider` is empty.
-  bool by_devices = false;
+  // Layouts whose degrees are not among the space's, with `wider` empty: nothing but the devices
+  // bounds them, however many of these are used; or they have numbers of replicas that do not divide
+  // the batch, of which one then has a sample more than its share.
+  enum class Bound { wider, devices, remainder } bound = Bound::wider;
 };
 
 // Those of a space, but for stage cuts (SearchCounts::cut_gap) and buffers for arriving activations

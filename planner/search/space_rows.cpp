@@ -146,19 +146,26 @@ bool interleaves(const ParallelSpec& spec) {
 // 0 stands for as many micro-batches as ranks.
 bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
   if (spec.schedule == ScheduleKind::dualpipe_v && micro_batches(spec, context.training) < 2 * spec.pp()) return false;
-  if (!interleaves(spec)) return std::get<std::int64_t>(given) == 0;
   const std::int64_t group = std::get<std::int64_t>(given);
-  const std::int64_t size = group == 0 ? spec.pp() : group, count = micro_batches(spec, context.training);
+  if (!interleaves(spec)) return group == 0;
+  if (group != 0 && group != spec.pp() && !context.training.engine.has_other_groups) return false;
+  const std::int64_t size = group == 0 ? spec.pp() : group;
   // Replicas with unlike numbers have whole groups.
   if (!spec.replica_micro_batches.empty())
     return size >= spec.pp() &&
            std::ranges::all_of(spec.replica_micro_batches, [&](int replica) { return replica % size == 0; });
-  return size >= spec.pp() && size <= count && (count % size == 0 || count % size >= spec.pp());
+  return allows_group(micro_batches(spec, context.training), spec.pp(), size);
 }
 
-// As many micro-batches as ranks: larger groups keep more activations, and wait for nothing less.
+// As many micro-batches as ranks. Larger groups keep more activations: for those who ask, and with
+// the layouts of the best plans (restrictions.h).
 void smallest_group(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
-  if (accepts_group(context, spec, 0)) values.emplace_back(0);
+  if (accepts_group(context, spec, 0)) {
+    values.emplace_back(0);
+  } else if (context.width.groups_freely && interleaves(spec) && spec.replica_micro_batches.empty()) {
+    const std::int64_t count = micro_batches(spec, context.training);
+    if (const std::int64_t group = next_group(count, spec.pp()); group <= count) values.emplace_back(group);
+  }
 }
 
 bool accepts_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {

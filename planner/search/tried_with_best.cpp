@@ -1,8 +1,10 @@
 #include "planner/search/tried_with_best.h"
 
 #include <algorithm>
+#include <set>
 
 #include "planner/base/text.h"
+#include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/space_rows.h"
 
@@ -47,10 +49,56 @@ std::vector<ParallelSpec> tensor_rings(const BestLayout& best) {
   return {spec};
 }
 
+bool may_group_micro_batches(const SearchedSpace& space) {
+  const Engine& engine = space.training.engine;
+  return engine.has_pipeline && engine.has_interleaved && engine.has_other_groups &&
+         given<ScheduleKind>(space.request, Choice::schedule).value_or(ScheduleKind::interleaved) ==
+             ScheduleKind::interleaved;
+}
+
+// Larger groups wait less for transfers, and allow numbers of micro-batches that are no multiple of
+// the ranks: two groups' worth, the smallest that the number allows, and all of them.
+std::vector<ParallelSpec> groups_of_micro_batches(const BestLayout& best) {
+  const SearchedSpace& space = best.space;
+  const bool may_interleave = best.layout.pp() > 1 && best.layout.zero_stage <= 1 &&
+                              best.layout.replica_micro_batches.empty() && !space.request[Choice::stage_blocks];
+  if (!may_interleave) return {};
+  ParallelSpec spec = best.layout;
+  spec.schedule = ScheduleKind::interleaved;
+  const std::int64_t count = micro_batches(spec, space.training);
+  std::set<std::int64_t> groups = {next_group(count, spec.pp()), 2 * std::int64_t{spec.pp()}, count};
+  std::erase_if(groups, [&](std::int64_t group) {
+    return group <= spec.pp() || !allows_group(count, spec.pp(), group);
+  });
+  std::vector<ChoiceValue> stages = {std::int64_t{spec.virtual_stages}};
+  if (best.layout.schedule != ScheduleKind::interleaved) {
+    // The space has such pipelines where groups of as many as ranks divide the number.
+    if (count % spec.pp() == 0) return {};
+    const SpaceContext context{space.graph, space.training, space.cluster.devices(), true, space.width};
+    stages.clear();
+    if (const auto asked = given<std::int64_t>(space.request, Choice::virtual_stages)) stages = {*asked};
+    else space_row_of(Choice::virtual_stages).values(context, spec, stages);
+  }
+  std::vector<ParallelSpec> specs;
+  for (const ChoiceValue& number : stages)
+    for (const std::int64_t group : groups) {
+      spec.virtual_stages = static_cast<int>(std::get<std::int64_t>(number));
+      spec.micro_batch_group = static_cast<int>(group);
+      if (is_legal(space.graph, space.training, spec)) specs.push_back(spec);
+    }
+  return specs;
+}
+
 }  // namespace
 
 std::span<const TriedRow> tried_rows() {
   static const std::vector<TriedRow> rows = {
+      {.choice = Choice::micro_batch_group,
+       .words = "interleaved in other groups of micro-batches",
+       .with_each = false,
+       .applies = may_group_micro_batches,
+       .needs = {{Choice::schedule, ScheduleKind::one_f_one_b}},
+       .layouts = groups_of_micro_batches},
       {.choice = Choice::cp_ulysses,
        .words = "cp_ulysses with any cp_method",
        .with_each = false,
