@@ -35,6 +35,8 @@ using testing::training_of;
 namespace {
 
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
+constexpr const char* groups = "interleaved pipelines in other groups of micro-batches";
+constexpr const char* remainder = "numbers of replicas that do not divide the batch";
 constexpr const char* zero_bubble = "zero_bubble_h1, zero_bubble_v and dualpipe_v";
 constexpr const char* hybrid = "hybrid sharding";
 constexpr const char* prefetch = "gathers of parameters one by one, or other than one block ahead";
@@ -62,6 +64,17 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
     const auto is_usual = [&](const ParallelSpec& spec) { return known.contains(spec); };
     for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::interleaved)))
       if (spec.pp() > 1 && !is_usual(spec)) all[interleaved].push_back(spec);
+    for (std::int64_t group = 3; group <= training.global_batch; ++group)
+      for (const ParallelSpec& spec : enumerate(with({}, Choice::micro_batch_group, group)))
+        if (spec.micro_batch_group > spec.pp()) all[groups].push_back(spec);
+    for (int replicas = 2; replicas <= std::min<std::int64_t>(devices, training.global_batch); ++replicas)
+      for (const std::int64_t micro_batches : divisors(training.global_batch)) {
+        if (training.global_batch % replicas == 0 || micro_batches < replicas || !is_own(training.engine)) continue;
+        std::vector<int> shares(static_cast<std::size_t>(replicas), static_cast<int>(micro_batches) / replicas);
+        for (int more = 0; more < micro_batches % replicas; ++more) ++shares[static_cast<std::size_t>(more)];
+        for (const ParallelSpec& spec : enumerate(with({}, Choice::replica_micro_batches, shares)))
+          all[remainder].push_back(spec);
+      }
     for (const ScheduleKind kind :
          {ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v, ScheduleKind::dualpipe_v})
       for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, kind)))
@@ -144,7 +157,9 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
     CandidateMaker maker(graph, cluster, training);
     for (const LeftOut& left_out : found.counts.left_out) {
       // The best plans' layouts were tried with hybrid sharding, unless the least memory is wanted.
-      const std::string what = left_out.what.starts_with(hybrid) ? hybrid : left_out.what;
+      const std::string what = left_out.what.starts_with(hybrid)   ? hybrid
+                               : left_out.what.starts_with(groups) ? groups
+                                                                   : left_out.what;
       INFO("setting " << setting << ": " << left_out.what);
       REQUIRE(left_out.gap.has_value());
       if (!beyond.contains(what)) continue;
@@ -178,13 +193,106 @@ TEST_CASE("what a search leaves out beats its plan by no more than is said") {
   }
   int all_told = 0;
   for (const char* const what :
-       {interleaved, zero_bubble, hybrid, prefetch, data_parallel, overlap, context, offload, recompute}) {
+       {interleaved, groups, remainder, zero_bubble, hybrid, prefetch, data_parallel, overlap, context, offload,
+        recompute}) {
     MESSAGE(std::string(what) << ": " << tried[what] << " layouts, of which " << better[what]
                               << " are better than the plan; " << told[what] << " gaps below 20 %");
     CHECK(tried[what] > 0);
     all_told += told[what];
   }
   CHECK(all_told > 0);
+}
+
+TEST_CASE("what a request that gives stages, recompute or an engine leaves out beats its plan by no more than is said") {
+  std::map<std::string, int> tried, better;
+  for (int setting = 0; setting < 36; ++setting) {
+    std::mt19937 random(400 + setting);
+    const OpGraph graph = random_graph(random, 16);
+    Cluster cluster = random_cluster(random, true, false);
+    if (setting % 2 == 0)
+      for (Link& link : cluster.groups.front().node.links) link.bandwidth *= 1000.0, link.latency *= 0.001;
+    TrainingSpec training = training_of(8, DataType::bf16);
+    LayoutRequest request;
+    std::string what;
+    std::vector<ParallelSpec> beyond;
+    const auto enumerate = [&](const LayoutRequest& wider, const auto& is_beyond) {
+      for (int devices = 1; devices <= cluster.devices(); ++devices)
+        for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, wider))
+          if (is_beyond(spec)) beyond.push_back(spec);
+    };
+    const auto has_some_layers = [](const ParallelSpec& spec) { return spec.recompute_layers > 0; };
+    const int blocks = static_cast<int>(graph.blocks.size());
+    switch (setting % 3) {
+      case 0: {
+        what = "interleaved pipelines of these stages";
+        if (blocks < 4) continue;
+        const std::vector<int> cut = random_cut(blocks, 4, random);
+        request[Choice::stage_blocks] = cut;
+        LayoutRequest wider = with({}, Choice::schedule, ScheduleKind::interleaved);
+        enumerate(wider, [](const ParallelSpec& spec) { return spec.stages() == 4 && spec.pp() == 2; });
+        for (ParallelSpec& spec : beyond) spec.stage_blocks = cut;
+        request[Choice::pp] = std::int64_t{4};
+        break;
+      }
+      case 1:
+        what = "recompute of only some layers";
+        request[Choice::recompute] = Recompute::full;
+        enumerate(with(request, Choice::recompute_layers, std::int64_t{1}), has_some_layers);
+        break;
+      default:
+        what = "only some layers to recompute";
+        training.engine.name = "alike";
+        training.engine.has_recompute_per_stage = false;
+        training.engine.has_every_other_product_recompute = false;
+        for (bool Engine::*const fact : {&Engine::has_norms_recompute, &Engine::has_activation_recompute,
+                                         &Engine::has_mlp_recompute, &Engine::has_core_attn_recompute})
+          training.engine.*fact = false;
+        LayoutRequest wider = with({}, Choice::recompute, Recompute::full);
+        enumerate(with(wider, Choice::recompute_layers, std::int64_t{1}), has_some_layers);
+    }
+    SearchOptions options;
+    options.bounds_left_out = options.tries_more_with_best = true;
+    options.objective = setting % 4 == 3 ? Objective::memory : Objective::time;
+    SearchResult found = search(graph, cluster, training, request, options);
+    if (found.plans.empty()) continue;
+    if (setting % 3 != 0) {  // so that it has to recompute, or may recompute less
+      const std::int64_t peak = found.plans.front().result.memory.peak().count;
+      cluster.groups.front().device.memory_capacity = Bytes(peak - peak / (setting % 5 + 4));
+      if (setting % 3 == 1) cluster.groups.front().device.memory_capacity = Bytes(peak + peak / 4);
+      if (SearchResult other = search(graph, cluster, training, request, options); !other.plans.empty())
+        found = std::move(other);
+    }
+    NetworkCache networks(cluster, training.engine);
+    const auto score_of = [&](const ParallelSpec& spec, const StepResult& result) {
+      return score(options.objective, cluster, spec, result.time.total(), result.memory).first;
+    };
+    const double best = score_of(found.plans.front().spec, found.plans.front().result);
+    const auto said = std::ranges::find(found.counts.left_out, what, &LeftOut::what);
+    INFO("setting " << setting << ": " << what);
+    CHECK((beyond.empty() || said != found.counts.left_out.end()));
+    if (said == found.counts.left_out.end()) continue;
+    REQUIRE(said->gap.has_value());
+    for (int trial = 0; trial < 60 && !beyond.empty(); ++trial) {
+      ParallelSpec spec = beyond[random() % beyond.size()];
+      if (spec.stage_blocks.empty()) spec.stage_blocks = random_cut(blocks, spec.stages(), random);
+      if (illegal(graph, training, spec)) continue;
+      const StepResult result =
+          simulate_spec(graph, networks, training, spec, place(graph, spec), schedule_of(spec, training), nullptr);
+      if (result.memory.peak() > cluster.groups.front().device.memory_capacity) continue;
+      ++tried[what];
+      const double its = score_of(spec, result);
+      better[what] += its < best;
+      INFO(testing::describe(found.plans.front().spec) << " against " << testing::describe(spec));
+      CHECK(best <= its * (1.0 + *said->gap) * (1.0 + tied_plans) * (1 + 1e-9));
+    }
+  }
+  for (const auto& [what, layouts] : tried) {
+    MESSAGE(what << ": " << layouts << " layouts, of which " << better[what] << " are better than the plan");
+    CHECK(layouts > 20);
+  }
+  CHECK(tried.size() == 3);
+  CHECK(better["recompute of only some layers"] > 0);
+  CHECK(better["only some layers to recompute"] > 0);
 }
 
 TEST_CASE("nothing is left out that the engine lacks, and what is left out of what it has is bounded") {
