@@ -123,8 +123,8 @@ TEST_CASE(
        {"aurora",      "aws-p4d",           "aws-p5",      "azure-nd-a100-v4", "azure-nd-h100-v5",
         "dgx-1-v100",  "dgx-2-v100",        "dgx-a100",    "dgx-b200",         "dgx-h100",
         "gaudi2-8",    "gaudi3-8",          "gb200-nvl72", "hgx-a800",         "hgx-h200",
-        "hgx-h800",    "l40s-8",            "mi300x-8",    "rtx-3090-8",       "rtx-4090-4",
-        "rtx-4090-8",  "rtx-a6000-2-nvlink", "titan-rtx-2", "titan-rtx-2-nvlink"})
+        "hgx-h800",    "l40s-8",            "lumi",        "mi300x-8",         "rtx-3090-8",
+        "rtx-4090-4",  "rtx-4090-8",  "rtx-a6000-2-nvlink", "titan-rtx-2", "titan-rtx-2-nvlink"})
     CHECK_MESSAGE(std::ranges::find(names, wanted) != names.end(), wanted);
   for (const std::string& name : names) {
     INFO(name);
@@ -151,7 +151,7 @@ TEST_CASE(
         Row{"azure-nd-h100-v5", 360, 371}, Row{"mi300x-8", 312, 337}, Row{"gaudi3-8", 510, 514},
         Row{"gaudi2-8", 255, 257}, Row{"rtx-4090-8", 16, 24}, Row{"rtx-3090-8", 16, 24}, Row{"l40s-8", 16, 24},
         Row{"rtx-4090-4", 24, 24}, Row{"rtx-a6000-2-nvlink", 48, 48}, Row{"dgx-1-v100", 134, 135},
-        Row{"azure-ndv2", 134, 135}, Row{"aurora", 37, 190}}) {
+        Row{"azure-ndv2", 134, 135}, Row{"aurora", 37, 190}, Row{"lumi", 75, 150}}) {
     INFO(row.cluster);
     const Cluster cluster = find_cluster(row.cluster, catalog);
     const int count = cluster.groups.front().devices_per_node();
@@ -169,6 +169,7 @@ TEST_CASE("a group of two has what one pair of links gives") {
   CHECK(ring(find_cluster("dgx-1-v100", catalog, devices(3)), 3, 1, Axis::dp) ==
         doctest::Approx(44.8));  // measured 45.1
   CHECK(ring(find_cluster("aurora", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(185));
+  CHECK(ring(find_cluster("lumi", catalog, devices(2)), 2, 1, Axis::dp) == doctest::Approx(150));  // 3/4 of 200
 }
 
 TEST_CASE("switches add on Hopper and Blackwell, by each device's whole link, whatever the groups are") {
@@ -208,7 +209,9 @@ TEST_CASE("several nodes reach what all their NICs give together, or what the li
   for (const Row& row :
        {Row{"dgx-2-v100", 96}, Row{"azure-ndv2", 12}, Row{"dgx-b200", 384}, Row{"aws-p4d", 48}, Row{"aws-p5", 384},
         Row{"aws-p5en", 384}, Row{"azure-nd-a100-v4", 192}, Row{"azure-nd-h100-v5", 384}, Row{"mi300x-8", 384},
-        Row{"gaudi2-8", 288}, Row{"gaudi3-8", 576}, Row{"gb200-nvl72", 721.8 * 72 / 71}}) {
+        Row{"gaudi2-8", 288}, Row{"gaudi3-8", 576}, Row{"gb200-nvl72", 721.8 * 72 / 71},
+        // Double links between modules, which seven of eight hops take.
+        Row{"lumi", 75 * 8.0 / 7}}) {
     INFO(row.cluster);
     const Cluster cluster = find_cluster(row.cluster, catalog, nodes(4));
     CHECK(ring(cluster, cluster.devices(), 1, Axis::dp) == doctest::Approx(row.reached));
