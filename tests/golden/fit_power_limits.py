@@ -26,7 +26,8 @@ def main() -> None:
     print(f"rates go with the power of {EXPONENT:.3f} of the limit")
     for card, (other, rate, its, limit, best) in CARDS.items():
         check = f"; its best square product reaches {best}" if best else ""
-        print(f"{card}: {rate * (limit / its) ** EXPONENT:.0f} TFLOP/s at {limit} W, as {rate} of an {other} at {its} W{check}")
+        reached = rate * (limit / its) ** EXPONENT
+        print(f"{card}: {reached:.0f} TFLOP/s at {limit} W, as {rate} of an {other} at {its} W{check}")
 
 
 if __name__ == "__main__":

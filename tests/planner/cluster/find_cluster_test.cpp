@@ -105,7 +105,7 @@ TEST_CASE("the numbers of every device are of the size that such a device has") 
   }
 }
 
-TEST_CASE("a file says what training steps sustain in the precisions that a device has units for, or that it is not known") {
+TEST_CASE("a file says what training steps sustain in half precision, or that it is not known") {
   const std::vector<std::string> not_known = {"gaudi2-96gb", "gaudi3-128gb", "k80", "max-1100-48gb",
                                               "max-1550-stack-64gb"};
   for (const std::string& name : device_names(catalog)) {
@@ -123,7 +123,7 @@ TEST_CASE("a file says what training steps sustain in the precisions that a devi
     for (const DeviceRates& rates : device.rates) {
       CHECK((rates.sustained_half.value > 0.0) == (rates.sustained_weights.value > 0.0));
       CHECK(rates.sustained_weights <= rates.sustained_half);
-      // A B200's board runs loops of large products at .64 of its best (SimuMax); others come nearer.
+      // A B200 runs loops of large products at .64 of its best (SimuMax); others come nearer.
       if (rates.sustained_half.value > 0.0) CHECK(rates.sustained_half >= 0.55 * rates.matrix_half);
     }
   }
@@ -144,14 +144,14 @@ TEST_CASE("what steps sustain is not known of products that have the rates of lo
   const Cluster gaudi = find_cluster("gaudi2-8", catalog);
   CHECK(without_sustained(gaudi, DataType::bf16) == std::vector<std::string>{"gaudi2-96gb"});
   CHECK(rates_of_loops(gaudi, DataType::bf16) ==
-        "what training steps sustain of products in bf16 on gaudi2-96gb is not known: they have the rates of loops, and "
-        "steps are predicted too fast");
+        "what training steps sustain of products in bf16 on gaudi2-96gb is not known: they have the rates of loops, "
+        "and steps are predicted too fast");
   CHECK(rates_of_loops(gaudi, DataType::fp32).empty());  // no file tells of fp32
   CHECK(rates_of_loops(gaudi, DataType::fp16).empty());  // without units, as fp32
   CHECK(rates_of_loops(find_cluster("dgx-h100", catalog), DataType::fp8).empty());
   CHECK(without_sustained(find_cluster("rtx-4090-8", catalog), DataType::bf16).empty());
   CHECK(without_sustained(find_cluster("rtx-4090-8", catalog), DataType::fp8) == std::vector<std::string>{"rtx-4090"});
-  // Kernels that parplan measure timed are of loops, too, unless the file has the share that steps sustain.
+  // Kernels that parplan measure timed are of loops, too, unless the file has the share of steps.
   DeviceKind device = find_device("h100-sxm-80gb", catalog);
   device.measured = MeasuredKernels{};
   CHECK(knows_sustained(device, DataType::bf16));

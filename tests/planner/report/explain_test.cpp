@@ -642,6 +642,37 @@ double undecided_below(const Plan& plan, const Reasons& reasons) {
       .get<double>();
 }
 
+TEST_CASE("explain says where products have the rates of loops, beside where kernels' times come from") {
+  Plan plan = small_plan();
+  plan.training.precision = DataType::bf16;
+  DeviceKind& device = plan.cluster.groups.front().device;
+  device.rates = {{.active = 1,
+                   .matrix_fp32 = FlopsPerSecond(1.0),
+                   .matrix_half = FlopsPerSecond(2.0),
+                   .vector = FlopsPerSecond(1.0),
+                   .memory = BytesPerSecond(1.0)}};
+  const Reasons reasons = small_reasons();
+  const std::string said =
+      "assumed for a class of devices\nwhat training steps sustain of products in bf16 on box is not known: they have "
+      "the rates of loops, and steps are predicted too fast\n";
+  const auto says = [&] {
+    std::string text = explain(plan, reasons);
+    // Lines that were folded go on two columns further.
+    for (std::size_t at = text.find("\n  "); at != std::string::npos; at = text.find("\n  ", at))
+      text.replace(at, 3, " ");
+    return text.find(said) != std::string::npos;
+  };
+  CHECK_FALSE(says());  // cores
+  device.backend = BackendKind::cuda;
+  CHECK(says());
+  const Json json = explain_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, reasons);
+  CHECK(json.at("kernels").at("at_rates_of_loops") == Json::array({"box"}));
+  device.rates.front().sustained_half = FlopsPerSecond(1.5);
+  CHECK_FALSE(says());
+}
+
 TEST_CASE("the model cannot tell apart what is near, on either side") {
   Plan plan = small_plan();
   for (NodeGroup& group : plan.cluster.groups) group.device.backend = BackendKind::cuda;
