@@ -651,7 +651,11 @@ TEST_CASE("explain says where products have the rates of loops, beside where ker
                    .matrix_half = FlopsPerSecond(2.0),
                    .vector = FlopsPerSecond(1.0),
                    .memory = BytesPerSecond(1.0)}};
-  const Reasons reasons = small_reasons();
+  Reasons reasons = small_reasons();
+  // Situations in which its devices are others.
+  reasons.guide = {};
+  reasons.twice.clear();
+  reasons.sensitivity.clear();
   const std::string said =
       "assumed for a class of devices\nwhat training steps sustain of products in bf16 on box is not known: they have "
       "the rates of loops, and steps are predicted too fast\n";
