@@ -200,6 +200,9 @@ Inputs resolve_inputs(const std::string& model, const WhereArguments& where, con
     fmt::print(terminal.err,
                "note: {}: planned only, for parplan runs nothing on {}; {} is taken to communicate as NCCL does\n",
                inputs.cluster.name, backend.runtime, backend.collectives);
+  if (const std::string note = rates_of_loops(inputs.cluster, stated_precision(inputs.training));
+      !output.quiet && !note.empty())
+    fmt::print(terminal.err, "note: {}: {}\n", inputs.cluster.name, note);
   if (const std::string note = note_on_length(inputs.model.spec, inputs.training, inputs.defaults);
       !note.empty() && !output.quiet)
     fmt::print(terminal.err, "note: {}: {}\n", model, note);

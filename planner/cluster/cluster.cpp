@@ -400,6 +400,23 @@ std::string describe_groups(const Cluster& cluster) {
   return join(groups);
 }
 
+std::vector<std::string> without_sustained(const Cluster& cluster, DataType type) {
+  std::vector<std::string> names;
+  for (const NodeGroup& group : cluster.groups)
+    if (!knows_sustained(group.device, type) && std::ranges::find(names, group.device.name) == names.end())
+      names.push_back(group.device.name);
+  return names;
+}
+
+std::string rates_of_loops(const Cluster& cluster, DataType type) {
+  const std::vector<std::string> names = without_sustained(cluster, type);
+  if (names.empty()) return "";
+  return fmt::format(
+      "what training steps sustain of products in {} on {} is not known: they have the rates of loops, and steps are "
+      "predicted too fast",
+      name(type), join(names, " and "));
+}
+
 std::string device_title(const Cluster& cluster) {
   std::string titles;
   for (const NodeGroup& group : cluster.groups)

@@ -180,6 +180,11 @@ bool has_units(const Cluster& cluster, DataType type);
 // Why nothing is multiplied in fp8 there, and what to do: the engine, or a device, has no such
 // products. Else nothing.
 std::optional<std::string> lacks_fp8(const Cluster& cluster, const Engine& engine);
+// The names of the kinds of device of which it is not known what training steps sustain of products
+// of that type (knows_sustained), each once.
+std::vector<std::string> without_sustained(const Cluster& cluster, DataType type);
+// The same in words: that steps are predicted too fast there. Empty where there are none.
+std::string rates_of_loops(const Cluster& cluster, DataType type);
 // The least memory of any device.
 Bytes least_memory(const Cluster& cluster);
 // "79.1 GiB"; for heterogeneous devices from the least to the most, "31.8 GiB to 79.1 GiB".

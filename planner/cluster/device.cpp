@@ -148,6 +148,14 @@ FlopsPerSecond peak(const DeviceKind& device, DataType type) {
   return type == DataType::tf32 && device.peak_tf32.value > 0.0 ? device.peak_tf32 : device.peak_fp32;
 }
 
+bool knows_sustained(const DeviceKind& device, DataType type) {
+  if (!is_accelerator(device.backend) || (type != DataType::fp8 && !is_half(type)) || !has_units(device, type))
+    return true;
+  const DeviceRates& alone = device.rates.front();
+  if (device.measured) return alone.sustained_share > 0.0;
+  return (type == DataType::fp8 ? alone.sustained_fp8 : alone.sustained_half).value > 0.0;
+}
+
 DeviceKind read_device(const YamlNode& document) {
   document.allow_keys({"name", "title", "backend", "memory", "peak", "half_types", "kernel_launch", "multiprocessors",
                        "overlaps_communication", "rates", "nvlink", "pcie", "power", "driver_names", "measured",

@@ -112,6 +112,11 @@ DeviceRates rates_at(const DeviceKind& device, int active);
 // multiplied as fp32.
 bool has_units(const DeviceKind& device, DataType type);
 FlopsPerSecond peak(const DeviceKind& device, DataType type);
+// Whether it is known what training steps sustain of products of that type: by a rate of its own,
+// or of kernels that parplan measure timed by a share. Where it is not, products have the rates of
+// loops, and steps are predicted too fast. Always of cores, and of types that no file tells of:
+// fp32, tf32, and half precision without units.
+bool knows_sustained(const DeviceKind& device, DataType type);
 
 // A device kind file (configs/devices/NAME.yaml).
 DeviceKind read_device(const YamlNode& document);

@@ -302,7 +302,7 @@ std::string explain_briefly(const Plan& plan) {
 std::string explain(const Plan& plan, const Reasons& reasons) {
   std::string text = heading(plan) + "\n" + time_and_memory(plan) + stage_tables(plan, reasons) +
                      deciding_device(plan, reasons) + critical_path_table(plan, reasons) +
-                     where_kernel_times_come_from(reasons) + where_communication_times_come_from(reasons);
+                     where_kernel_times_come_from(plan, reasons) + where_communication_times_come_from(reasons);
   text += "\nbinding constraint: " + what_binds(plan, reasons);
   text += "\n" + (reasons.runner_up ? runner_up(plan, *reasons.runner_up) : runner_up(plan)) + how_sure(plan, reasons);
   text += neighbour_table(plan, reasons) + family_table(plan, reasons) + rules_of_thumb(plan, reasons) +

@@ -202,6 +202,7 @@ Json explain_json(const ReportInputs& inputs, const Plan& plan, const Reasons& r
     const auto origin = static_cast<Origin>(i);
     json["kernels"][fmt::format("{}_s", name(origin))] = json_number(kernels_by_origin(reasons)[origin].value);
   }
+  json["kernels"]["at_rates_of_loops"] = without_sustained(plan.cluster, stated_precision(plan.training));
   json["communication"] = Json::object();
   for (std::size_t i = 0; i < count_of<CommunicationOrigin>; ++i) {
     const auto origin = static_cast<CommunicationOrigin>(i);

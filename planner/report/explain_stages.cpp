@@ -374,11 +374,15 @@ TimeByCommunicationOrigin collectives_by_origin(const Reasons& reasons) {
   return sum;
 }
 
-std::string where_kernel_times_come_from(const Reasons& reasons) {
-  return by_origin("kernels", kernels_by_origin(reasons),
-                   {"at rates measured on such devices", "interpolated between kernels measured on such devices",
-                    "from datasheets, or assumed for a class of devices"},
-                   reasons);
+std::string where_kernel_times_come_from(const Plan& plan, const Reasons& reasons) {
+  std::string text =
+      by_origin("kernels", kernels_by_origin(reasons),
+                {"at rates measured on such devices", "interpolated between kernels measured on such devices",
+                 "from datasheets, or assumed for a class of devices"},
+                reasons);
+  const std::string loops = rates_of_loops(plan.cluster, stated_precision(plan.training));
+  if (!text.empty() && !loops.empty()) text += loops + "\n";
+  return text;
 }
 
 std::string where_communication_times_come_from(const Reasons& reasons) {

@@ -38,8 +38,9 @@ std::string deciding_device(const Plan& plan, const Reasons& reasons);
 
 // All stages' kernels in a step, each alone, by where their times come from.
 TimeByOrigin kernels_by_origin(const Reasons& reasons);
-// The same in words; empty where nothing is known of them.
-std::string where_kernel_times_come_from(const Reasons& reasons);
+// The same in words, with the devices whose products have the rates of loops (knows_sustained);
+// empty where nothing is known of them.
+std::string where_kernel_times_come_from(const Plan& plan, const Reasons& reasons);
 // Likewise communication.
 TimeByCommunicationOrigin collectives_by_origin(const Reasons& reasons);
 std::string where_communication_times_come_from(const Reasons& reasons);

@@ -45,10 +45,15 @@ constexpr std::array node_rows = {
     NodeRow{"a100-pcie-40gb", "pcie4", 8, "rtx-3090-8", 0, "a100-pcie-40gb"},
     NodeRow{"l40s", "pcie4", 8, "l40s-8", 0},
     NodeRow{"rtx-4090", "pcie4", 4, "rtx-4090-4", 0},
+    NodeRow{"rtx-5060ti-16gb", "pcie5", 1, "rtx-4090-4", 0, "rtx-5060ti-16gb"},
     NodeRow{"gaudi2-96gb", "gaudi-ethernet", 8, "gaudi2-8", 2400},
+    NodeRow{"mi250x-gcd-64gb", "infinity-fabric", 8, "lumi", 800},
+    NodeRow{"mi300x-192gb", "infinity-fabric", 8, "mi300x-8", 3200},
+    NodeRow{"max-1550-stack-64gb", "xe-link", 12, "aurora", 1600},
     NodeRow{"v100-sxm2-16gb", "nvlink2-cube-mesh", 8, "azure-ndv2", 100, "v100-sxm2-16gb"},
     NodeRow{"h200-sxm-141gb", "nvlink4-nvswitch", 8, "hgx-h200", 3200},
     NodeRow{"b200-sxm-180gb", "nvlink5-nvswitch", 8, "dgx-b200", 3200},
+    NodeRow{"b300-sxm-288gb", "nvlink5-nvswitch", 8, "dgx-b200", 3200, "b300-sxm-288gb"},
     NodeRow{"gb200", "nvlink5-nvl72", 4, "gb200-nvl72", 1600},
     NodeRow{"gb300", "nvlink5-nvl72", 4, "gb300-nvl72", 3200},
     NodeRow{"titan-rtx-24gb", "nvlink2-bridge-x2", 2, "titan-rtx-2-nvlink", 0},
@@ -165,6 +170,8 @@ constexpr std::array implied_rows = {
     // bigscience@9e64ede train/tr11-200B-ml/tr11-200B-ml.slurm, of which the runs to choose BLOOM's
     // layout were: --position-embedding-type alibi, --embed-layernorm.
     ImpliedRow{.said = "train/tr11-176B-ml", .alibi = true},
+    // spyysalo/lumi-llm-scaling@7314958 meg-ds/pretrain_*.sh: the same two options.
+    ImpliedRow{.said = "lumi-llm-scaling", .alibi = true},
     // NVIDIA/dgxc-benchmarking@1b9bb6b and @35a9aec nemo_megatron/gpt3_175b_hydra.yaml:85,
     // llama3.1/llama3.1_8b.yaml:112, llama3.1_70b.yaml:112 and llama3.1_405b.yaml:118:
     // activations_checkpoint_granularity: null, which no script of those folders overrides.

@@ -43,7 +43,7 @@ const std::string clusters =
     "aurora, aws-p4d, aws-p4de, aws-p5, aws-p5en, azure-nd-a100-v4, azure-nd-h100-v5, azure-ndv2, dgx-1-v100, "
     "dgx-2-v100, "
     "dgx-a100, dgx-b200, dgx-h100, gaudi2-8, gaudi3-8, gb200-nvl72, gb300-nvl72, hgx-a800, hgx-h200, hgx-h800, "
-    "jean-zay-a100, l40s-8, mi300x-8, "
+    "jean-zay-a100, l40s-8, lumi, mi300x-8, "
     "rtx-3090-8, "
     "rtx-4090-4, rtx-4090-8, rtx-a6000-2-nvlink, titan-rtx-2, titan-rtx-2-nvlink";
 

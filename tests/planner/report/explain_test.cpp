@@ -244,7 +244,10 @@ TEST_CASE("the JSON has the same numbers, and parts that sum") {
                                          "families",      "guide",
                                          "sensitivity",   "unrestricted"});
   CHECK(json.at("deciding_devices") == Json::array());  // all are alike
-  CHECK(json.at("kernels") == Json{{"measured_s", 0.0}, {"interpolated_s", 8.0}, {"datasheet_s", 2.0}});
+  CHECK(json.at("kernels") == Json{{"measured_s", 0.0},
+                                   {"interpolated_s", 8.0},
+                                   {"datasheet_s", 2.0},
+                                   {"at_rates_of_loops", Json::array()}});  // cores
   CHECK(json.at("communication") == Json{{"fitted_s", 0.0}, {"formula_s", 3.0}, {"links_s", 1.0}});
   REQUIRE(json.at("stages").size() == 2);
   for (const Json& stage : json.at("stages")) {
@@ -637,6 +640,41 @@ double undecided_below(const Plan& plan, const Reasons& reasons) {
                       plan, reasons)
       .at("undecided_below")
       .get<double>();
+}
+
+TEST_CASE("explain says where products have the rates of loops, beside where kernels' times come from") {
+  Plan plan = small_plan();
+  plan.training.precision = DataType::bf16;
+  DeviceKind& device = plan.cluster.groups.front().device;
+  device.rates = {{.active = 1,
+                   .matrix_fp32 = FlopsPerSecond(1.0),
+                   .matrix_half = FlopsPerSecond(2.0),
+                   .vector = FlopsPerSecond(1.0),
+                   .memory = BytesPerSecond(1.0)}};
+  Reasons reasons = small_reasons();
+  // Situations in which its devices are others.
+  reasons.guide = {};
+  reasons.twice.clear();
+  reasons.sensitivity.clear();
+  const std::string said =
+      "assumed for a class of devices\nwhat training steps sustain of products in bf16 on box is not known: they have "
+      "the rates of loops, and steps are predicted too fast\n";
+  const auto says = [&] {
+    std::string text = explain(plan, reasons);
+    // Lines that were folded go on two columns further.
+    for (std::size_t at = text.find("\n  "); at != std::string::npos; at = text.find("\n  ", at))
+      text.replace(at, 3, " ");
+    return text.find(said) != std::string::npos;
+  };
+  CHECK_FALSE(says());  // cores
+  device.backend = BackendKind::cuda;
+  CHECK(says());
+  const Json json = explain_json(
+      {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
+      plan, reasons);
+  CHECK(json.at("kernels").at("at_rates_of_loops") == Json::array({"box"}));
+  device.rates.front().sustained_half = FlopsPerSecond(1.5);
+  CHECK_FALSE(says());
 }
 
 TEST_CASE("the model cannot tell apart what is near, on either side") {
