@@ -349,6 +349,45 @@ OpGraph as_run_by(const TrainingSpec& training, OpGraph graph) {
   return as_run_by(engine, std::move(graph), training.fp8);
 }
 
+BlockModules modules_of(const OpGraph& graph, const Block& block) {
+  BlockModules all;
+  bool is_layer = false;
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    const Op& op = graph.ops[static_cast<std::size_t>(i)];
+    // Three products where keys and values are apart from queries.
+    const std::int64_t alike = op.kind == OpKind::linear && op.attributes.key_columns > 0 ? 3 : 1;
+    all.trained += alike * std::ranges::count_if(op.parameters, [&](TensorId id) {
+      return !graph.tensors[static_cast<std::size_t>(id)].frozen;
+    });
+    switch (op.kind) {
+      case OpKind::attention:
+      case OpKind::packed_attention:
+      case OpKind::attention_scores:
+        is_layer = true;
+        [[fallthrough]];
+      case OpKind::embedding:
+      case OpKind::add_position:
+      case OpKind::layer_norm:
+      case OpKind::rms_norm:
+      case OpKind::linear:
+      case OpKind::rotary:
+      case OpKind::activation:
+      case OpKind::gate:
+      case OpKind::dropout:
+        all.modules += alike;
+        break;
+      case OpKind::head_norm:  // of queries, of keys
+      case OpKind::query_key_norm:
+        all.modules += 2;
+        break;
+      default:
+        break;
+    }
+  }
+  if (is_layer) all.modules += 2;
+  return all;
+}
+
 OpGraph quantized(OpGraph graph) {
   const Engine own;
   return Rewriting(own, true, std::move(graph)).rewrite();

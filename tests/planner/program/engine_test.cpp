@@ -1246,6 +1246,166 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
   }
 }
 
+TEST_CASE("parameters that are gathered together are copied before it and behind it") {
+  const Engine coalesced{.name = "other", .copies_coalesced = true};
+  const Program plain = small_step({.name = "other"}, DataType::bf16, 3, 0),
+                program = small_step(coalesced, DataType::bf16, 3, 0);
+  std::multiset<std::int64_t> gathered, copied;  // bytes
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment];
+    const std::vector<Instruction>& all = segment.instructions;
+    if (segment.name == "parameters.copy") {
+      REQUIRE(all.size() == 1);
+      CHECK(all[0].stream == Stream::compute);
+      copied.insert(2 * all[0].shape.rows);
+    }
+    if (segment.name != "data.all_gather.parameters") continue;
+    // Of two data-parallel ranks, each holds a half.
+    REQUIRE(all.size() == 2);
+    CHECK(all[0].op == OpKind::copy);
+    CHECK(all[0].stream == Stream::dp);
+    CHECK(all[1].kind == InstructionKind::all_gather);
+    CHECK(2 * 2 * all[0].shape.rows == bytes_of(all[1]));
+    gathered.insert(bytes_of(all[1]));
+  }
+  CHECK(!gathered.empty());
+  CHECK(gathered == copied);
+  CHECK(static_cast<int>(gathered.size()) == calls_named(plain, "data.all_gather.parameters"));
+  // Below ZeRO-3, parameters are gathered in place, behind the update.
+  for (const int zero : {1, 2})
+    for (const Step& step : steps_of(small_step(coalesced, DataType::bf16, zero, 0)))
+      if (step.call == "data.all_gather.parameters") CHECK(step.instruction->kind == InstructionKind::all_gather);
+}
+
+TEST_CASE("sharded gradients in tensors of their own are copied, divided and copied, and not cleared") {
+  const Engine apart{.name = "other", .fused_accumulation = false, .sums_half = true};
+  Engine copies = apart;
+  copies.copies_sharded = true;
+  copies.bucket_elements = 1000;
+  for (const int zero : {2, 3}) {
+    CAPTURE(zero);
+    const Program plain = small_step(apart, DataType::bf16, zero, 0),
+                  program = small_step(copies, DataType::bf16, zero, 0);
+    std::multiset<std::int64_t> reduced, copied;  // bytes
+    for (const Call& call : program.calls) {
+      const Segment& segment = program.segments[call.segment];
+      if (segment.name == "gradients.bucket") {
+        REQUIRE(segment.instructions.size() == 3);
+        for (const Instruction& one : segment.instructions) {
+          CHECK(one.op == OpKind::copy);
+          CHECK(one.type == DataType::bf16);
+          CHECK(one.shape.rows == segment.instructions.front().shape.rows);
+        }
+        copied.insert(2 * segment.instructions.front().shape.rows);
+      }
+      if (segment.name == "data.reduce_scatter.gradients") reduced.insert(bytes_of(segment.instructions.front()));
+    }
+    CHECK(!reduced.empty());
+    CHECK(reduced == copied);
+    // One tensor is cleared for each of them otherwise, but that of the tied parameter, which adds
+    // up over blocks, is so in both, in each of four micro-batches.
+    CHECK(calls_named(plain, "fill_zero") - calls_named(program, "fill_zero") == static_cast<int>(reduced.size()) - 4);
+    CHECK(program.memory.buffers - plain.memory.buffers == align_up(Bytes(2 * 1000), buffer_alignment));
+    // What products add to is cleared, and is no tensor of its own.
+    Engine fused = copies;
+    fused.fused_accumulation = true;
+    fused.sums_half = false;
+    const Program adds = small_step(fused, DataType::bf16, zero, 0);
+    CHECK(calls_named(adds, "fill_zero") == calls_named(plain, "fill_zero"));
+    CHECK(calls_named(adds, "gradients.bucket") == 0);
+  }
+  const Program whole = small_step(copies, DataType::bf16, 1, 0);
+  CHECK(whole.memory == small_step(apart, DataType::bf16, 1, 0).memory);
+  CHECK(calls_named(whole, "gradients.bucket") == 0);
+}
+
+TEST_CASE("which gradients are scattered is said for ZeRO-1 and for ZeRO-2, and those of ZeRO-3 always are") {
+  using enum InstructionKind;
+  for (const bool whole : {true, false})
+    for (const bool sharded : {true, false})
+      for (const int zero : {1, 2, 3}) {
+        CAPTURE(zero);
+        const Engine engine{.name = "other", .scatters_gradients = whole, .scatters_sharded = sharded};
+        const bool scatters = zero == 3 || (zero == 2 ? sharded : whole);
+        int reductions = 0;
+        for (const Step& step : steps_of(small_step(engine, DataType::bf16, zero, 0)))
+          if (step.call.starts_with("data.") && step.call.ends_with(".gradients") &&
+              step.instruction->kind != InstructionKind::kernel) {
+            ++reductions;
+            CHECK(step.instruction->kind == (scatters ? reduce_scatter : all_reduce_sum));
+          }
+        CHECK(reductions > 0);
+      }
+}
+
+TEST_CASE("gradients in half precision are copied, widened and scaled before an update, which moves 22 bytes more") {
+  Engine plain{.name = "other", .sums_half = true}, copies = plain;
+  copies.copies_to_update = true;
+  const auto moved = [](const Engine& engine, DataType precision, const char* call) {
+    std::pair<std::int64_t, std::int64_t> bytes_and_elements{};
+    for (const Step& step : steps_of(small_step(engine, precision, 3, 0))) {
+      const Instruction& one = *step.instruction;
+      if (step.call != call || one.kind != InstructionKind::kernel) continue;
+      bytes_and_elements.first += row_of(one.op).work(one.shape, one.type).bytes.count;
+      if (one.op == OpKind::adamw || one.op == OpKind::sum_squares) bytes_and_elements.second += one.shape.rows;
+    }
+    return bytes_and_elements;
+  };
+  for (const auto& [call, more] : {std::pair("optimizer", 22), std::pair("gradient_norm", 14)}) {
+    CAPTURE(call);
+    const auto [without, elements] = moved(plain, DataType::bf16, call);
+    CHECK(elements > 0);
+    CHECK(moved(copies, DataType::bf16, call) == std::pair(without + more * elements, elements));
+    CHECK(moved(copies, DataType::fp32, call) == moved(plain, DataType::fp32, call));
+  }
+}
+
+TEST_CASE("hooks take the host's time around each module of sharded parameters, and behind each sharded gradient") {
+  Engine hooks{.name = "other", .repeats_layers = true};
+  hooks.host_per_module_forward = Seconds(1);
+  hooks.host_per_module_backward = Seconds(100);
+  hooks.host_per_sharded_gradient = Seconds(10000);
+  // By the name of a block's Segment, what its instructions have together.
+  const auto host = [&](int zero, Recompute recompute, BackendKind backend) {
+    const OpGraph graph = as_run_by(hooks, graph_of("tiny-gpt2"));
+    TrainingSpec training{.global_batch = 4, .sequence_length = 16, .precision = DataType::bf16};
+    training.engine = hooks;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.zero_stage = zero;
+    spec.recompute = recompute;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Program program = lower(job_of(graph, training, spec, backend), 0);
+    std::map<std::string, double> of_segment;
+    for (const Segment& segment : program.segments)
+      for (const Instruction& one : segment.instructions)
+        if (one.submission > Seconds(0)) {
+          CHECK(one.kind == InstructionKind::kernel);
+          of_segment[segment.name] += one.submission.value;
+        }
+    for (auto& [name, seconds] : of_segment) seconds = std::round(seconds * 1e6) / 1e6;
+    return of_segment;
+  };
+  // A layer of a GPT: two norms, four products, an activation, attention; and around these itself and
+  // its feed-forward: 10 modules. Norms and products have a weight and a bias each: 12 parameters.
+  // The head has a norm and a product, whose weight is the embedding's.
+  using Expected = std::map<std::string, double>;
+  const auto layer_of = [](Expected all) {
+    Expected layers;
+    for (const auto& [name, seconds] : all)
+      if (name.find("layers.0") != std::string::npos) layers[name] = seconds;
+    return layers;
+  };
+  const Expected kept = layer_of(host(3, Recompute::none, BackendKind::cuda)),
+                 again = layer_of(host(3, Recompute::full, BackendKind::cuda)),
+                 sharded = layer_of(host(2, Recompute::full, BackendKind::cuda));
+  CHECK(kept == Expected{{"layers.0.forward", 10}, {"layers.0.backward", 10 * 100 + 12 * 10000}});
+  CHECK(again == Expected{{"layers.0.forward", 10}, {"layers.0.backward", 10 + 10 * 100 + 12 * 10000}});
+  CHECK(sharded == Expected{{"layers.0.backward", 12 * 10000}});
+  CHECK(host(1, Recompute::full, BackendKind::cuda).empty());
+  CHECK(host(3, Recompute::none, BackendKind::cpu).empty());  // cores are their own host
+}
+
 TEST_CASE("engines that copy reduced gradients do so twice before an all-reduce, and once behind") {
   const Engine engine{.name = "other", .scatters_gradients = false, .copies_reduced = true, .reduces_half = true};
   for (const DataType precision : {DataType::fp32, DataType::bf16})
