@@ -18,6 +18,7 @@
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
+#include "planner/program/memory.h"
 #include "planner/program/verify.h"
 #include "tests/planner/program/random_plans.h"
 
@@ -1265,16 +1266,19 @@ TEST_CASE("parameters that are gathered together are copied before it and behind
     CHECK(all[0].op == OpKind::copy);
     CHECK(all[0].stream == Stream::dp);
     CHECK(all[1].kind == InstructionKind::all_gather);
-    CHECK(2 * 2 * all[0].shape.rows == bytes_of(all[1]));
-    gathered.insert(bytes_of(all[1]));
+    const std::int64_t whole = all[1].operands.back().bytes;
+    CHECK(2 * 2 * all[0].shape.rows == whole);
+    gathered.insert(whole);
   }
   CHECK(!gathered.empty());
   CHECK(gathered == copied);
   CHECK(static_cast<int>(gathered.size()) == calls_named(plain, "data.all_gather.parameters"));
   // Below ZeRO-3, parameters are gathered in place, behind the update.
-  for (const int zero : {1, 2})
-    for (const Step& step : steps_of(small_step(coalesced, DataType::bf16, zero, 0)))
+  for (const int zero : {1, 2}) {
+    const Program in_place = small_step(coalesced, DataType::bf16, zero, 0);
+    for (const Step& step : steps_of(in_place))
       if (step.call == "data.all_gather.parameters") CHECK(step.instruction->kind == InstructionKind::all_gather);
+  }
 }
 
 TEST_CASE("sharded gradients in tensors of their own are copied, divided and copied, and not cleared") {
@@ -1327,8 +1331,9 @@ TEST_CASE("which gradients are scattered is said for ZeRO-1 and for ZeRO-2, and 
         CAPTURE(zero);
         const Engine engine{.name = "other", .scatters_gradients = whole, .scatters_sharded = sharded};
         const bool scatters = zero == 3 || (zero == 2 ? sharded : whole);
+        const Program program = small_step(engine, DataType::bf16, zero, 0);
         int reductions = 0;
-        for (const Step& step : steps_of(small_step(engine, DataType::bf16, zero, 0)))
+        for (const Step& step : steps_of(program))
           if (step.call.starts_with("data.") && step.call.ends_with(".gradients") &&
               step.instruction->kind != InstructionKind::kernel) {
             ++reductions;
@@ -1343,21 +1348,28 @@ TEST_CASE("gradients in half precision are copied, widened and scaled before an 
   copies.copies_to_update = true;
   const auto moved = [](const Engine& engine, DataType precision, const char* call) {
     std::pair<std::int64_t, std::int64_t> bytes_and_elements{};
-    for (const Step& step : steps_of(small_step(engine, precision, 3, 0))) {
+    const Program program = small_step(engine, precision, 3, 0);
+    for (const Step& step : steps_of(program)) {
       const Instruction& one = *step.instruction;
       if (step.call != call || one.kind != InstructionKind::kernel) continue;
       bytes_and_elements.first += row_of(one.op).work(one.shape, one.type).bytes.count;
-      if (one.op == OpKind::adamw || one.op == OpKind::sum_squares) bytes_and_elements.second += one.shape.rows;
+      if (one.op == OpKind::adamw) bytes_and_elements.second += one.shape.rows;
     }
     return bytes_and_elements;
   };
-  for (const auto& [call, more] : {std::pair("optimizer", 22), std::pair("gradient_norm", 14)}) {
-    CAPTURE(call);
-    const auto [without, elements] = moved(plain, DataType::bf16, call);
-    CHECK(elements > 0);
-    CHECK(moved(copies, DataType::bf16, call) == std::pair(without + more * elements, elements));
-    CHECK(moved(copies, DataType::fp32, call) == moved(plain, DataType::fp32, call));
-  }
+  const auto [without, elements] = moved(plain, DataType::bf16, "optimizer");
+  CHECK(elements > 0);
+  CHECK(moved(copies, DataType::bf16, "optimizer") == std::pair(without + 22 * elements, elements));
+  CHECK(moved(copies, DataType::fp32, "optimizer") == moved(plain, DataType::fp32, "optimizer"));
+  // A norm of a copy in fp64 moves 14 bytes more.
+  TrainingSpec training{.precision = DataType::bf16};
+  training.engine = copies;
+  std::int64_t bytes = 0;
+  for (const Instruction& one : norm_copies(1000, training))
+    bytes += row_of(one.op).work(one.shape, one.type).bytes.count;
+  CHECK(bytes == 14 * 1000);
+  training.precision = DataType::fp32;
+  CHECK(norm_copies(1000, training).empty());
 }
 
 TEST_CASE("hooks take the host's time around each module of sharded parameters, and behind each sharded gradient") {
@@ -1388,20 +1400,18 @@ TEST_CASE("hooks take the host's time around each module of sharded parameters, 
   };
   // A layer of a GPT: two norms, four products, an activation, attention; and around these itself and
   // its feed-forward: 10 modules. Norms and products have a weight and a bias each: 12 parameters.
-  // The head has a norm and a product, whose weight is the embedding's.
-  using Expected = std::map<std::string, double>;
-  const auto layer_of = [](Expected all) {
-    Expected layers;
-    for (const auto& [name, seconds] : all)
-      if (name.find("layers.0") != std::string::npos) layers[name] = seconds;
-    return layers;
-  };
-  const Expected kept = layer_of(host(3, Recompute::none, BackendKind::cuda)),
-                 again = layer_of(host(3, Recompute::full, BackendKind::cuda)),
-                 sharded = layer_of(host(2, Recompute::full, BackendKind::cuda));
-  CHECK(kept == Expected{{"layers.0.forward", 10}, {"layers.0.backward", 10 * 100 + 12 * 10000}});
-  CHECK(again == Expected{{"layers.0.forward", 10}, {"layers.0.backward", 10 + 10 * 100 + 12 * 10000}});
-  CHECK(sharded == Expected{{"layers.0.backward", 12 * 10000}});
+  // Two tables are before them, and a norm and a product behind, whose weight is a table's.
+  using Seen = std::map<std::string, double>;
+  CHECK(host(3, Recompute::none, BackendKind::cuda) ==
+        Seen{{"embedding.forward", 2}, {"embedding.backward", 2 * 100 + 2 * 10000},
+             {"layers.forward", 10}, {"layers.backward", 10 * 100 + 12 * 10000},
+             {"head.forward", 2}, {"head.backward", 2 * 100 + 3 * 10000}});
+  Seen again = host(3, Recompute::full, BackendKind::cuda);
+  CHECK(again["layers.backward"] == 10 + 10 * 100 + 12 * 10000);
+  CHECK(again["layers.forward"] == 10);
+  CHECK(again["head.backward"] == 2 * 100 + 3 * 10000);
+  CHECK(host(2, Recompute::full, BackendKind::cuda) ==
+        Seen{{"embedding.backward", 2 * 10000}, {"layers.backward", 12 * 10000}, {"head.backward", 3 * 10000}});
   CHECK(host(1, Recompute::full, BackendKind::cuda).empty());
   CHECK(host(3, Recompute::none, BackendKind::cpu).empty());  // cores are their own host
 }
