@@ -120,9 +120,9 @@ struct Engine {
   bool flattens_gradients = false;
   // The same by one kernel, which widens them as it copies them.
   bool widens_gradients = false;
-  // Where gradients are sharded, each comes in a tensor of its own, is copied into a bucket, and this
-  // divided by the number of ranks and copied once more before it is reduced, beside kernels. The
-  // bucket has room for so many elements.
+  // Where gradients are sharded, each comes in a tensor of its own and is copied into a bucket, and
+  // this divided by the number of ranks and copied once more before it is reduced. The bucket has
+  // room for so many elements.
   bool copies_sharded = false;
   int bucket_elements = 0;
   // Where gradients are sharded, a block's are where activations were that backwards freed, until
@@ -134,8 +134,8 @@ struct Engine {
   bool makes_gradients_late = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
-  // Where parameters are sharded, those that are gathered together are copied beside kernels: a
-  // rank's shards into one tensor before, and each parameter out of it behind.
+  // Where parameters are sharded, those that are gathered together are copied: a rank's shards into
+  // one tensor before, and each parameter out of it behind.
   bool copies_coalesced = false;
   // Where parameters are sharded, they are gathered into lists of one tensor a rank: a flat tensor
   // is filled, a list made of it, and what is gathered into another copied to it rank by rank.

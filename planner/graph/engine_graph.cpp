@@ -120,7 +120,11 @@ class Rewriting {
     OpShape& attributes = to_.ops.back().attributes;
     attributes.stepwise |= !engine_.fused_sums;
     attributes.apart |= !engine_.fused_norm_gradient;
-    attributes.composed |= !engine_.fused_rms_norm && op.kind == OpKind::rms_norm;
+    if (engine_.fused_rms_norm || op.kind != OpKind::rms_norm) return;
+    attributes.composed = true;
+    Op& written = to_.ops.back();
+    written.outputs.push_back(like(written.inputs[0], op.name + ".wide", TensorRole::statistic));
+    written.outputs.push_back(like(written.inputs[0], op.name + ".normalized", TensorRole::activation));
   }
 
   void write_linear(const Op& op) {

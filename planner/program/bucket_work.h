@@ -52,8 +52,8 @@ Instruction fill_gathered(std::int64_t elements, const TrainingSpec& training);
 // A copy around a gather or before a reduction (lists_shards, copies_coalesced), on that stream.
 // `host`: to submit the copies of all ranks' shards.
 Instruction copy_shards(std::int64_t elements, DataType type, Seconds host);
-// What moves sharded gradients before they are reduced (copies_sharded): a division reads and writes
-// as much as a copy.
+// What moves sharded gradients before they are reduced (copies_sharded): a division reads and
+// writes as much as a copy.
 std::vector<Instruction> sharded_copies(std::int64_t elements, const TrainingSpec& training);
 // Whether what a backward adds sharded gradients to is cleared before; not where these come in
 // tensors of their own (copies_sharded), in half precision.

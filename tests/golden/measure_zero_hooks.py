@@ -20,7 +20,7 @@ import sys
 import time
 
 HIDDEN, TOKENS, HEADS, FEATURE, VOCABULARY = 64, 8, 4, 128, 100
-# Of a layer: itself, two norms, attention with four products and positions, the feed-forward with
+# A layer's: itself, two norms, attention with four products and positions, the feed-forward with
 # three products and an activation; and its parameters.
 MODULES, PARAMETERS = 14, 9
 STEPS, WARM, LINEARS = 80, 10, 100

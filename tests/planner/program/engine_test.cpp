@@ -731,6 +731,25 @@ TEST_CASE("an RMS norm in steps is eight kernels, and its gradient sixteen, whic
   CHECK(moved(engine, OpKind::rms_norm_gradient, true) == std::pair(2 * (16 + 1), 2 * (92 + 3 * 2) * elements));
 }
 
+TEST_CASE("an RMS norm in steps keeps its input in fp32 and what it scales, instead of its input") {
+  const Engine fused{.name = "other", .fused_norm = false};
+  Engine steps = fused;
+  steps.fused_rms_norm = false;
+  const std::int64_t elements = 3 * 128 * 256;
+  // The first norm's input is the layer's, which is kept in any case.
+  CHECK(gated_layer(steps, Recompute::none).saved_bytes - gated_layer(fused, Recompute::none).saved_bytes ==
+        (6 + 6 - 2) * elements);
+  CHECK(gated_layer(steps, Recompute::full).saved_bytes == gated_layer(fused, Recompute::full).saved_bytes);
+  // It is in no kernel with the sum before it.
+  steps.fused_norm = true;
+  const LoweredBlock block = gated_layer(steps, Recompute::none);
+  const auto kernels = [&](OpKind op) {
+    return std::ranges::count(block.forward.instructions, op, &Instruction::op);
+  };
+  CHECK(kernels(OpKind::rms_norm) == 2);
+  CHECK(kernels(OpKind::add_rms_norm) == 0);
+}
+
 TEST_CASE("what an engine does not fuse stays apart") {
   const Sizes sizes{256, 1, 512, 8};
   const auto kernels = [&](const Engine& engine, OpKind op) {
@@ -1261,7 +1280,7 @@ TEST_CASE("parameters that are gathered together are copied before it and behind
       copied.insert(2 * all[0].shape.rows);
     }
     if (segment.name != "data.all_gather.parameters") continue;
-    // Of two data-parallel ranks, each holds a half.
+    // Each of two data-parallel ranks holds a half.
     REQUIRE(all.size() == 2);
     CHECK(all[0].op == OpKind::copy);
     CHECK(all[0].stream == Stream::dp);
@@ -1398,8 +1417,8 @@ TEST_CASE("hooks take the host's time around each module of sharded parameters, 
     for (auto& [name, seconds] : of_segment) seconds = std::round(seconds * 1e6) / 1e6;
     return of_segment;
   };
-  // A layer of a GPT: two norms, four products, an activation, attention; and around these itself and
-  // its feed-forward: 10 modules. Norms and products have a weight and a bias each: 12 parameters.
+  // A layer of a GPT: two norms, four products, an activation, attention; and around these itself
+  // and its feed-forward: 10 modules. Norms and products have a weight and a bias: 12 parameters.
   // Two tables are before them, and a norm and a product behind, whose weight is a table's.
   using Seen = std::map<std::string, double>;
   CHECK(host(3, Recompute::none, BackendKind::cuda) ==
