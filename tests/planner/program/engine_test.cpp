@@ -1182,7 +1182,8 @@ TEST_CASE("products leave gradients of weights in half precision where other ker
       CHECK(row_of(step.instruction->op).work(shape, step.instruction->type).bytes == Bytes(10 * shape.rows));
     }
   // A sum in half precision is read and written by the product.
-  for (const Step& step : steps_of(small_step({.name = "other", .sums_half = true}, DataType::bf16, 1, 0)))
+  const Program summed = small_step({.name = "other", .sums_half = true}, DataType::bf16, 1, 0);
+  for (const Step& step : steps_of(summed))
     if (step.instruction->op == OpKind::linear_weight_gradient) {
       const OpShape& shape = step.instruction->shape;
       OpShape written = shape;
