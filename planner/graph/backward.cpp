@@ -22,6 +22,7 @@ std::optional<TrainingOperand> resolve(const Op& op, const OperandRow& operand) 
     return std::nullopt;
   if (operand.source == OperandSource::workspace || operand.source == OperandSource::loss_scale)
     return TrainingOperand{.source = operand.source, .access = operand.access};
+  if (operand.omitted && op.attributes.*operand.omitted) return std::nullopt;
   const std::vector<TensorId>* tensors = nullptr;
   switch (operand.source) {
     case OperandSource::input:

@@ -101,6 +101,8 @@ struct Engine {
   bool sums_half = false;
   // Gradients are reduced and scattered where the optimizer alone is sharded; else all-reduced.
   bool scatters_gradients = true;
+  // Likewise where gradients are sharded and parameters are not (ZeRO-2).
+  bool scatters_sharded = true;
   // Gradients that are summed over all micro-batches are copied into one tensor, divided by the
   // number of ranks, and copied back, around the all-reduce of them.
   bool copies_reduced = false;
@@ -108,6 +110,9 @@ struct Engine {
   // are copied to the buckets in which they are reduced, and back, in the type in which backwards
   // leave them; the buckets stay.
   bool copies_to_buckets = false;
+  // Around an update, gradients in half precision are copied into one tensor, widened and scaled,
+  // and parameters copied from their master; their norm is that of a copy in fp64.
+  bool copies_to_update = false;
   // They are reduced in half precision where the training is, whatever they are summed in.
   bool reduces_half = false;
   // Where gradients are sharded, those that a backward leaves in half precision, one by one, are
@@ -115,6 +120,11 @@ struct Engine {
   bool flattens_gradients = false;
   // The same by one kernel, which widens them as it copies them.
   bool widens_gradients = false;
+  // Where gradients are sharded, each comes in a tensor of its own and is copied into a bucket, and
+  // this divided by the number of ranks and copied once more before it is reduced. The bucket has
+  // room for so many elements.
+  bool copies_sharded = false;
+  int bucket_elements = 0;
   // Where gradients are sharded, a block's are where activations were that backwards freed, until
   // they are reduced.
   bool reduces_where_freed = false;
@@ -124,6 +134,9 @@ struct Engine {
   bool makes_gradients_late = false;
   // Where parameters are sharded, they are copied out of what was gathered before they are used.
   bool copies_gathered = false;
+  // Where parameters are sharded, those that are gathered together are copied: a rank's shards into
+  // one tensor before, and each parameter out of it behind.
+  bool copies_coalesced = false;
   // Where parameters are sharded, they are gathered into lists of one tensor a rank: a flat tensor
   // is filled, a list made of it, and what is gathered into another copied to it rank by rank.
   // Gradients are divided by the number of ranks, and copied so before they are scattered. The host
@@ -134,6 +147,12 @@ struct Engine {
   Seconds host_per_listed_shard{};
   Seconds host_per_copied_shard{};
   Seconds host_per_persistent_shard{};
+  // What the host takes beside ops: where parameters are sharded, around each module of the model
+  // (modules_of in planner/graph/engine_graph.h) in a forward and in a backward; where gradients
+  // are, behind each of them.
+  Seconds host_per_module_forward{};
+  Seconds host_per_module_backward{};
+  Seconds host_per_sharded_gradient{};
   // Where each parameter is gathered by itself, those of fewer elements persist: they are gathered
   // once a step, behind the update, all of a block together, and are not counted in memory. Within
   // a block they go with a larger parameter, of which they are a small part.

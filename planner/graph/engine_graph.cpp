@@ -92,7 +92,11 @@ class Rewriting : GraphRewriting {
     OpShape& attributes = to_.ops.back().attributes;
     attributes.stepwise |= !engine_.fused_sums;
     attributes.apart |= !engine_.fused_norm_gradient;
-    attributes.composed |= !engine_.fused_rms_norm && op.kind == OpKind::rms_norm;
+    if (engine_.fused_rms_norm || op.kind != OpKind::rms_norm) return;
+    attributes.composed = true;
+    Op& written = to_.ops.back();
+    written.outputs.push_back(like(written.inputs[0], op.name + ".wide", TensorRole::statistic));
+    written.outputs.push_back(like(written.inputs[0], op.name + ".normalized", TensorRole::activation));
   }
 
   void write_linear(const Op& op) {
@@ -309,6 +313,45 @@ OpGraph as_run_by(const TrainingSpec& training, OpGraph graph) {
   Engine engine = training.engine;
   if (is_own(engine)) engine.vocabulary_multiple = own_vocabulary_multiple(training.precision);
   return as_run_by(engine, std::move(graph), training.fp8);
+}
+
+BlockModules modules_of(const OpGraph& graph, const Block& block) {
+  BlockModules all;
+  bool is_layer = false;
+  for (int i = block.first_op; i < block.last_op; ++i) {
+    const Op& op = graph.ops[static_cast<std::size_t>(i)];
+    // Three products where keys and values are apart from queries.
+    const std::int64_t alike = op.kind == OpKind::linear && op.attributes.key_columns > 0 ? 3 : 1;
+    all.trained += alike * std::ranges::count_if(op.parameters, [&](TensorId id) {
+      return !graph.tensors[static_cast<std::size_t>(id)].frozen;
+    });
+    switch (op.kind) {
+      case OpKind::attention:
+      case OpKind::packed_attention:
+      case OpKind::attention_scores:
+        is_layer = true;
+        [[fallthrough]];
+      case OpKind::embedding:
+      case OpKind::add_position:
+      case OpKind::layer_norm:
+      case OpKind::rms_norm:
+      case OpKind::linear:
+      case OpKind::rotary:
+      case OpKind::activation:
+      case OpKind::gate:
+      case OpKind::dropout:
+        all.modules += alike;
+        break;
+      case OpKind::head_norm:  // of queries, of keys
+      case OpKind::query_key_norm:
+        all.modules += 2;
+        break;
+      default:
+        break;
+    }
+  }
+  if (is_layer) all.modules += 2;
+  return all;
 }
 
 OpGraph quantized(OpGraph graph) {

@@ -19,6 +19,14 @@ OpGraph as_run_by(const TrainingSpec& training, OpGraph graph);
 // units read 16 bytes at a time, so that rows of logits of an odd length take cuBLASLt 4 to 36
 // times as long (docs/gpu.md); 128 is what Megatron-LM and llm.c pad to. In fp32 they do not.
 constexpr int own_vocabulary_multiple(DataType precision) { return precision == DataType::fp32 ? 1 : 128; }
+// What a block of such a graph is made of where each part is a module of its own, as in Hugging
+// Face's Transformers: products, norms, activations, rotary positions, attentions and tables, and
+// around them a layer and its feed-forward; and the parameters that are trained in these.
+struct BlockModules {
+  std::int64_t modules = 0, trained = 0;
+  bool operator==(const BlockModules&) const = default;
+};
+BlockModules modules_of(const OpGraph& graph, const Block& block);
 // The graph with a cast of each activation that products of layers read.
 OpGraph quantized(OpGraph graph);
 

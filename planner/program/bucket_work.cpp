@@ -34,6 +34,27 @@ Instruction flat_kernel(OpKind op, std::int64_t elements, Stream stream, Label l
   return instruction;
 }
 
+UpdateCopies update_copies(std::int64_t elements, const TrainingSpec& training) {
+  if (!training.engine.copies_to_update || !is_half(gradient_type(training))) return {};
+  const auto kernel = [&](OpKind op, DataType type) {
+    Instruction one = flat_kernel(op, elements, Stream::compute, Label::optimizer, type);
+    if (op == OpKind::widen) one.shape.columns = 1;
+    return one;
+  };
+  const DataType half = training.precision;
+  // A kernel that scales reads and writes as much as a copy, and a reading of 4 bytes is as much as
+  // a copy in half precision.
+  return {.before = {kernel(OpKind::copy, half), kernel(OpKind::widen, half), kernel(OpKind::copy, DataType::fp32)},
+          .behind = {kernel(OpKind::copy, half)}};
+}
+
+std::vector<Instruction> norm_copies(std::int64_t elements, const TrainingSpec& training) {
+  const UpdateCopies copies = update_copies(elements, training);
+  if (copies.before.empty()) return {};
+  // 2 bytes read, 8 written and 8 read, instead of 4 read: 6 and 8 more.
+  return {copies.before[1], copies.before[2]};
+}
+
 Instruction clear_gradients(std::int64_t elements, Label label, DataType type) {
   return flat_kernel(OpKind::fill_zero, elements, Stream::compute, label, type);
 }
@@ -53,6 +74,15 @@ Instruction copy_shards(std::int64_t elements, DataType type, Seconds host) {
   Instruction copy = flat_kernel(OpKind::copy, elements, Stream::dp, Label::dp, type);
   copy.submission = host;
   return copy;
+}
+
+std::vector<Instruction> sharded_copies(std::int64_t elements, const TrainingSpec& training) {
+  constexpr int kernels = 3;  // a copy, a division, a copy
+  return std::vector(kernels, flat_kernel(OpKind::copy, elements, Stream::compute, Label::compute, training.precision));
+}
+
+bool clears_sharded(const TrainingSpec& training) {
+  return !training.engine.copies_sharded || !leaves_half_gradients(training);
 }
 
 bool leaves_half_gradients(const TrainingSpec& training) {
@@ -142,7 +172,8 @@ DataType reduced_type(const TrainingSpec& training) {
 }
 
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training) {
-  const bool scatters = training.engine.scatters_gradients || shards.gradients;
+  const Engine& engine = training.engine;
+  const bool scatters = shards.parameters || (shards.gradients ? engine.scatters_sharded : engine.scatters_gradients);
   return shards.optimizer && scatters ? InstructionKind::reduce_scatter : InstructionKind::all_reduce_sum;
 }
 

@@ -32,15 +32,32 @@ Instruction copy_on(Stream stream, DataType type);
 // Between the device and the host, on the stream to the home.
 Instruction copy_to(Home home, DataType type);
 
+// Engines with copies_to_update, where gradients are summed in half precision: kernels around an
+// update of so many elements by the device, which copy, widen and scale the gradients before it,
+// and read the master once more behind it for the parameters that it writes.
+struct UpdateCopies {
+  std::vector<Instruction> before, behind;
+};
+UpdateCopies update_copies(std::int64_t elements, const TrainingSpec& training);
+// The same before their norm: what a copy in fp64 and its reading move beyond one reading in fp32.
+std::vector<Instruction> norm_copies(std::int64_t elements, const TrainingSpec& training);
+
 // Copies what one micro-batch's backward left in half precision into one tensor, and widens it
 // (Engine::flattens_gradients, widens_gradients).
 std::vector<Instruction> flatten_gradients(std::int64_t elements, const TrainingSpec& training);
 
-// Engines with lists_shards: what goes around a gather, and before a reduce-scatter, of so many
-// elements, on the stream of the data axis.
+// Engines with lists_shards: what is filled before a gather of so many elements, on the stream of
+// the data axis.
 Instruction fill_gathered(std::int64_t elements, const TrainingSpec& training);
+// A copy around a gather or before a reduction (lists_shards, copies_coalesced), on that stream.
 // `host`: to submit the copies of all ranks' shards.
 Instruction copy_shards(std::int64_t elements, DataType type, Seconds host);
+// What moves sharded gradients before they are reduced (copies_sharded): a division reads and
+// writes as much as a copy.
+std::vector<Instruction> sharded_copies(std::int64_t elements, const TrainingSpec& training);
+// Whether what a backward adds sharded gradients to is cleared before; not where these come in
+// tensors of their own (copies_sharded), in half precision.
+bool clears_sharded(const TrainingSpec& training);
 
 // Whether products leave the gradients of weights in half precision, for other kernels to sum. So
 // they do under engines that copy sharded ones.
@@ -56,7 +73,7 @@ DataType gradient_type(const TrainingSpec& training);
 // The type in which they go over the data axis.
 DataType reduced_type(const TrainingSpec& training);
 // What sums the gradients of all data-parallel ranks: a reduce-scatter where each rank updates its
-// shard, else an all-reduce.
+// shard, else an all-reduce (Engine::scatters_gradients, scatters_sharded).
 InstructionKind gradient_reduction(const DataShards& shards, const TrainingSpec& training);
 // The same of gradients that are whole on every rank, with the kernels around it
 // (Engine::copies_reduced, copies_to_buckets), on the stream of the data axis.

@@ -70,7 +70,8 @@ bool is_with_activation(const FusionRow& row) {
 // read except where the fused op's row allows it.
 std::optional<Instruction> fused(const FusionRow& row, const Instruction& first, const Instruction& second) {
   const bool alike = first.type == second.type && first.stream == second.stream && first.label == second.label &&
-                     first.shape.rows == second.shape.rows && !first.shape.accumulate && !second.shape.accumulate;
+                     first.shape.rows == second.shape.rows && !first.shape.accumulate && !second.shape.accumulate &&
+                     !second.shape.composed;
   const bool activates = is_with_activation(row);
   if (!alike || (activates && second.shape.activation != ActivationKind::gelu_tanh)) return std::nullopt;
 

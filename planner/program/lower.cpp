@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "planner/graph/engine_graph.h"
 #include "planner/program/events.h"
 #include "planner/program/lower_block.h"
 #include "planner/program/lowering_state.h"
@@ -155,6 +156,48 @@ void list_gradients_beside_backwards(Lowering& lowering) {
     }
 }
 
+// What the host takes around modules whose parameters are sharded, and behind gradients that are
+// (Engine::host_per_module_forward, host_per_module_backward, host_per_sharded_gradient), spread
+// over the kernels of forwards and backwards. Full recompute runs a layer's modules forward again.
+void run_hooks_beside_kernels(Lowering& lowering) {
+  const Engine& engine = lowering.job.training.engine;
+  const Seconds none;
+  if (engine.host_per_module_forward == none && engine.host_per_module_backward == none &&
+      engine.host_per_sharded_gradient == none)
+    return;
+  if (!is_accelerator(lowering.job.backend) || lowering.job.layout.has_master()) return;
+  std::set<int> done;  // blocks that are alike share Segments
+  const auto spread = [&](std::optional<int> number, Seconds host) {
+    if (!number || !done.insert(*number).second) return;
+    std::vector<Instruction>& all = lowering.program.segments[*number].instructions;
+    const auto is_kernel = [](const Instruction& one) { return one.kind == InstructionKind::kernel; };
+    const auto kernels = static_cast<double>(std::ranges::count_if(all, is_kernel));
+    for (Instruction& one : all)
+      if (is_kernel(one)) one.submission += host / kernels;
+  };
+  for (const int stage : lowering.stages)
+    for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
+      const DataShards shards = lowering.shards_of(b);
+      const Block& block = lowering.graph.blocks[b];
+      const BlockModules of = modules_of(lowering.graph, block);
+      const bool repeats = lowering.job.layout.of_block(b).recompute == Recompute::full && may_recompute(block);
+      const auto around = [&](Seconds each) {
+        return shards.parameters ? each * static_cast<double>(of.modules) : Seconds();
+      };
+      const Seconds forward = around(engine.host_per_module_forward),
+                    again = repeats ? forward : Seconds(),
+                    backward = again + around(engine.host_per_module_backward),
+                    gradients = shards.gradients
+                                    ? engine.host_per_sharded_gradient * static_cast<double>(of.trained)
+                                    : Seconds();
+      const Lowering::BlockSegments& segments = lowering.segments_of(b);
+      spread(segments.forward, forward);
+      spread(segments.backward, backward + gradients);
+      spread(segments.backward_inputs, segments.backward_weights ? backward : backward + gradients);
+      spread(segments.backward_weights, gradients);
+    }
+}
+
 void count_communication(Program& program) {
   const std::vector<CommunicationVolume> of_segment = sent_by_segment(program);
   for (const Call& call : program.calls) {
@@ -172,6 +215,7 @@ Program lower(JobLowering& shared, int rank) {
   lower_blocks(lowering);
   make_buckets(lowering);
   list_gradients_beside_backwards(lowering);
+  run_hooks_beside_kernels(lowering);
   set_holders_of_copies(lowering);
   make_buffers(lowering);
   begin_step(lowering);

@@ -196,6 +196,8 @@ const char* words(BufferRole role) {
       return "gradients of {} as they are reduced";
     case BufferRole::dummy_gradients:
       return "gradients that nothing reads";
+    case BufferRole::reduced_bucket:
+      return "bucket of gradients";
     case BufferRole::first_moment: return "first moment of {}";
     case BufferRole::second_moment: return "second moment of {}";
     case BufferRole::first_scales: return "scales of the first moment of {}";
@@ -270,6 +272,7 @@ void keep(Lowering& lowering, const RankBuffer& buffer, int slot, int number) {
     case BufferRole::half_gradients:
     case BufferRole::reduced_copies:
     case BufferRole::dummy_gradients:
+    case BufferRole::reduced_bucket:
       break;
     case BufferRole::first_moment: bucket().first_moment = number; break;
     case BufferRole::second_moment: bucket().second_moment = number; break;

@@ -142,6 +142,7 @@ enum class BufferRole {
   half_gradients,    // Engine::half_gradients; nothing reads them
   reduced_copies,    // Engine::copies_to_buckets; nothing reads them
   dummy_gradients,   // Engine::dummy_gradients; nothing reads them
+  reduced_bucket,    // Engine::bucket_elements; nothing reads it
   first_moment,
   second_moment,
   first_scales,  // of the blocks of quantized moments
@@ -356,6 +357,11 @@ void for_each_buffer(const RankSizes& sizes, const TrainingSpec& training, Visit
       if (bucket.of_layer && !bucket.frozen) largest = std::max(largest, bucket.elements);
     if (largest > 0) one(BufferRole::dummy_gradients, MemoryCategory::buffers, largest * element);
   }
+  if (const Engine& engine = training.engine; engine.copies_sharded && engine.bucket_elements > 0 &&
+      std::ranges::any_of(sizes.buckets, [](const BucketSizes& bucket) {
+        return bucket.shards.gradients && !bucket.frozen && bucket.elements > 0;
+      }))
+    one(BufferRole::reduced_bucket, MemoryCategory::buffers, std::int64_t{engine.bucket_elements} * element);
   if (scales_loss(training) && (sizes.updates || !training.engine.master_computes_loss))
     one(BufferRole::loss_scale, MemoryCategory::optimizer, sizeof(LossScale));
   constexpr int pair = 2;  // one is emptied while the other is in use

@@ -35,7 +35,8 @@ void gather_into(Lowering& lowering, int index, int whole) {
   const DataType type = in_memory(lowering.job.training.precision);
   const std::int64_t element = size_of(type);
   constexpr const char* title = "data.all_gather.parameters";
-  const bool lists = lowering.job.training.engine.lists_shards;
+  const bool lists = lowering.job.training.engine.lists_shards,
+             coalesced = lowering.job.training.engine.copies_coalesced && !lists;
   const auto gather_units = [&](std::span<const BucketUnit> units) -> Call& {
     std::vector<Instruction> instructions;
     std::vector<std::vector<Piece>> pieces;
@@ -52,10 +53,12 @@ void gather_into(Lowering& lowering, int index, int whole) {
       Instruction gather =
           communication(InstructionKind::all_gather, shard_group(lowering.job.layout.mesh), Stream::dp, type);
       if (lists) gather.submission = host_of_shards(lowering, &Engine::host_per_listed_shard);
-      add(std::move(gather), {{is_brought ? whole : bucket.parameters,
-                               (is_brought ? own.range.begin : own.at) * element, own.range.size() * element,
-                               Access::read},
-                              all(Access::write)});
+      const Piece shard{is_brought ? whole : bucket.parameters, (is_brought ? own.range.begin : own.at) * element,
+                        own.range.size() * element, Access::read};
+      if (coalesced)
+        add(copy_shards(own.range.size(), type, Seconds(0.0)),
+            {shard, {whole, own.range.begin * element, own.range.size() * element, Access::update}});
+      add(std::move(gather), {shard, all(Access::write)});
       if (lists)
         add(copy_shards(range.size(), type, host_of_shards(lowering, &Engine::host_per_copied_shard)),
             {all(Access::update)});
@@ -112,9 +115,12 @@ bool are_brought(const Lowering& lowering, int block) {
   return are_brought(bucket.shards, bucket.homes);
 }
 
-// Under engines with copies_gathered: the parameters of one buffer are copied before they are used.
+// Under engines with copies_gathered or copies_coalesced: the parameters of one buffer are copied
+// before they are used. Where that is on a stream of its own, it is counted in line all the same:
+// blocks of products leave no room on a multiprocessor for others (planner/cost/contention.h).
 void copy_gathered(Lowering& lowering, std::optional<int> whole, std::int64_t elements) {
-  if (!whole || !lowering.job.training.engine.copies_gathered || elements == 0) return;
+  const Engine& engine = lowering.job.training.engine;
+  if (!whole || !(engine.copies_gathered || engine.copies_coalesced) || elements == 0) return;
   const DataType type = in_memory(lowering.job.training.precision);
   constexpr const char* title = "parameters.copy";
   call_again(lowering, {title, elements, 0, 0}, {*whole}, {}, [&]() -> Call& {
@@ -219,6 +225,20 @@ void flatten_gradients(Lowering& lowering, int unreduced, std::int64_t elements)
   });
 }
 
+// Under engines with copies_sharded: what a micro-batch's backward left becomes the bucket that is
+// reduced, in line, as copy_gathered has it.
+void copy_to_bucket(Lowering& lowering, int unreduced, std::int64_t elements) {
+  const TrainingSpec& training = lowering.job.training;
+  if (clears_sharded(training) || elements == 0) return;
+  constexpr const char* title = "gradients.bucket";
+  call_again(lowering, {title, elements, 0, 0}, {unreduced}, {}, [&]() -> Call& {
+    std::vector<Instruction> kernels = sharded_copies(elements, training);
+    const std::vector<std::vector<Piece>> pieces(
+        kernels.size(), {{unreduced, 0, elements * size_of(training.precision), Access::update}});
+    return call_on_pieces(lowering, title, Stream::compute, std::move(kernels), pieces);
+  });
+}
+
 // Hybrid sharding: sums a shard over the ranks that hold the same one.
 void reduce_over_replicas(Lowering& lowering, const Piece& shard) {
   collective(lowering, "data.all_reduce.shards", InstructionKind::all_reduce_sum, shard_replicas, {shard},
@@ -262,7 +282,9 @@ void reduce_over_data_axis(Lowering& lowering, int index, int accumulator, int u
     return;
   }
   const std::int64_t element = gradient_bytes(lowering.job.training), sent = reduced_bytes(lowering.job.training);
-  constexpr const char* title = "data.reduce_scatter.gradients";
+  const char* const title = gradient_reduction(shards, lowering.job.training) == InstructionKind::reduce_scatter
+                                ? "data.reduce_scatter.gradients"
+                                : "data.all_reduce.gradients";
   call_again(lowering, {title, lowering.like_units[index], 0, 0}, {unreduced, accumulator}, {unreduced},
              [&]() -> Call& {
                std::vector<Instruction> instructions;
@@ -492,7 +514,7 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
     std::optional<int> tied_gradients = tied_accumulator;
     if (lowering.shards_of(block).gradients) {
       gradients = lowering.unreduced[lowering.reductions++ % lowering.unreduced.size()];
-      clear(lowering, gradients, bucket.elements);
+      if (clears_sharded(lowering.job.training)) clear(lowering, gradients, bucket.elements);
       if (tied) {
         Lowering::UnreducedTied& unreduced = lowering.unreduced_tied.at(*tied);
         tied_gradients = unreduced.buffer;
@@ -526,15 +548,19 @@ void backward(Lowering& lowering, const Action& action, const ActionSlots& slots
              action.micro_batch, std::move(frees));
     const bool is_whole = !in_parts || !segments.backward_weights;
     if (is_whole) {
-      if (lowering.shards_of(block).gradients)
+      if (lowering.shards_of(block).gradients) {
+        copy_to_bucket(lowering, gradients, bucket.elements);
         flatten_gradients(lowering, gradients, bucket.elements);
-      else
+      } else {
         add_half_gradients(lowering, gradients, bucket.elements, action.micro_batch);
+      }
       reduce_over_data_axis(lowering, own, accumulator, gradients, last_micro_batch);
     }
     pass_gradients_on(lowering, own, accumulator, is_whole && last_micro_batch);
-    if (completes_tied && lowering.shards_of(block).gradients)
+    if (completes_tied && lowering.shards_of(block).gradients) {
+      copy_to_bucket(lowering, *tied_gradients, program.buckets[*tied].elements);
       flatten_gradients(lowering, *tied_gradients, program.buckets[*tied].elements);
+    }
     if (tied && !lowering.shards_of(block).gradients)
       add_half_gradients(lowering, *tied_gradients, program.buckets[*tied].elements, action.micro_batch);
     if (completes_tied) reduce_over_data_axis(lowering, *tied, *tied_accumulator, *tied_gradients, last_micro_batch);

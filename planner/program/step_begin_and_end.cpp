@@ -145,6 +145,11 @@ void compute_norm(Lowering& lowering) {
     }
     for (const Range& range : ranges) {
       const std::int64_t elements = range.end - range.begin;
+      if (!on_host)
+        for (Instruction& copy : norm_copies(elements, lowering.job.training)) {
+          instructions.push_back(std::move(copy));
+          pieces.push_back({gradient_piece(lowering, index, *bucket.gradients, range, Access::read)});
+        }
       instructions.push_back(on_host ? sum_of_squares_on_host(elements) : sum_of_squares(elements));
       pieces.push_back({on_host ? gradients_on_host(lowering, index, range)
                                 : gradient_piece(lowering, index, *bucket.gradients, range, Access::read),
@@ -217,6 +222,12 @@ void update(Lowering& lowering, std::size_t index) {
   std::vector<std::vector<Piece>> pieces;
   const auto add = [&](Range range, bool decays) {
     if (in_file && instructions.empty()) read_sum(lowering, static_cast<int>(index), {shard_of(bucket)});
+    const UpdateCopies copies =
+        on_host ? UpdateCopies{} : update_copies(range.end - range.begin, lowering.job.training);
+    for (const Instruction& copy : copies.before) {
+      instructions.push_back(copy);
+      pieces.push_back({gradient_piece(lowering, index, *bucket.gradients, range, Access::update)});
+    }
     instructions.push_back(
         (on_host ? update_on_host : update_parameters)(range.end - range.begin, decays, lowering.job.training));
     const UpdateOperands operands = (on_host ? operands_on_host : operands_on_device)(lowering, index, range);
@@ -225,6 +236,10 @@ void update(Lowering& lowering, std::size_t index) {
     for (const std::optional<Piece>& piece : {state.first_moment, state.second_moment, state.first_scales,
                                               state.second_scales, operands.norm, state.master, operands.loss_scale})
       if (piece) all.push_back(*piece);
+    for (const Instruction& copy : copies.behind) {
+      instructions.push_back(copy);
+      pieces.push_back({parameter_piece(lowering, index, range, Access::update)});
+    }
   };
   for (const bool decays : {true, false})
     for (const Range& range :

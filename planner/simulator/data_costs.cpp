@@ -98,7 +98,7 @@ class BucketPricer {
       costs.accumulate = units_of(trained, [&](std::int64_t elements) {
         return kernel(accumulate_gradients(local(elements, true), Stream::dp, Label::dp));
       });
-      costs.clear = kernel(clear_gradients(whole, Label::dp, gradient_type(training_)));
+      if (clears_sharded(training_)) costs.clear = kernel(clear_gradients(whole, Label::dp, gradient_type(training_)));
     }
     const Bytes sum(local(whole, shards_.gradients) * gradient_bytes(training_)),
         shard(local(whole, shards_.optimizer) * gradient_bytes(training_));

@@ -84,6 +84,10 @@ PARTS = {
         set_facts(data, "true", "scatters_gradients"), set_facts(data, "false", "copies_reduced")),
     "FSDP's copies": lambda data: set_facts(data, "false", "flattens_gradients", "widens_gradients",
                                             "copies_gathered"),
+    "DeepSpeed's copies, reductions of ZeRO-2 and hooks": lambda data: (
+        set_facts(data, "false", "copies_sharded", "copies_coalesced", "copies_to_update"),
+        set_facts(data, "true", "scatters_sharded"),
+        set_facts(data, "0 us", "host_per_module_forward", "host_per_module_backward", "host_per_sharded_gradient")),
     "separate and repeated keys, attention rank by rank, weights cast apart": lambda data: set_facts(
         data, "false", "separate_keys", "repeats_keys", "attends_in_steps", "casts_weights_apart"),
     "scales and transposed weights in fp8": lambda data: (

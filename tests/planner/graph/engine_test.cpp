@@ -188,6 +188,14 @@ TEST_CASE("a compiled FSDP fuses element-wise steps and norms with sums, and not
   };
   CHECK(rotary_in_steps("fsdp-compiled") == 0);
   CHECK(rotary_in_steps("torchtitan") == 32);
+  // A layer of Llama in Transformers: itself, two norms, attention of four products and rotary
+  // positions, the feed-forward of three and an activation; and a weight of each norm and product.
+  for (const char* const engine : {"deepspeed", "fsdp-hf"}) {
+    const OpGraph graph = as_run_by(find_engine(engine, folder), graph_of("llama3-8b", 64));
+    CHECK(modules_of(graph, graph.blocks[1]) == BlockModules{.modules = 14, .trained = 9});
+    CHECK(modules_of(graph, graph.blocks.front()) == BlockModules{.modules = 1, .trained = 1});
+    CHECK(modules_of(graph, graph.blocks.back()) == BlockModules{.modules = 2, .trained = 2});
+  }
   // It is FSDP2 as torchtitan's file has it, without the other axes.
   CHECK(compiled.casts_shards);
   CHECK(compiled.widens_gradients);

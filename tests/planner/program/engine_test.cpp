@@ -18,6 +18,7 @@
 #include "planner/program/job.h"
 #include "planner/program/lower.h"
 #include "planner/program/lower_block.h"
+#include "planner/program/memory.h"
 #include "planner/program/verify.h"
 #include "tests/planner/program/random_plans.h"
 
@@ -730,6 +731,25 @@ TEST_CASE("an RMS norm in steps is eight kernels, and its gradient sixteen, whic
   CHECK(moved(engine, OpKind::rms_norm_gradient, true) == std::pair(2 * (16 + 1), 2 * (92 + 3 * 2) * elements));
 }
 
+TEST_CASE("an RMS norm in steps keeps its input in fp32 and what it scales, instead of its input") {
+  const Engine fused{.name = "other", .fused_norm = false};
+  Engine steps = fused;
+  steps.fused_rms_norm = false;
+  const std::int64_t elements = 3 * 128 * 256;
+  // The first norm's input is the layer's, which is kept in any case.
+  CHECK(gated_layer(steps, Recompute::none).saved_bytes - gated_layer(fused, Recompute::none).saved_bytes ==
+        (6 + 6 - 2) * elements);
+  CHECK(gated_layer(steps, Recompute::full).saved_bytes == gated_layer(fused, Recompute::full).saved_bytes);
+  // It is in no kernel with the sum before it.
+  steps.fused_norm = true;
+  const LoweredBlock block = gated_layer(steps, Recompute::none);
+  const auto kernels = [&](OpKind op) {
+    return std::ranges::count(block.forward.instructions, op, &Instruction::op);
+  };
+  CHECK(kernels(OpKind::rms_norm) == 2);
+  CHECK(kernels(OpKind::add_rms_norm) == 0);
+}
+
 TEST_CASE("what an engine does not fuse stays apart") {
   const Sizes sizes{256, 1, 512, 8};
   const auto kernels = [&](const Engine& engine, OpKind op) {
@@ -1162,7 +1182,8 @@ TEST_CASE("products leave gradients of weights in half precision where other ker
       CHECK(row_of(step.instruction->op).work(shape, step.instruction->type).bytes == Bytes(10 * shape.rows));
     }
   // A sum in half precision is read and written by the product.
-  for (const Step& step : steps_of(small_step({.name = "other", .sums_half = true}, DataType::bf16, 1, 0)))
+  const Program summed = small_step({.name = "other", .sums_half = true}, DataType::bf16, 1, 0);
+  for (const Step& step : steps_of(summed))
     if (step.instruction->op == OpKind::linear_weight_gradient) {
       const OpShape& shape = step.instruction->shape;
       OpShape written = shape;
@@ -1244,6 +1265,175 @@ TEST_CASE("gradients are summed and reduced in the types that the engine has for
     CHECK(calls_named(program, "gradients.add") ==
           static_cast<int>(program.buckets.size()) * expected.added_of_4 * expected.kernels);
   }
+}
+
+TEST_CASE("parameters that are gathered together are copied before it and behind it") {
+  const Engine coalesced{.name = "other", .copies_coalesced = true};
+  const Program plain = small_step({.name = "other"}, DataType::bf16, 3, 0),
+                program = small_step(coalesced, DataType::bf16, 3, 0);
+  std::multiset<std::int64_t> gathered, copied;  // bytes
+  for (const Call& call : program.calls) {
+    const Segment& segment = program.segments[call.segment];
+    const std::vector<Instruction>& all = segment.instructions;
+    if (segment.name == "parameters.copy") {
+      REQUIRE(all.size() == 1);
+      CHECK(all[0].stream == Stream::compute);
+      copied.insert(2 * all[0].shape.rows);
+    }
+    if (segment.name != "data.all_gather.parameters") continue;
+    // Each of two data-parallel ranks holds a half.
+    REQUIRE(all.size() == 2);
+    CHECK(all[0].op == OpKind::copy);
+    CHECK(all[0].stream == Stream::dp);
+    CHECK(all[1].kind == InstructionKind::all_gather);
+    const std::int64_t whole = all[1].operands.back().bytes;
+    CHECK(2 * 2 * all[0].shape.rows == whole);
+    gathered.insert(whole);
+  }
+  CHECK(!gathered.empty());
+  CHECK(gathered == copied);
+  CHECK(static_cast<int>(gathered.size()) == calls_named(plain, "data.all_gather.parameters"));
+  // Below ZeRO-3, parameters are gathered in place, behind the update.
+  for (const int zero : {1, 2}) {
+    const Program in_place = small_step(coalesced, DataType::bf16, zero, 0);
+    for (const Step& step : steps_of(in_place))
+      if (step.call == "data.all_gather.parameters") CHECK(step.instruction->kind == InstructionKind::all_gather);
+  }
+}
+
+TEST_CASE("sharded gradients in tensors of their own are copied, divided and copied, and not cleared") {
+  const Engine apart{.name = "other", .fused_accumulation = false, .sums_half = true};
+  Engine copies = apart;
+  copies.copies_sharded = true;
+  copies.bucket_elements = 1000;
+  for (const int zero : {2, 3}) {
+    CAPTURE(zero);
+    const Program plain = small_step(apart, DataType::bf16, zero, 0),
+                  program = small_step(copies, DataType::bf16, zero, 0);
+    std::multiset<std::int64_t> reduced, copied;  // bytes
+    for (const Call& call : program.calls) {
+      const Segment& segment = program.segments[call.segment];
+      if (segment.name == "gradients.bucket") {
+        REQUIRE(segment.instructions.size() == 3);
+        for (const Instruction& one : segment.instructions) {
+          CHECK(one.op == OpKind::copy);
+          CHECK(one.type == DataType::bf16);
+          CHECK(one.shape.rows == segment.instructions.front().shape.rows);
+        }
+        copied.insert(2 * segment.instructions.front().shape.rows);
+      }
+      if (segment.name == "data.reduce_scatter.gradients") reduced.insert(bytes_of(segment.instructions.front()));
+    }
+    CHECK(!reduced.empty());
+    CHECK(reduced == copied);
+    // One tensor is cleared for each of them otherwise, but that of the tied parameter, which adds
+    // up over blocks, is so in both, in each of four micro-batches.
+    CHECK(calls_named(plain, "fill_zero") - calls_named(program, "fill_zero") == static_cast<int>(reduced.size()) - 4);
+    CHECK(program.memory.buffers - plain.memory.buffers == align_up(Bytes(2 * 1000), buffer_alignment));
+    // What products add to is cleared, and is no tensor of its own.
+    Engine fused = copies;
+    fused.fused_accumulation = true;
+    fused.sums_half = false;
+    const Program adds = small_step(fused, DataType::bf16, zero, 0);
+    CHECK(calls_named(adds, "fill_zero") == calls_named(plain, "fill_zero"));
+    CHECK(calls_named(adds, "gradients.bucket") == 0);
+  }
+  const Program whole = small_step(copies, DataType::bf16, 1, 0);
+  CHECK(whole.memory == small_step(apart, DataType::bf16, 1, 0).memory);
+  CHECK(calls_named(whole, "gradients.bucket") == 0);
+}
+
+TEST_CASE("which gradients are scattered is said for ZeRO-1 and for ZeRO-2, and those of ZeRO-3 always are") {
+  using enum InstructionKind;
+  for (const bool whole : {true, false})
+    for (const bool sharded : {true, false})
+      for (const int zero : {1, 2, 3}) {
+        CAPTURE(zero);
+        const Engine engine{.name = "other", .scatters_gradients = whole, .scatters_sharded = sharded};
+        const bool scatters = zero == 3 || (zero == 2 ? sharded : whole);
+        const Program program = small_step(engine, DataType::bf16, zero, 0);
+        int reductions = 0;
+        for (const Step& step : steps_of(program))
+          if (step.call.starts_with("data.") && step.call.ends_with(".gradients") &&
+              step.instruction->kind != InstructionKind::kernel) {
+            ++reductions;
+            CHECK(step.instruction->kind == (scatters ? reduce_scatter : all_reduce_sum));
+          }
+        CHECK(reductions > 0);
+      }
+}
+
+TEST_CASE("gradients in half precision are copied, widened and scaled before an update, which moves 22 bytes more") {
+  Engine plain{.name = "other", .sums_half = true}, copies = plain;
+  copies.copies_to_update = true;
+  const auto moved = [](const Engine& engine, DataType precision, const char* call) {
+    std::pair<std::int64_t, std::int64_t> bytes_and_elements{};
+    const Program program = small_step(engine, precision, 3, 0);
+    for (const Step& step : steps_of(program)) {
+      const Instruction& one = *step.instruction;
+      if (step.call != call || one.kind != InstructionKind::kernel) continue;
+      bytes_and_elements.first += row_of(one.op).work(one.shape, one.type).bytes.count;
+      if (one.op == OpKind::adamw) bytes_and_elements.second += one.shape.rows;
+    }
+    return bytes_and_elements;
+  };
+  const auto [without, elements] = moved(plain, DataType::bf16, "optimizer");
+  CHECK(elements > 0);
+  CHECK(moved(copies, DataType::bf16, "optimizer") == std::pair(without + 22 * elements, elements));
+  CHECK(moved(copies, DataType::fp32, "optimizer") == moved(plain, DataType::fp32, "optimizer"));
+  // A norm of a copy in fp64 moves 14 bytes more.
+  TrainingSpec training{.precision = DataType::bf16};
+  training.engine = copies;
+  std::int64_t bytes = 0;
+  for (const Instruction& one : norm_copies(1000, training))
+    bytes += row_of(one.op).work(one.shape, one.type).bytes.count;
+  CHECK(bytes == 14 * 1000);
+  training.precision = DataType::fp32;
+  CHECK(norm_copies(1000, training).empty());
+}
+
+TEST_CASE("hooks take the host's time around each module of sharded parameters, and behind each sharded gradient") {
+  Engine hooks{.name = "other", .repeats_layers = true};
+  hooks.host_per_module_forward = Seconds(1);
+  hooks.host_per_module_backward = Seconds(100);
+  hooks.host_per_sharded_gradient = Seconds(10000);
+  // By the name of a block's Segment, what its instructions have together.
+  const auto host = [&](int zero, Recompute recompute, BackendKind backend) {
+    const OpGraph graph = as_run_by(hooks, graph_of("tiny-gpt2"));
+    TrainingSpec training{.global_batch = 4, .sequence_length = 16, .precision = DataType::bf16};
+    training.engine = hooks;
+    ParallelSpec spec;
+    spec.mesh.degree = {.dp = 2};
+    spec.zero_stage = zero;
+    spec.recompute = recompute;
+    spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+    const Program program = lower(job_of(graph, training, spec, backend), 0);
+    std::map<std::string, double> of_segment;
+    for (const Segment& segment : program.segments)
+      for (const Instruction& one : segment.instructions)
+        if (one.submission > Seconds(0)) {
+          CHECK(one.kind == InstructionKind::kernel);
+          of_segment[segment.name] += one.submission.value;
+        }
+    for (auto& [name, seconds] : of_segment) seconds = std::round(seconds * 1e6) / 1e6;
+    return of_segment;
+  };
+  // A layer of a GPT: two norms, four products, an activation, attention; and around these itself
+  // and its feed-forward: 10 modules. Norms and products have a weight and a bias: 12 parameters.
+  // Two tables are before them, and a norm and a product behind, whose weight is a table's.
+  using Seen = std::map<std::string, double>;
+  CHECK(host(3, Recompute::none, BackendKind::cuda) ==
+        Seen{{"embedding.forward", 2}, {"embedding.backward", 2 * 100 + 2 * 10000},
+             {"layers.forward", 10}, {"layers.backward", 10 * 100 + 12 * 10000},
+             {"head.forward", 2}, {"head.backward", 2 * 100 + 3 * 10000}});
+  Seen again = host(3, Recompute::full, BackendKind::cuda);
+  CHECK(again["layers.backward"] == 10 + 10 * 100 + 12 * 10000);
+  CHECK(again["layers.forward"] == 10);
+  CHECK(again["head.backward"] == 2 * 100 + 3 * 10000);
+  CHECK(host(2, Recompute::full, BackendKind::cuda) ==
+        Seen{{"embedding.backward", 2 * 10000}, {"layers.backward", 12 * 10000}, {"head.backward", 3 * 10000}});
+  CHECK(host(1, Recompute::full, BackendKind::cuda).empty());
+  CHECK(host(3, Recompute::none, BackendKind::cpu).empty());  // cores are their own host
 }
 
 TEST_CASE("engines that copy reduced gradients do so twice before an all-reduce, and once behind") {

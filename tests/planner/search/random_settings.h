@@ -183,6 +183,13 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   if (apart() % 4 == 0) engine.loss_metrics = 2;
   engine.transposes_weights = apart() % 2 == 0;
   if (apart() % 2 == 0) engine.scale_history = 16;
+  for (bool Engine::*const fact : {&Engine::scatters_sharded, &Engine::copies_sharded, &Engine::copies_coalesced,
+                                   &Engine::copies_to_update})
+    engine.*fact = apart() % 2 == 0;
+  if (apart() % 2 == 0) engine.bucket_elements = 3000;
+  for (Seconds Engine::*const host :
+       {&Engine::host_per_module_forward, &Engine::host_per_module_backward, &Engine::host_per_sharded_gradient})
+    if (apart() % 4 == 0) engine.*host = Seconds(1e-6 * static_cast<double>(apart() % 50));
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }
