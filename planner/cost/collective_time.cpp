@@ -21,7 +21,7 @@ namespace {
 bool has_fitted_rings(const GroupNetwork& network) {
   return has_measured_rings(network) || (network.nodes > 1 && network.post_overhead > Seconds(0.0));
 }
-// LL128 has its base and its cap inside NVLink between nodes, too, and NVLink SHARP its base and the
+// LL128 has its base and its cap inside NVLink between nodes, too; NVLink SHARP its base and the
 // cost of its chunks.
 bool has_measured_devices(const GroupNetwork& network) {
   return generation_of_rings(network) != nullptr;

@@ -225,8 +225,8 @@ Engine read_base(const YamlNode& like, const std::filesystem::path& folder) {
   return read_engine(document);
 }
 
-// Refuses facts of casts that are made once where an engine has none. `given`: the facts of its file
-// or plan.
+// Refuses facts of casts that are made once where an engine has none. `given`: the facts of its
+// file or plan.
 void refuse_without_single_casts(const YamlNode& given, const Engine& engine) {
   if (engine.fp8_casts_once) return;
   const auto refuse = [&](const char* key, const char* why) {

@@ -119,7 +119,7 @@ TEST_CASE("a communication's time comes from measured collectives, NCCL's model 
   // NVLink SHARP: the base and what a chunk costs are fitted.
   CHECK(is_fitted("NVLS"));
   CHECK(is_fitted("NVLS tree"));
-  // Of GPUs that were not measured nothing is.
+  // Nothing is on GPUs that were not measured.
   network.compute_capability = 70;
   for (const char* const algorithm : {"ring, LL128", "tree, LL128", "NVLS", "NVLS tree"}) CHECK(!is_fitted(algorithm));
 }

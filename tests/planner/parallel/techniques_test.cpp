@@ -662,7 +662,7 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
   lists.lists_shards = false;
   CHECK(lacked_by_engine(lists, LayoutRequest{{Choice::gather_unit, GatherUnit::parameter}}) ==
         "engine poor has no gathers of each parameter by itself: gather_unit must be block");
-  // Of context parallelism it has the one way that is left, where that is asked for.
+  // Context parallelism that is asked for is by the one way that is left.
   const auto method = [](const Engine& engine, const LayoutRequest& request) {
     CHECK(!lacked_by_engine(engine, request));
     return given<ContextMethod>(with_implied(engine, request), Choice::cp_method);

@@ -785,7 +785,7 @@ namespace {
 
 // What rank `pipeline_rank` does in a step of a small GPT on two pipeline stages, two data-parallel
 // and two tensor-parallel ranks, in four micro-batches.
-constexpr Degrees small_degrees{.pp = 2, .dp = 2, .tp = 2};
+constexpr DeviceMesh small_mesh{.degree = {.pp = 2, .dp = 2, .tp = 2}, .order = {}};
 Program small_step(const Engine& engine, DataType precision, int zero, int pipeline_rank) {
   const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), precision == DataType::fp8);
   TrainingSpec training;
@@ -794,7 +794,7 @@ Program small_step(const Engine& engine, DataType precision, int zero, int pipel
   state_precision(training, precision);
   training.engine = engine;
   ParallelSpec spec;
-  spec.mesh.degree = small_degrees;
+  spec.mesh = small_mesh;
   spec.micro_batch = 1;
   spec.zero_stage = zero;
   spec.schedule = ScheduleKind::one_f_one_b;
@@ -901,7 +901,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
   for (const int rank : {0, 1}) {
     const Engine engine{.name = "other", .fp8_casts_once = true, .scale_history = 16};
     const Program program = small_step(engine, DataType::fp8, 1, rank);
-    const std::vector<int> stage = program.group(ranks_of_stage({.degree = small_degrees}));
+    const std::vector<int> stage = program.group(ranks_of_stage(small_mesh));
     CHECK(stage == std::vector<int>{4 * rank, 4 * rank + 1, 4 * rank + 2, 4 * rank + 3});
     CHECK(calls_named(small_step(engine, DataType::bf16, 1, rank), "scales") == 0);
     CHECK(calls_named(small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank), "scales") == 0);
@@ -919,7 +919,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
       CHECK(first.op == OpKind::join_magnitudes);
       const Instruction &reduction = *steps[i + 1].instruction, &update = *steps[i + 2].instruction;
       CHECK(reduction.kind == InstructionKind::all_reduce_max);
-      CHECK(reduction.group == ranks_of_stage({.degree = small_degrees}));
+      CHECK(reduction.group == ranks_of_stage(small_mesh));
       CHECK(update.op == OpKind::update_scales);
       CHECK(update.shape.columns == 16);
       for (const Instruction* one : {&first, &reduction, &update}) {
@@ -949,7 +949,8 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
 TEST_CASE("reductions of scales count under an axis that has ranks, and are none of one rank") {
   const auto reductions = [](const Degrees& degrees) {
     std::vector<Label> labels;
-    for (const Step& step : steps_of(step_with_scales(degrees)))
+    const Program program = step_with_scales(degrees);
+    for (const Step& step : steps_of(program))
       if (step.call == "scales.all_reduce" && communicates(step.instruction->kind)) {
         CHECK(step.instruction->label == label_of(step.instruction->group.axis));
         labels.push_back(step.instruction->label);
@@ -964,7 +965,8 @@ TEST_CASE("reductions of scales count under an axis that has ranks, and are none
   CHECK(reductions({}).empty());
   // Magnitudes of one rank are joined and enter the histories all the same.
   int joins = 0, updates = 0;
-  for (const Step& step : steps_of(step_with_scales({}))) {
+  const Program alone = step_with_scales({});
+  for (const Step& step : steps_of(alone)) {
     joins += step.instruction->op == OpKind::join_magnitudes;
     updates += step.instruction->op == OpKind::update_scales;
   }
@@ -975,7 +977,8 @@ TEST_CASE("reductions of scales count under an axis that has ranks, and are none
 TEST_CASE("scales are reduced behind backwards that run a product in fp8 alone") {
   const auto reductions = [](std::vector<std::string> trained) {
     int count = 0;
-    for (const Step& step : steps_of(step_with_scales({.dp = 2}, std::move(trained))))
+    const Program program = step_with_scales({.dp = 2}, std::move(trained));
+    for (const Step& step : steps_of(program))
       count += step.call == "scales.all_reduce" && communicates(step.instruction->kind);
     return count;
   };
