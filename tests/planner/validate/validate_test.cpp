@@ -670,6 +670,14 @@ TEST_CASE("a row says which engine predicts it once that is known, and what diff
   CHECK(rows[2]["stated"] == "exact");
   CHECK(rows[2]["predicted_engine"] == "megatron");
   CHECK(rows[2]["engine_differs"] == "host_per_op 0 s (full CUDA graph)");
+  // Notes and source imply the same.
+  PublishedRun by_source = stated_run(), by_notes = stated_run();
+  by_source.source = "a paper (full CUDA graph)";
+  CHECK(state(by_source, as_stated).engine_differs == "host_per_op 0 s (full CUDA graph)");
+  by_notes.precision = "";
+  by_notes.notes = "vTrain, train/tr11-176B-ml";
+  CHECK(state(by_notes, as_stated).training.precision == DataType::fp16);
+  CHECK(state(by_notes, as_stated).model.alibi);
   // The host launches nothing, so that the step takes less.
   PublishedRun launched = stated_run();
   CHECK(rows[2]["predicted_step_time_s"] < validate(launched, as_stated, graph_of_published).step.value);
