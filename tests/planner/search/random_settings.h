@@ -182,7 +182,6 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   if (apart() % 4 == 0) engine.loss_metrics = 2;
   engine.transposes_weights = apart() % 2 == 0 && engine.fp8_casts_once;
   if (apart() % 2 == 0 && engine.fp8_casts_once) engine.scale_history = 16;
-  for (bool Engine::*const has : {&Engine::has_zero_1, &Engine::has_context_by_keys}) engine.*has = apart() % 4 != 0;
   graph = as_run_by(engine, std::move(graph));
   return engine;
 }
