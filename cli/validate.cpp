@@ -11,6 +11,7 @@
 #include "cli/published_model.h"
 #include "cli/version.h"
 #include "cli/write_outputs.h"
+#include "planner/graph/engine_file.h"
 #include "planner/validate/published_run.h"
 #include "planner/validate/validate.h"
 #include "planner/validate/validation_report.h"
@@ -28,6 +29,7 @@ struct ValidateArguments {
 int carry_out(const ValidateArguments& arguments, Terminal& terminal) {
   check_output(arguments.output, {}, {{"RUNS", arguments.runs}});
   const std::vector<PublishedRun> published = read_published_runs(arguments.runs);
+  if (arguments.engine) find_engine(*arguments.engine, engines_folder());  // refuses what is none
   ProgressLine progress(terminal, arguments.output.quiet ? Talk::quiet : Talk::wanted);
   const std::vector<ValidatedRun> runs =
       validate(published, {.catalog = cluster_catalog(), .engines = engines_folder(), .engine = arguments.engine},

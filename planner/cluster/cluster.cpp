@@ -425,12 +425,19 @@ std::string device_title(const Cluster& cluster) {
 }
 
 std::optional<std::string> lacks_fp8(const Cluster& cluster, const Engine& engine) {
-  if (!engine.has_fp8) return fmt::format("precision fp8: {} has none; bf16 instead", engine.title);
+  const auto instead = [&] {
+    for (const DataType type : {DataType::bf16, DataType::fp16})
+      if (has_units(cluster, type)) return name(type);
+    return name(DataType::fp32);
+  };
+  if (!engine.has_fp8)
+    return fmt::format("engine {} has no products in fp8: precision must be another, such as {}", engine.name,
+                       instead());
   for (const NodeGroup& group : cluster.groups)
     if (!has_units(group.device, DataType::fp8))
       return fmt::format("precision fp8: {} of cluster '{}' has no units for it, or its file states no rate in fp8; {} "
                          "instead",
-                         group.device.title, cluster.name, is_accelerator(group.device.backend) ? "bf16" : "fp32");
+                         group.device.title, cluster.name, instead());
   return std::nullopt;
 }
 
@@ -572,6 +579,12 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   if (const auto by = document.find("calibrated")) cluster.calibrated = printable_line(by->as_string());
   if (const auto notes = document.find("notes"))
     for (const YamlNode& note : notes->items()) cluster.notes.push_back(printable_line(note.as_string()));
+  // Until the two had keys of their own, 'post_overhead' alone stood for EFA, with LL128.
+  if (const auto network = document.find("network");
+      network && network->find("post_overhead") && !network->find("ring_protocols") && !network->find("tree_protocols"))
+    cluster.notes.emplace_back(
+        "'post_overhead' without 'ring_protocols' and 'tree_protocols': rings and trees over nodes take simple and ll; "
+        "on EFA rings take [simple, ll, ll128] and trees [ll, ll128]");
   if (const auto sources = document.find("sources"))
     for (const YamlNode& source : sources->items()) cluster.sources.push_back(printable_line(source.as_string()));
   if (const auto problem = problem_with(cluster)) (groups ? *groups : document.at("node")).fail(*problem);
@@ -618,7 +631,7 @@ void write_network(YAML::Emitter& out, const Network& network) {
   if (network.post_overhead)
     out << YAML::Key << "post_overhead" << YAML::Value << write_duration(*network.post_overhead);
   const auto write_protocols = [&](const char* key, const Protocols& protocols, const Protocols& usual) {
-    if (protocols == usual) return;
+    if (protocols == usual && !network.post_overhead) return;
     out << YAML::Key << key << YAML::Value << YAML::BeginSeq;
     for (const std::string& name : protocol_names(protocols)) out << name;
     out << YAML::EndSeq;

@@ -21,12 +21,10 @@ namespace {
 bool has_fitted_rings(const GroupNetwork& network) {
   return has_measured_rings(network) || (network.nodes > 1 && network.post_overhead > Seconds(0.0));
 }
-// LL128 has its base and its cap inside NVLink between nodes, too.
-bool has_fitted_low_latency_128(const GroupNetwork& network) {
+// LL128 has its base and its cap inside NVLink between nodes, too; NVLink SHARP its base and the
+// cost of its chunks.
+bool has_measured_devices(const GroupNetwork& network) {
   return generation_of_rings(network) != nullptr;
-}
-bool is_fitted_everywhere(const GroupNetwork& /*network*/) {
-  return true;
 }
 
 constexpr std::array algorithms = {
@@ -44,7 +42,7 @@ constexpr std::array algorithms = {
                            .applies = ring_applies,
                            .available = ring_low_latency_128_available,
                            .time = ring_low_latency_128_time,
-                           .fitted = has_fitted_low_latency_128},
+                           .fitted = has_measured_devices},
     CommunicationAlgorithm{
         .name = "tree", .applies = tree_applies, .available = tree_simple_available, .time = tree_simple_time},
     CommunicationAlgorithm{.name = "tree, low latency",
@@ -55,17 +53,17 @@ constexpr std::array algorithms = {
                            .applies = tree_applies,
                            .available = tree_low_latency_128_available,
                            .time = tree_low_latency_128_time,
-                           .fitted = is_fitted_everywhere},
+                           .fitted = has_measured_devices},
     CommunicationAlgorithm{.name = "NVLS",
                            .applies = nvls_applies,
                            .available = nvls_available,
                            .time = nvls_time,
-                           .fitted = is_fitted_everywhere},
+                           .fitted = has_measured_devices},
     CommunicationAlgorithm{.name = "NVLS tree",
                            .applies = nvls_applies,
                            .available = nvls_tree_available,
                            .time = nvls_tree_time,
-                           .fitted = is_fitted_everywhere},
+                           .fitted = has_measured_devices},
     CommunicationAlgorithm{.name = "point to point",
                            .applies = point_to_point_applies,
                            .time = point_to_point_time,

@@ -275,7 +275,7 @@ CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, con
     set(shard_group(mesh), networks.shard(mesh));
     set(shard_replicas, networks.replicas(mesh));
   }
-  if (networks.engine().scale_history > 0) set(ranks_of_stage, networks.stage(mesh));
+  if (networks.engine().scale_history > 0) set(ranks_of_stage(mesh), networks.stage(mesh));
   // Any divisor may be how many ranks hold copies of the same key/value heads; all of them see the
   // axis's own network.
   for (int size = 2; 2 * size <= mesh.degree.tp; ++size)

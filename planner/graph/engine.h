@@ -179,6 +179,7 @@ struct Engine {
   bool has_sequence_parallel = true;
   bool has_tensor_overlap = true;        // rows around the ring of the tensor axis beside slices of products
   bool has_context = true;               // context parallelism
+  bool has_context_by_keys = true;       // by keys and values of other ranks, not by exchange for heads alone
   bool has_hierarchical_context = true;  // with groups that exchange tokens for heads
   bool has_hierarchical_gather = true;   // and keys and values gathered between groups, not around a ring
   bool has_other_orders = true;          // of the mesh's axes than pp-dp-tp
@@ -195,6 +196,7 @@ struct Engine {
   bool has_offload_of_some_layers = true;    // of what the first layers save, to the host
   bool has_all_reduce = true;            // data-parallel ranks that each reduce gradients
   bool has_master = true;                // a single process of whole replicas (DataParallel)
+  bool has_zero_1 = true;                // ZeRO stage 1, which shards the optimizer's state alone
   bool has_hybrid_sharding = true;       // ZeRO over groups of data-parallel ranks
   bool has_other_prefetch = true;        // gathers other than one block ahead (ParallelSpec::prefetch_depth)
   bool has_fp8 = true;                   // products of layers in fp8 (Fp8Casts in op_kind.h)

@@ -132,6 +132,8 @@ constexpr std::array facts = {
     EngineFact{"has_tensor_overlap", "tensor-parallel communication goes around a ring beside slices of products",
                &Engine::has_tensor_overlap},
     EngineFact{"has_context", "there is context parallelism", &Engine::has_context},
+    EngineFact{"has_context_by_keys", "context parallelism brings keys and values of other ranks",
+               &Engine::has_context_by_keys},
     EngineFact{"has_hierarchical_context", "context parallelism exchanges tokens for heads in groups of ranks",
                &Engine::has_hierarchical_context},
     EngineFact{"has_hierarchical_gather", "keys and values are gathered between such groups",
@@ -156,6 +158,7 @@ constexpr std::array facts = {
     EngineFact{"has_all_reduce", "data-parallel ranks are processes that each reduce gradients",
                &Engine::has_all_reduce},
     EngineFact{"has_master", "there is DataParallel, one process for all devices", &Engine::has_master},
+    EngineFact{"has_zero_1", "the optimizer's state alone may be sharded", &Engine::has_zero_1},
     EngineFact{"has_hybrid_sharding", "ZeRO may shard over groups of ranks", &Engine::has_hybrid_sharding},
     EngineFact{"has_other_prefetch", "parameters are gathered other than one block ahead", &Engine::has_other_prefetch},
     EngineFact{"has_fp8", "products of layers may be in fp8", &Engine::has_fp8},
@@ -240,6 +243,20 @@ Engine read_base(const YamlNode& like, const std::filesystem::path& folder) {
   return read_engine(document);
 }
 
+// Refuses facts of casts that are made once where an engine has none. `given`: the facts of its
+// file or plan.
+void refuse_without_single_casts(const YamlNode& given, const Engine& engine) {
+  if (engine.fp8_casts_once) return;
+  const auto refuse = [&](const char* key, const char* why) {
+    const std::optional<YamlNode> own = given.find(key);
+    (own ? *own : given.at("fp8_casts_once"))
+        .fail(fmt::format("{} needs fp8_casts_once to be true: else {}; leave one of them out", key, why));
+  };
+  if (engine.transposes_weights)
+    refuse("transposes_weights", "each product casts the weight as it reads it, and nothing is left to transpose");
+  if (engine.scale_history > 0) refuse("scale_history", "scales are those of what each product casts");
+}
+
 std::vector<std::string> keys_of_facts() {
   std::vector<std::string> keys;
   for (const EngineFact& fact : facts) keys.emplace_back(fact.key);
@@ -271,6 +288,7 @@ Engine read_engine(const YamlNode& document, const std::filesystem::path& folder
     std::erase_if(engine.sources, [&](const std::string& source) { return source.starts_with(key); });
     engine.sources.push_back(key + printable_line(node->at("source").as_string()));
   }
+  refuse_without_single_casts(given, engine);
   return engine;
 }
 
@@ -283,6 +301,7 @@ Engine read_engine_of_plan(const YamlNode& node) {
   engine.title = printable_line(node.at("title").as_string());
   for (const EngineFact& fact : facts)
     if (const auto given = node.find(fact.key)) read_fact(fact, *given, engine);
+  refuse_without_single_casts(node, engine);
   Engine own;
   own.name = engine.name;
   own.title = engine.title;

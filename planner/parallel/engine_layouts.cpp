@@ -50,6 +50,9 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return spec.tp_overlap == TensorOverlap::ring; }},
     EngineLayoutRow{Choice::cp, &Engine::has_context, "context parallelism", "cp must be 1",
                     [](const ParallelSpec& spec) { return spec.cp() > 1; }},
+    EngineLayoutRow{Choice::cp_method, &Engine::has_context_by_keys, "keys and values of other context-parallel ranks",
+                    "cp_method must be ulysses, or cp 1",
+                    [](const ParallelSpec& spec) { return spec.cp() > 1 && keeps_queries(spec.cp_method); }},
     EngineLayoutRow{Choice::cp_ulysses, &Engine::has_hierarchical_context, "hierarchical context parallelism",
                     "cp_ulysses must be 1", [](const ParallelSpec& spec) { return spec.mesh.cp_ulysses > 1; }},
     EngineLayoutRow{Choice::cp_method, &Engine::has_hierarchical_gather,
@@ -83,6 +86,9 @@ constexpr std::array layout_rows = {
                     [](const ParallelSpec& spec) { return spec.dp() > 1 && spec.dp_method == DataMethod::all_reduce; }},
     EngineLayoutRow{Choice::dp_method, &Engine::has_master, "DataParallel", "dp_method must be all_reduce",
                     [](const ParallelSpec& spec) { return spec.dp_method == DataMethod::master; }},
+    EngineLayoutRow{Choice::zero_stage, &Engine::has_zero_1, "ZeRO stage 1",
+                    "zero_stage must be 0, or one that shards gradients, too",
+                    [](const ParallelSpec& spec) { return spec.zero_stage == 1; }},
     EngineLayoutRow{Choice::dp_shard, &Engine::has_hybrid_sharding, "hybrid sharding", "dp_shard must be 0 (all ranks)",
                     [](const ParallelSpec& spec) { return spec.mesh.dp_shard > 0; }},
     EngineLayoutRow{Choice::prefetch_depth, &Engine::has_other_prefetch, "gathers other than one block ahead",
@@ -165,6 +171,11 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 
 LayoutRequest with_implied(const Engine& engine, LayoutRequest request) {
   if (!engine.has_all_reduce && !request[Choice::dp_method]) request[Choice::dp_method] = DataMethod::master;
+  if (request[Choice::cp_method]) return request;
+  const bool has_ranks = given<std::int64_t>(request, Choice::cp).value_or(1) > 1;
+  const bool has_groups = given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1;
+  if (has_groups && !engine.has_hierarchical_gather) request[Choice::cp_method] = ContextMethod::ring;
+  if (has_ranks && !has_groups && !engine.has_context_by_keys) request[Choice::cp_method] = ContextMethod::ulysses;
   return request;
 }
 

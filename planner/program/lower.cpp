@@ -48,7 +48,7 @@ void set_groups(Lowering& lowering) {
     std::vector<int> ranks;
     for (int rank = 0; rank < lowering.job.layout.mesh.size(); ++rank)
       if (coordinates_of(lowering.job.layout.mesh, rank).pp == lowering.at.pp) ranks.push_back(rank);
-    program.set_group(ranks_of_stage, std::move(ranks));
+    program.set_group(ranks_of_stage(lowering.job.layout.mesh), std::move(ranks));
   }
   if (const int size = lowering.job.layout.mesh.cp_ulysses; size > 1) {
     const std::vector<int>& all = program.group(all_along(Axis::cp));

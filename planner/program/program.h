@@ -140,8 +140,13 @@ constexpr GroupKey seen_from(GroupKey neighbour) {
 }
 inline constexpr GroupKey tied_stages{Axis::pp, Members::tied};
 inline constexpr GroupKey shard_replicas{Axis::dp, Members::replicas};
-// All ranks of a stage, along every axis but the pipeline's.
-inline constexpr GroupKey ranks_of_stage{Axis::dp, Members::stage};
+// All ranks of a stage, along every axis but the pipeline's. What they send counts as the first's
+// of these axes that has several ranks (the data axis's where none has).
+constexpr GroupKey ranks_of_stage(const DeviceMesh& mesh) {
+  for (const Axis axis : all_axes)
+    if (axis != Axis::pp && mesh.degree[axis] > 1) return {axis, Members::stage};
+  return {Axis::dp, Members::stage};
+}
 // The group over which ZeRO shards: with hybrid sharding, a part of the data axis's.
 constexpr GroupKey shard_group(const DeviceMesh& mesh) {
   return {Axis::dp, mesh.dp_shard > 0 ? Members::shard : Members::all};

@@ -405,12 +405,13 @@ std::optional<int> stage_elsewhere(const Lowering& lowering, const std::optional
   return neighbour->stage;
 }
 
-// In fp8 under engines with scale_history, behind a pass through a stage with products in fp8,
-// before its result is sent: magnitudes of all such products of the rank, by way of scratch.
+// In fp8 under engines with scale_history, behind a pass through a stage that runs products in fp8,
+// before its result is sent: magnitudes of all such products of the rank, by way of scratch. Also
+// those of products whose blocks have no backward: TransformerEngine lists both at the forward.
 void reduce_scales(Lowering& lowering, const Action& action) {
-  if (!reduces_scales(lowering.job.training) ||
-      products_in_fp8(lowering.graph, lowering.blocks_of(action.stage)) == 0)
-    return;
+  BlockRange ran = lowering.blocks_of(action.stage);
+  if (action.phase != Phase::forward) ran.first = std::max(ran.first, lowering.graph.first_trained);
+  if (!reduces_scales(lowering.job.training) || products_in_fp8(lowering.graph, ran) == 0) return;
   int products = 0;
   for (const int stage : lowering.stages) products += products_in_fp8(lowering.graph, lowering.blocks_of(stage));
   const std::int64_t magnitudes = magnitudes_of_pass(products, action.phase);
@@ -418,9 +419,11 @@ void reduce_scales(Lowering& lowering, const Action& action) {
   call_again(lowering, {title, magnitudes, 0, 0}, {lowering.scratch}, {lowering.scratch}, [&]() -> Call& {
     const std::int64_t bytes = magnitudes * size_of(DataType::fp32);
     const auto on = [&](Access access) { return std::vector{Piece{lowering.scratch, 0, bytes, access}}; };
-    return call_on_pieces(lowering, title, Stream::compute,
-                          reduce_scales(magnitudes, lowering.job.training.engine),
-                          {on(Access::write), on(Access::update), on(Access::read)});
+    std::vector<Instruction> work = reduce_scales(magnitudes, lowering.job.layout.mesh, lowering.job.training.engine);
+    std::vector<std::vector<Piece>> pieces(work.size(), on(Access::update));
+    pieces.front() = on(Access::write);
+    pieces.back() = on(Access::read);
+    return call_on_pieces(lowering, title, Stream::compute, std::move(work), std::move(pieces));
   });
 }
 

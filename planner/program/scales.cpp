@@ -16,19 +16,20 @@ int products_in_fp8(const OpGraph& graph, BlockRange blocks) {
   return products;
 }
 
-std::vector<Instruction> reduce_scales(std::int64_t magnitudes, const Engine& engine) {
+std::vector<Instruction> reduce_scales(std::int64_t magnitudes, const DeviceMesh& mesh, const Engine& engine) {
   const auto kernel = [&](OpKind kind) {
     return flat_kernel(kind, magnitudes, Stream::compute, Label::compute, DataType::fp32);
   };
   Instruction reduction;
   reduction.kind = InstructionKind::all_reduce_max;
-  reduction.group = ranks_of_stage;
+  reduction.group = ranks_of_stage(mesh);
   reduction.stream = Stream::compute;
-  reduction.label = Label::dp;
+  reduction.label = label_of(reduction.group.axis);
   reduction.type = DataType::fp32;
   reduction.name = name(reduction.kind);
   Instruction update = kernel(OpKind::update_scales);
   update.shape.columns = engine.scale_history;
+  if (mesh.size() == mesh.degree.pp) return {kernel(OpKind::join_magnitudes), update};
   return {kernel(OpKind::join_magnitudes), reduction, update};
 }
 

@@ -29,7 +29,7 @@ constexpr std::int64_t magnitudes_of_pass(int products, Phase phase) {
 }
 
 // What a rank does behind a stage's pass, in order: joins so many magnitudes, reduces them over all
-// ranks of the stage, and makes scales of them.
-std::vector<Instruction> reduce_scales(std::int64_t magnitudes, const Engine& engine);
+// ranks of the stage where it has several, and makes scales of them.
+std::vector<Instruction> reduce_scales(std::int64_t magnitudes, const DeviceMesh& mesh, const Engine& engine);
 
 }  // namespace parplan

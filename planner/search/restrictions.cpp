@@ -260,6 +260,12 @@ bool may_share_context(const SearchedSpace& space) {
   return space.training.engine.has_context && !gives_every_degree(space.request) && may_have(space, Choice::cp);
 }
 
+// Whether keys and values of other ranks may come to a rank: kernels that write all scores know no
+// chunks of sequences.
+bool brings_keys(const Engine& engine) {
+  return engine.has_context_by_keys && engine.fused_attention;
+}
+
 // By more than so many ranks, in any way, or by up to `most`.
 Restriction context_by_samples(const SearchedSpace& space, std::string what, std::vector<std::string> options,
                                int ranks, int most = any_context_ranks) {
@@ -289,13 +295,16 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
   if (!may_share_context(space) || space.width.most_context_ranks <= most || space.request[Choice::cp] ||
       space.request[Choice::cp_method])
     return std::nullopt;
-  const bool exchanges = space.width.most_exchange_ranks > 1;
-  std::vector<std::string> options = {"--cp-method ring"};
+  const bool exchanges = space.width.most_exchange_ranks > 1, has_rings = brings_keys(space.training.engine);
+  if (exchanges && !has_rings) return std::nullopt;
+  std::vector<std::string> options;
+  if (has_rings) options.emplace_back("--cp-method ring");
   if (!exchanges) options.emplace_back("--cp-method ulysses");
   return context_by_samples(space,
-                            !exchanges  ? "context parallelism around a ring or in exchange for heads"
-                            : most == 1 ? "context parallelism around a ring"
-                                        : fmt::format("context parallelism around rings of more than {} ranks", most),
+                            !has_rings   ? "context parallelism in exchange for heads"
+                            : !exchanges ? "context parallelism around a ring or in exchange for heads"
+                            : most == 1  ? "context parallelism around a ring"
+                                         : fmt::format("context parallelism around rings of more than {} ranks", most),
                             std::move(options), most, space.width.most_context_ranks);
 }
 
@@ -303,12 +312,14 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
 // work of other methods.
 std::optional<Restriction> hierarchical_context(const SearchedSpace& space) {
   constexpr int fewest = 4;
-  const bool may_group =
-      given<std::int64_t>(space.request, Choice::cp).value_or(fewest) >= fewest &&
-      given<ContextMethod>(space.request, Choice::cp_method).value_or(ContextMethod::ring) != ContextMethod::ulysses;
-  if (!may_share_context(space) || space.width.most_context_ranks < fewest ||
-      !space.training.engine.has_hierarchical_context || space.request[Choice::cp_ulysses] || !may_group ||
-      space.cluster.devices() < fewest)
+  const Engine& engine = space.training.engine;
+  const ContextMethod method =
+      given<ContextMethod>(space.request, Choice::cp_method).value_or(ContextMethod::ring);
+  const bool may_group = given<std::int64_t>(space.request, Choice::cp).value_or(fewest) >= fewest &&
+                         method != ContextMethod::ulysses &&
+                         (method != ContextMethod::all_gather || engine.has_hierarchical_gather);
+  if (!may_share_context(space) || space.width.most_context_ranks < fewest || !engine.has_hierarchical_context ||
+      !brings_keys(engine) || space.request[Choice::cp_ulysses] || !may_group || space.cluster.devices() < fewest)
     return std::nullopt;
   // The search tries it with the layouts of its best plans.
   Restriction restriction =

@@ -124,6 +124,9 @@ constexpr std::array selective_rows = {
     // torchtitan@9515a140b torchtitan/parallelisms/parallelize_llama.py: every second layer, whole.
     SelectiveRow{"torchtitan", "selective layer", Recompute::full,
                  "recompute of every second layer as of the first half of the layers", 2},
+    // InternLM/InternEvo@c628a8c874 internlm/model/modeling_internlm.py:82,210-230:
+    // dropout_selective_checkpoint, of dropout, residual sums and norms.
+    SelectiveRow{"internevo", "", Recompute::norms},
     SelectiveRow{"torchtitan", "", Recompute::every_other_product},  // selective_ac_option "op", the default of 8B
 };
 
@@ -185,6 +188,11 @@ constexpr std::array implied_rows = {
     // fp16.
     ImpliedRow{.said = "vTrain", .fp16 = true},
 };
+
+// Whether the notes or the source of a run say a row's words.
+bool says(const PublishedRun& run, const ImpliedRow& row) {
+  return run.notes.find(row.said) != std::string::npos || run.source.find(row.said) != std::string::npos;
+}
 
 // Texts, of which another has to contain one.
 class OneOf {
@@ -366,9 +374,7 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
       run.tied_embeddings.value_or(!model.gated || std::ranges::any_of(tied_rows, [&](const TiedRow& row) {
         return run.source.find(row.source) != std::string::npos && model.feature < row.feature_below;
       }));
-  model.alibi = std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) {
-    return row.alibi && run.source.find(row.said) != std::string::npos;
-  });
+  model.alibi = std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) { return row.alibi && says(run, row); });
   if (is_t5) {
     // Megatron-LM's examples/t5: --encoder-seq-length 512, --decoder-seq-length 128.
     constexpr std::int64_t encoder_to_decoder = 4;
@@ -387,7 +393,7 @@ DataType precision_of(const PublishedRun& run) {
   if (run.precision == "fp16") return DataType::fp16;
   if (run.precision.empty())
     for (const ImpliedRow& row : implied_rows)
-      if (row.fp16 && run.source.find(row.said) != std::string::npos) return DataType::fp16;
+      if (row.fp16 && says(run, row)) return DataType::fp16;
   // Half precision of either kind, which take as long but where gradients are summed in it.
   if (run.precision == "bf16" || run.precision.empty()) return DataType::bf16;
   if (run.precision == "fp8") return DataType::fp8;
@@ -419,7 +425,14 @@ Cluster cluster_of(const std::string& name, std::int64_t devices, const ClusterC
 
 Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::vector<std::string>& assumed) {
   const std::int64_t devices = required(run.devices, "the number of devices");
-  if (!run.cluster.empty()) return cluster_of(run.cluster, devices, catalog);
+  if (!run.cluster.empty()) {
+    Cluster cluster = cluster_of(run.cluster, devices, catalog);
+    const auto is_stated = [&](const NodeGroup& group) { return group.device.name == run.device; };
+    if (!run.device.empty() && !std::ranges::all_of(cluster.groups, is_stated))
+      throw Skip{fmt::format("device {} is not that of cluster {}, {}; leave one of them out", run.device, run.cluster,
+                             device_name(cluster))};
+    return cluster;
+  }
   const auto row = std::ranges::find_if(node_rows, [&](const NodeRow& one) {
     return run.device == one.device && run.intra_node == one.intra_node &&
            run.source.find(one.source) != std::string::npos &&
@@ -486,7 +499,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   bool tp_overlap = false;
   const bool recompute_stated = !run.recompute.empty();
   for (const ImpliedRow& row : implied_rows) {
-    if (run.notes.find(row.said) == std::string::npos && run.source.find(row.said) == std::string::npos) continue;
+    if (!says(run, row)) continue;
     if (!run.zero_stage) run.zero_stage = row.zero_stage;
     if (!run.sequence_parallel) run.sequence_parallel = row.sequence_parallel;
     tp_overlap = tp_overlap || row.tp_overlap;
@@ -512,8 +525,10 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   LayoutRequest layout{{Choice::dp, dp}, {Choice::tp, tp}, {Choice::pp, pp}};
   if (cp > 1) {
     layout[Choice::cp] = cp;
-    layout[Choice::cp_method] = ContextMethod::all_gather;
-    assumed.emplace_back("context parallelism by gathering keys and values");
+    if (engine.has_context_by_keys) {
+      layout[Choice::cp_method] = ContextMethod::all_gather;
+      assumed.emplace_back("context parallelism by gathering keys and values");
+    }
   }
   if (run.data_parallel == "dp" && dp > 1) layout[Choice::dp_method] = DataMethod::master;
   if (dp * cp > 1) {
@@ -581,10 +596,13 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
     result.model = model_of(run, result.assumed);
     result.cluster = cluster_of(run, request.catalog, result.assumed);
     result.training.engine = engine_of(run, request, result.assumed);
-    if (std::ranges::any_of(implied_rows, [&](const ImpliedRow& row) {
-          return row.replays && run.notes.find(row.said) != std::string::npos;
-        }))
+    result.has_engine = true;
+    const auto* const replayed =
+        std::ranges::find_if(implied_rows, [&](const ImpliedRow& row) { return row.replays && says(run, row); });
+    if (replayed != implied_rows.end() && result.training.engine.host_per_op > Seconds(0.0)) {
       result.training.engine.host_per_op = Seconds(0.0);
+      result.engine_differs = fmt::format("host_per_op 0 s ({})", replayed->said);
+    }
     keep_kernels_of(result.training.engine, result.cluster);
     if (result.training.fp8)
       if (const auto reason = lacks_fp8(result.cluster, result.training.engine)) throw Skip{*reason};

@@ -44,6 +44,8 @@ struct StatedRun {
   StatedModel model;
   Cluster cluster;
   TrainingSpec training;
+  bool has_engine = false;     // training.engine is known: the run was not skipped before
+  std::string engine_differs;  // what of it is not as in its file, and why; empty: nothing
   LayoutRequest layout;
   // What is recomputed was not published, and is not in `layout`: it is the least with which a run
   // that took place fits, of what a search would choose from.

@@ -77,7 +77,8 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
   StatedRun stated = state(run, of);
   result.skipped = stated.skipped;
   result.assumed = stated.assumed;
-  result.engine = stated.training.engine.name;
+  if (stated.has_engine) result.engine = stated.training.engine.name;
+  result.engine_differs = stated.engine_differs;
   if (!result.skipped.empty()) return result;
   try {
     const OpGraph graph = as_run_by(stated.training, graph_of(stated.model));

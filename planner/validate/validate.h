@@ -18,7 +18,8 @@ namespace parplan {
 // A published run beside its prediction.
 struct ValidatedRun {
   PublishedRun run;
-  std::string engine;                // that was predicted
+  std::string engine;                // that was predicted; empty: the run was skipped before it was known
+  std::string engine_differs;        // as StatedRun
   std::string skipped;               // why there is no prediction; else empty
   std::vector<std::string> assumed;  // as StatedRun
   Seconds step;                      // predicted, as is all from here on; of a collective its time

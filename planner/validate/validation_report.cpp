@@ -156,13 +156,14 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
   for (const ValidatedRun& one : runs) {
     const bool is_predicted = one.skipped.empty();
     const auto if_predicted = [&](auto value) { return is_predicted ? Json(value) : Json(nullptr); };
+    const auto if_any = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
     rows.push_back(
         {{"id", one.run.id},
          {"source", one.run.source},
          {"engine", one.run.engine},
-         {"predicted_engine", one.engine.empty() ? Json(nullptr) : Json(one.engine)},
-         {"device", one.run.device},
-         {"cluster", one.run.cluster.empty() ? Json(nullptr) : Json(one.run.cluster)},
+         {"predicted_engine", if_any(one.engine)},
+         {"device", if_any(one.run.device)},
+         {"cluster", if_any(one.run.cluster)},
          {"stated", std::string(stated(one))},
          {"assumed", one.assumed.empty() || !is_predicted ? Json(nullptr) : Json(join(one.assumed, "; "))},
          {"skipped", is_predicted ? Json(nullptr) : Json(one.skipped)},
@@ -180,7 +181,8 @@ std::vector<Json> rows_of(std::span<const ValidatedRun> runs) {
          {"memory_scope", one.run.collective ? Json(nullptr) : if_predicted(name(one.scope))},
          {"predicted_device_memory_bytes", one.run.collective ? Json(nullptr) : if_predicted(one.device_memory.count)},
          {"memory_capacity_bytes", one.run.collective ? Json(nullptr) : if_predicted(one.capacity.count)},
-         {"memory_verdict", one.run.collective ? Json(nullptr) : if_predicted(name(one.verdict))}});
+         {"memory_verdict", one.run.collective ? Json(nullptr) : if_predicted(name(one.verdict))},
+         {"engine_differs", if_any(one.engine_differs)}});
   }
   return rows;
 }

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -125,9 +126,9 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "norms+activation, norms+mlp, full; with the layouts of the best plans also cp_ulysses with any cp_method, "
         "tp_overlap ring");
   CHECK(space("fsdp", {}) ==
-        "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; dp_shard every size; engine fsdp has no tensor "
-        "parallelism, context parallelism, pipelines, DataParallel, gathers other than one block ahead, gathers of "
-        "each parameter by itself; recompute none, norms+activation, norms+mlp, full");
+        "every dp x tp x pp on up to 8 devices; zero_stage 0, 2, 3; dp_shard every size; engine fsdp has no tensor "
+        "parallelism, context parallelism, pipelines, DataParallel, ZeRO stage 1, gathers other than one block ahead, "
+        "gathers of each parameter by itself; recompute none, norms+activation, norms+mlp, full");
   const auto error = [&](const std::string& command, const std::string& engine, std::vector<std::string> more) {
     std::vector<std::string> arguments = suggest;
     arguments.front() = command;
@@ -155,6 +156,60 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "or dp 1\n");
   CHECK(error("suggest", "megatron-2021", {"--mesh-order", "dp-pp-tp"}) ==
         "error: engine megatron-2021 has no other orders of the mesh's axes: mesh_order must be pp-dp-tp\n");
+}
+
+TEST_CASE("InternEvo is asked for no layout that its scheduler and its modes have not") {
+  const auto simulate = [](std::vector<std::string> layout) {
+    std::vector<std::string> arguments = {"simulate", "llama2-7b", "--cluster", "dgx-a100", "--devices", "8",
+                                          "--global-batch", "64", "--seq-len", "4096", "--engine", "internevo"};
+    arguments.insert(arguments.end(), layout.begin(), layout.end());
+    return call(arguments);
+  };
+  for (const char* const layout :
+       {"--pp 2 --dp 4 --schedule gpipe", "--pp 2 --dp 4 --schedule zero_bubble_v",
+        "--pp 2 --dp 4 --schedule dualpipe_v", "--tp 2 --dp 4 --sequence-parallel --tp-overlap ring",
+        "--cp 4 --dp 2 --cp-method ring",
+        "--cp 4 --dp 2 --cp-ulysses 2", "--dp 8 --recompute norms+activation", "--dp 8 --recompute core_attn",
+        "--tp 2 --dp 4 --mesh-order tp-dp-pp", "--dp 8 --zero 2"}) {
+    CAPTURE(layout);
+    std::istringstream words(layout);
+    const Called refused = simulate({std::istream_iterator<std::string>(words), {}});
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find("error: engine internevo has no ") != std::string::npos);
+  }
+  for (const char* const layout :
+       {"--pp 2 --dp 4 --schedule interleaved --virtual-stages 4", "--tp 2 --dp 4 --sequence-parallel",
+        "--cp 4 --dp 2", "--dp 8 --zero 1 --dp-shard 4", "--dp 8 --recompute norms", "--dp 8 --recompute full"}) {
+    CAPTURE(layout);
+    std::istringstream words(layout);
+    const Called taken = simulate({std::istream_iterator<std::string>(words), {}});
+    INFO(taken.err);
+    CHECK(taken.code == 0);
+  }
+  // Stages hold as many layers.
+  const Json plan = answer_of({"simulate", "llama2-7b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch",
+                               "64", "--seq-len", "4096", "--engine", "internevo", "--pp", "4", "--dp", "2"});
+  CHECK(plan.at("plans").at(0).at("stage_layers") == "8,8,8,8");
+  CHECK(answer_of({"simulate", "llama2-7b", "--cluster", "dgx-a100", "--devices", "8", "--global-batch", "64",
+                   "--seq-len", "4096", "--engine", "internevo", "--cp", "4", "--dp", "2"})
+            .at("plans")
+            .at(0)
+            .at("cp_method") == "ulysses");
+}
+
+TEST_CASE("products in fp8 that an engine or a device has not are refused with a precision that there is") {
+  const auto error = [](const char* cluster, const char* engine) {
+    const Called called = call({"simulate", "gpt2", "--cluster", cluster, "--devices", "8", "--dp", "8", "--engine",
+                                engine, "--precision", "fp8"});
+    CHECK(called.code == 2);
+    return called.err;
+  };
+  CHECK(error("dgx-h100", "bloom") ==
+        "error: engine bloom has no products in fp8: precision must be another, such as bf16\n");
+  CHECK(error("azure-ndv2", "bloom") ==
+        "error: engine bloom has no products in fp8: precision must be another, such as fp16\n");
+  const std::string units = error("azure-ndv2", "megatron");
+  CHECK(units.find("has no units for it, or its file states no rate in fp8; fp16 instead") != std::string::npos);
 }
 
 TEST_CASE("replicas of DataParallel have a master, whether or not it is asked for") {
@@ -220,6 +275,11 @@ TEST_CASE("what is no engine is refused") {
   const Folder folder;
   CHECK(error(folder.write("mine.yaml", "name: mine\ntitle: Mine\nfacts: {dropout: {value: maybe, source: x}}\n"))
             .find("mine.yaml:3:") != std::string::npos);
+  // At once, not in each row.
+  const Called validated = call({"validate", PARPLAN_SOURCE_DIR "/tests/data/published/runs.csv", "--engine", "nope"});
+  CHECK(validated.code == 2);
+  CHECK(validated.out.empty());
+  CHECK(validated.err.find("--engine: unknown engine 'nope'") != std::string::npos);
 }
 
 }  // namespace parplan

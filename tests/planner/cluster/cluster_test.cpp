@@ -390,6 +390,25 @@ TEST_CASE("clusters of unlike nodes are written and read back, with everything t
   CHECK(write_cluster(read_cluster(YamlNode::parse(write_cluster(cluster), "written"))) == write_cluster(cluster));
 }
 
+TEST_CASE("a measured overhead without the protocols that once followed from it is noted, until they are stated") {
+  const auto read = [](const std::string& network) {
+    return read_cluster(YamlNode::parse("name: c\n" + std::string(with_nics) + "\nnetwork: " + network + "\ndevice: " +
+                                            one_device + "\nnodes: 4\n",
+                                        "c.yaml"));
+  };
+  const Cluster alone = read("{latency: 1 us, post_overhead: 8 us}");
+  CHECK(alone.notes == std::vector<std::string>{
+                           "'post_overhead' without 'ring_protocols' and 'tree_protocols': rings and trees over nodes "
+                           "take simple and ll; on EFA rings take [simple, ll, ll128] and trees [ll, ll128]"});
+  CHECK(alone.network.ring_protocols == Protocols{});
+  CHECK(read("{latency: 1 us}").notes.empty());
+  const Cluster stated = read("{latency: 1 us, post_overhead: 8 us, ring_protocols: [simple, ll]}");
+  CHECK(stated.notes.empty());
+  // What is written states them, so that the note does not come twice.
+  for (const Cluster& cluster : {alone, stated})
+    CHECK(read_cluster(YamlNode::parse(write_cluster(cluster), "written")) == cluster);
+}
+
 TEST_CASE("which devices of a machine these are, and tiles of cards, are kept through writing and reading") {
   Cluster cluster = read_cluster(
       YamlNode::parse("name: c\ndevice: " + one_device +

@@ -119,6 +119,9 @@ TEST_CASE("a communication's time comes from measured collectives, NCCL's model 
   // NVLink SHARP: the base and what a chunk costs are fitted.
   CHECK(is_fitted("NVLS"));
   CHECK(is_fitted("NVLS tree"));
+  // Nothing is on GPUs that were not measured.
+  network.compute_capability = 70;
+  for (const char* const algorithm : {"ring, LL128", "tree, LL128", "NVLS", "NVLS tree"}) CHECK(!is_fitted(algorithm));
 }
 
 TEST_CASE("a ring all-reduce takes 2(n-1) steps and moves 2(n-1)/n of the buffer") {

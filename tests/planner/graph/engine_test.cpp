@@ -231,6 +231,30 @@ TEST_CASE("an engine that is like another has its facts but for those that it st
         "engine.yaml:3:7: error: 'bloom' is like another engine itself; name that one");
 }
 
+TEST_CASE("facts of casts that are made once are refused where each product casts") {
+  const auto error = [](const std::string& head, const std::string& facts) {
+    return error_of<ConfigError>(
+        [&] { read_engine(YamlNode::parse("name: e\ntitle: E\n" + head + "facts:\n" + facts, "e.yaml"), folder); });
+  };
+  const std::string once = "  fp8_casts_once: {value: true, source: s}\n",
+                    never = "  fp8_casts_once: {value: false, source: s}\n",
+                    transposes = "  transposes_weights: {value: true, source: s}\n",
+                    scales = "  scale_history: {value: 16, source: s}\n";
+  CHECK(error("", transposes) ==
+        "e.yaml:4:23: error: transposes_weights needs fp8_casts_once to be true: else each product casts the weight as "
+        "it reads it, and nothing is left to transpose; leave one of them out");
+  CHECK(error("", scales) ==
+        "e.yaml:4:18: error: scale_history needs fp8_casts_once to be true: else scales are those of what each product "
+        "casts; leave one of them out");
+  CHECK(error("", once + transposes + scales) == "no error");
+  // The history stays that of the engine that it is like.
+  CHECK(error("like: megatron\n", never).find("e.yaml:5:19: error: scale_history needs") == 0);
+  CHECK(error("like: megatron\n", never + "  scale_history: {value: 0, source: s}\n") == "no error");
+  CHECK(error_of<ConfigError>([] {
+          read_engine_of_plan(YamlNode::parse("name: e\ntitle: E\nscale_history: 16\n", "plan.yaml"));
+        }).find("plan.yaml:3:16: error: scale_history needs") == 0);
+}
+
 TEST_CASE("a plan's engine is read as it was written, and none passes for parplan's own") {
   for (const Engine& engine : {unlike_ours(), Engine{.name = "plain", .title = "nothing differs"}}) {
     const std::string text = write_engine_of_plan(engine);

@@ -622,6 +622,10 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         spec.mesh.degree.cp = 4;
         spec.mesh.cp_ulysses = 2;
       }),
+      with([](ParallelSpec& spec) {
+        spec = layout(tiny_gpt2(), 2, 1, 1);
+        spec.zero_stage = 1;
+      }),
   };
   TrainingSpec training = batch_of(16);
   for (const EngineLayoutRow& row : engine_layout_rows()) {
@@ -658,6 +662,25 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
   lists.lists_shards = false;
   CHECK(lacked_by_engine(lists, LayoutRequest{{Choice::gather_unit, GatherUnit::parameter}}) ==
         "engine poor has no gathers of each parameter by itself: gather_unit must be block");
+  // Context parallelism that is asked for is by the one way that is left.
+  const auto method = [](const Engine& engine, const LayoutRequest& request) {
+    CHECK(!lacked_by_engine(engine, request));
+    return given<ContextMethod>(with_implied(engine, request), Choice::cp_method);
+  };
+  const Engine exchanges{.name = "poor", .has_context_by_keys = false, .has_hierarchical_context = false},
+      rings{.name = "poor", .has_hierarchical_gather = false};
+  CHECK(method(exchanges, {{Choice::cp, std::int64_t{2}}}) == ContextMethod::ulysses);
+  CHECK(!method(exchanges, {{Choice::cp, std::int64_t{1}}}));
+  CHECK(!method(exchanges, {}));
+  CHECK(method(rings, {{Choice::cp_ulysses, std::int64_t{2}}}) == ContextMethod::ring);
+  CHECK(!method(rings, {{Choice::cp, std::int64_t{4}}}));
+  CHECK(!method({.name = "rich"}, {{Choice::cp, std::int64_t{4}}, {Choice::cp_ulysses, std::int64_t{2}}}));
+  const LayoutRequest gathers{{Choice::cp, std::int64_t{4}},
+                              {Choice::cp_ulysses, std::int64_t{2}},
+                              {Choice::cp_method, ContextMethod::all_gather}};
+  CHECK(lacked_by_engine(rings, gathers) ==
+        "engine poor has no keys and values gathered between groups that exchange tokens for heads: cp_method must be "
+        "ring, or cp_ulysses 1");
   const Engine sharding{.name = "poor", .most_zero_in_pipelines = 1};
   ParallelSpec spec = rich;
   spec.zero_stage = 2;

@@ -13,6 +13,7 @@
 #include "models/find_model.h"
 #include "planner/graph/engine_file.h"
 #include "planner/graph/engine_graph.h"
+#include "planner/graph/trained_graph.h"
 #include "planner/parallel/techniques.h"
 #include "planner/program/bucket_work.h"
 #include "planner/program/job.h"
@@ -804,6 +805,7 @@ namespace {
 
 // What rank `pipeline_rank` does in a step of a small GPT on two pipeline stages, two data-parallel
 // and two tensor-parallel ranks, in four micro-batches.
+constexpr DeviceMesh small_mesh{.degree = {.pp = 2, .dp = 2, .tp = 2}, .order = {}};
 Program small_step(const Engine& engine, DataType precision, int zero, int pipeline_rank) {
   const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), precision == DataType::fp8);
   TrainingSpec training;
@@ -812,7 +814,7 @@ Program small_step(const Engine& engine, DataType precision, int zero, int pipel
   state_precision(training, precision);
   training.engine = engine;
   ParallelSpec spec;
-  spec.mesh.degree = {.pp = 2, .dp = 2, .tp = 2};
+  spec.mesh = small_mesh;
   spec.micro_batch = 1;
   spec.zero_stage = zero;
   spec.schedule = ScheduleKind::one_f_one_b;
@@ -820,6 +822,22 @@ Program small_step(const Engine& engine, DataType precision, int zero, int pipel
   spec.stage_blocks = {blocks / 2, blocks - blocks / 2};
   const Job job = job_of(graph, training, spec, BackendKind::cuda);
   return lower(job, 4 * pipeline_rank);
+}
+
+// Two micro-batches of tiny-llama in fp8, with scales that follow from earlier casts.
+Program step_with_scales(const Degrees& degrees, std::vector<std::string> trained = {}) {
+  TrainingSpec training;
+  training.global_batch = 2 * degrees.dp;
+  training.sequence_length = 16;
+  training.engine = {.name = "other", .fp8_casts_once = true, .scale_history = 16};
+  state_precision(training, DataType::fp8);
+  if (!trained.empty()) training.trainable = {.all = false, .patterns = std::move(trained)};
+  const OpGraph graph = as_trained(training, as_run_by(training.engine, graph_of("tiny-llama"), true));
+  ParallelSpec spec;
+  spec.mesh.degree = degrees;
+  spec.micro_batch = 1;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  return lower(job_of(graph, training, spec, BackendKind::cuda), 0);
 }
 
 struct Step {
@@ -903,7 +921,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
   for (const int rank : {0, 1}) {
     const Engine engine{.name = "other", .fp8_casts_once = true, .scale_history = 16};
     const Program program = small_step(engine, DataType::fp8, 1, rank);
-    const std::vector<int> stage = program.group(ranks_of_stage);
+    const std::vector<int> stage = program.group(ranks_of_stage(small_mesh));
     CHECK(stage == std::vector<int>{4 * rank, 4 * rank + 1, 4 * rank + 2, 4 * rank + 3});
     CHECK(calls_named(small_step(engine, DataType::bf16, 1, rank), "scales") == 0);
     CHECK(calls_named(small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank), "scales") == 0);
@@ -921,7 +939,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
       CHECK(first.op == OpKind::join_magnitudes);
       const Instruction &reduction = *steps[i + 1].instruction, &update = *steps[i + 2].instruction;
       CHECK(reduction.kind == InstructionKind::all_reduce_max);
-      CHECK(reduction.group == ranks_of_stage);
+      CHECK(reduction.group == ranks_of_stage(small_mesh));
       CHECK(update.op == OpKind::update_scales);
       CHECK(update.shape.columns == 16);
       for (const Instruction* one : {&first, &reduction, &update}) {
@@ -946,6 +964,46 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
     CHECK(sends == 4);
     CHECK(program.memory == small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank).memory);
   }
+}
+
+TEST_CASE("reductions of scales count under an axis that has ranks, and are none of one rank") {
+  const auto reductions = [](const Degrees& degrees) {
+    std::vector<Label> labels;
+    const Program program = step_with_scales(degrees);
+    for (const Step& step : steps_of(program))
+      if (step.call == "scales.all_reduce" && communicates(step.instruction->kind)) {
+        CHECK(step.instruction->label == label_of(step.instruction->group.axis));
+        labels.push_back(step.instruction->label);
+      }
+    return labels;
+  };
+  // Two micro-batches, forward and backward.
+  CHECK(reductions({.dp = 2}) == std::vector<Label>(4, Label::dp));
+  CHECK(reductions({.dp = 2, .tp = 2}) == std::vector<Label>(4, Label::dp));
+  CHECK(reductions({.cp = 2, .tp = 2}) == std::vector<Label>(4, Label::cp));
+  CHECK(reductions({.tp = 2}) == std::vector<Label>(4, Label::tp));
+  CHECK(reductions({}).empty());
+  // Magnitudes of one rank are joined and enter the histories all the same.
+  int joins = 0, updates = 0;
+  const Program alone = step_with_scales({});
+  for (const Step& step : steps_of(alone)) {
+    joins += step.instruction->op == OpKind::join_magnitudes;
+    updates += step.instruction->op == OpKind::update_scales;
+  }
+  CHECK(joins == 4);
+  CHECK(updates == 4);
+}
+
+TEST_CASE("scales are reduced behind backwards that run a product in fp8 alone") {
+  const auto reductions = [](std::vector<std::string> trained) {
+    int count = 0;
+    const Program program = step_with_scales({.dp = 2}, std::move(trained));
+    for (const Step& step : steps_of(program))
+      count += step.call == "scales.all_reduce" && communicates(step.instruction->kind);
+    return count;
+  };
+  CHECK(reductions({}) == 4);
+  CHECK(reductions({"head"}) == 2);  // the head's product is in bf16
 }
 
 TEST_CASE("transfers split over the tensor axis are gathered, and send as many bytes less") {

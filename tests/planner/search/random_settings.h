@@ -181,8 +181,8 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
       engine.*host = Seconds(1e-6 * static_cast<double>(apart() % 10));
   }
   if (apart() % 4 == 0) engine.loss_metrics = 2;
-  engine.transposes_weights = apart() % 2 == 0;
-  if (apart() % 2 == 0) engine.scale_history = 16;
+  engine.transposes_weights = apart() % 2 == 0 && engine.fp8_casts_once;
+  if (apart() % 2 == 0 && engine.fp8_casts_once) engine.scale_history = 16;
   for (bool Engine::*const fact : {&Engine::scatters_sharded, &Engine::copies_sharded, &Engine::copies_coalesced,
                                    &Engine::copies_to_update})
     engine.*fact = apart() % 2 == 0;

@@ -623,8 +623,50 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
   CHECK(unknown.find("8 abacus") != std::string::npos);
   CHECK(unknown.find("h100-sxm-80gb with nvlink4-nvswitch") != std::string::npos);  // which there are
   CHECK(unknown.find("a column cluster") != std::string::npos);
+  CHECK(skipped([](PublishedRun& run) {
+          run.cluster = "dgx-a100";
+          run.device = "h100-sxm-80gb";
+        }) == "device h100-sxm-80gb is not that of cluster dgx-a100, a100-sxm4-80gb; leave one of them out");
+  for (const char* const device : {"a100-sxm4-80gb", ""})
+    CHECK(skipped([&](PublishedRun& run) {
+            run.cluster = "dgx-a100";
+            run.device = device;
+            run.global_batch = 7;
+          }).find("batch") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.global_batch = 7; }).find("batch") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.heads = 7; }).find("no multiple of 7 heads") != std::string::npos);
+}
+
+TEST_CASE("a row says which engine predicts it once that is known, and what differs from that engine's file") {
+  PublishedRun early = stated_run(), late = stated_run(), replayed = stated_run();
+  early.layers.reset();  // a fact of the model, which is stated first
+  late.global_batch.reset();
+  late.device = "";
+  late.cluster = "dgx-a100";
+  replayed.notes = "full CUDA graph";
+  const Json rows = validation_json(validate(std::vector{early, late, replayed}, as_stated, graph_of_published, 1, {}),
+                                    "test")["rows"];
+  CHECK(rows[0]["skipped"] == "the number of layers is not stated");
+  CHECK(rows[0]["predicted_engine"].is_null());
+  CHECK(rows[0]["device"] == "a100-sxm4-80gb");
+  CHECK(rows[1]["skipped"] == "the global batch is not stated");
+  CHECK(rows[1]["predicted_engine"] == "megatron");
+  CHECK(rows[1]["device"].is_null());
+  CHECK(rows[1]["engine_differs"].is_null());
+  CHECK(rows[2]["stated"] == "exact");
+  CHECK(rows[2]["predicted_engine"] == "megatron");
+  CHECK(rows[2]["engine_differs"] == "host_per_op 0 s (full CUDA graph)");
+  // Notes and source imply the same.
+  PublishedRun by_source = stated_run(), by_notes = stated_run();
+  by_source.source = "a paper (full CUDA graph)";
+  CHECK(state(by_source, as_stated).engine_differs == "host_per_op 0 s (full CUDA graph)");
+  by_notes.precision = "";
+  by_notes.notes = "vTrain, train/tr11-176B-ml";
+  CHECK(state(by_notes, as_stated).training.precision == DataType::fp16);
+  CHECK(state(by_notes, as_stated).model.alibi);
+  // The host launches nothing, so that the step takes less.
+  PublishedRun launched = stated_run();
+  CHECK(rows[2]["predicted_step_time_s"] < validate(launched, as_stated, graph_of_published).step.value);
 }
 
 TEST_CASE("a T5 has a half of its layers and a fifth of its tokens in the decoder") {
