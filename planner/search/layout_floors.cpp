@@ -196,7 +196,8 @@ Seconds LayoutFloors::least_time(const LeastWork& work, const PipelineShape& sha
   for (const ScheduleRow* row : schedules_) {
     PipelineShape of_row = shape;
     if (row->kind == ScheduleKind::interleaved) {
-      if (group_ == 0 && !width_.groups_freely && !allows_group(shape.micro_batches, shape.ranks, shape.ranks)) continue;
+      const bool has_usual = allows_group(shape.micro_batches, shape.ranks, shape.ranks);
+      if (group_ == 0 && !width_.groups_freely && !has_usual) continue;
       // The bubble is shortest with the most stages on each rank.
       of_row.stages = static_cast<int>(graph_.blocks.size()) / shape.ranks * shape.ranks;
       if (group_ != 0) of_row.group = group_;
@@ -316,6 +317,20 @@ bool LayoutFloors::may_divide() const {
   return std::ranges::any_of(schedules_, [](const ScheduleRow* row) { return runs_backward_in_parts(row->kind); });
 }
 
+// Floors are of layouts with every ZeRO stage: of that in which blocks do the least. Where parameters
+// are gathered, others than blocks cast them to fp8 (casts_weights_apart).
+ParallelSpec LayoutFloors::with_fewest_casts(ParallelSpec spec) const {
+  if (training_.fp8 && training_.engine.casts_weights_apart) spec.zero_stage = 3;
+  return spec;
+}
+
+std::span<const LoweredBlock> LayoutFloors::blocks_of(ParallelSpec spec, Recompute recompute) {
+  spec = with_fewest_casts(std::move(spec));
+  // Kept for every number of replicas.
+  if (spec.zero_stage == 3) spec.mesh.degree.dp = std::max(spec.mesh.degree.dp, 2);
+  return maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
+}
+
 // `spec` has no schedule yet.
 std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Recompute recompute) {
   spec.schedule = ScheduleKind::zero_bubble_h1;
@@ -334,8 +349,7 @@ LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) 
   ParallelSpec offloaded = spec;
   offloaded.offload = offload_;
   for (const Recompute recompute : recomputes_) {
-    const std::span<const LoweredBlock> lowered =
-        maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute);
+    const std::span<const LoweredBlock> lowered = blocks_of(spec, recompute);
     for (std::size_t kind = 0; kind < lowered.size(); ++kind) {
       const LoweredBlock& block = lowered[kind];
       const bool on_device = maker_.estimator().home_of_saved(offloaded, kind) == Home::device;
@@ -395,7 +409,7 @@ const std::vector<Seconds>& LayoutFloors::least_seconds(const ParallelSpec& spec
     for (std::size_t kind = 0; kind < least.size(); ++kind) least[kind] = std::min(least[kind], seconds[kind].all());
   };
   for (const Recompute recompute : recomputes_) {
-    take(maker_.estimator().lowered_blocks(spec, maker_.placements_of(spec), recompute));
+    take(blocks_of(spec, recompute));
     if (may_divide()) take(divided_blocks(spec, recompute));
   }
   return least;
@@ -466,7 +480,8 @@ std::vector<ParallelSpec> LayoutFloors::orders_of(const ParallelSpec& spec) cons
   return specs;
 }
 
-Seconds LayoutFloors::time_on_links(const ParallelSpec& spec) {
+Seconds LayoutFloors::time_on_links(const ParallelSpec& of) {
+  const ParallelSpec spec = with_fewest_casts(of);
   // Where backwards may run in two parts, blocks follow from the schedule.
   if (cluster_.groups.size() > 1 || may_divide() || may_be_unlike()) return Seconds(0.0);
   const Placements& placements = maker_.placements_of(spec);
@@ -604,8 +619,9 @@ ParallelSpec LayoutFloors::of_any_schedule(ParallelSpec spec) {
 }
 
 // By layouts on all stages, whatever their schedule, ZeRO stage and shards.
-const LayoutFloors::LeastStages& LayoutFloors::least_stages(const ParallelSpec& spec,
+const LayoutFloors::LeastStages& LayoutFloors::least_stages(const ParallelSpec& of,
                                                             std::span<const Recompute> choices) {
+  const ParallelSpec spec = with_fewest_casts(of);
   StagesKey key{.layout = of_any_schedule(spec), .choices = {choices.begin(), choices.end()}};
   if (spec.recompute_layers > 0) key.choices.push_back(Recompute::none);
   key.layout.zero_stage = ParallelSpec().zero_stage;

@@ -226,6 +226,8 @@ class LayoutFloors {
   void forget_holdings();
   // Whether a layout may run backwards in two parts, and its blocks on a stage that does.
   bool may_divide() const;
+  ParallelSpec with_fewest_casts(ParallelSpec spec) const;
+  std::span<const LoweredBlock> blocks_of(ParallelSpec spec, Recompute recompute);
   std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
   // What the kernels of a block take at least for a sample, in any micro-batch, by Block::kind; and

@@ -408,7 +408,8 @@ std::vector<Open> OpenParts::look_into_recomputing(std::size_t number) {
                        (static_cast<std::uint64_t>(placed.place - group.front().place) << candidate_bits),
               .has_to_mix = choices.size() > 1 && !fits_alike};
     // What other recompute makes fit need not be among the choices of this layout.
-    const bool may_fit = choices.size() > 1 || has_room(Beyond::Room::any) || has_room(Beyond::Room::with_other_recompute);
+    const bool may_fit = choices.size() > 1 || has_room(Beyond::Room::any) ||
+                         has_room(Beyond::Room::with_other_recompute);
     if (!fits_alike && !may_fit) {
       parts_.push_back(std::move(part));
       leave_out(parts_.size() - 1);

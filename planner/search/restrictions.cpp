@@ -284,7 +284,7 @@ Restriction context_by_samples(const SearchedSpace& space, std::string what, std
 
 std::optional<Restriction> more_context(const SearchedSpace& space) {
   const int most = space.width.most_context_ranks;
-  if (!may_share_context(space) || most == any_context_ranks) return std::nullopt;
+  if (!may_share_context(space) || most >= space.cluster.devices()) return std::nullopt;
   const std::string what =
       most == 1 ? "context parallelism" : fmt::format("context parallelism over more than {} ranks", most);
   return context_by_samples(space, what, {"--cp"}, most);
@@ -292,8 +292,8 @@ std::optional<Restriction> more_context(const SearchedSpace& space) {
 
 std::optional<Restriction> context_rings(const SearchedSpace& space) {
   const int most = space.width.most_ring_ranks;
-  if (!may_share_context(space) || space.width.most_context_ranks <= most || space.request[Choice::cp] ||
-      space.request[Choice::cp_method])
+  if (!may_share_context(space) || std::min(space.width.most_context_ranks, space.cluster.devices()) <= most ||
+      space.request[Choice::cp] || space.request[Choice::cp_method])
     return std::nullopt;
   const bool exchanges = space.width.most_exchange_ranks > 1, has_rings = brings_keys(space.training.engine);
   if (exchanges && !has_rings) return std::nullopt;

@@ -62,7 +62,8 @@ std::string engine_in_words(const Engine& engine, const LayoutRequest& request, 
     words += fmt::format("; engine {} has no {}", engine.name, lacking);
   if ((engine.equal_stages || engine.stages_share_weights) && engine.has_pipeline && !request[Choice::stage_blocks])
     words += fmt::format("; stages with equal {}, as engine {} cuts them",
-                         engine.stages_share_weights ? "shares of products' weights" : "numbers of layers", engine.name);
+                         engine.stages_share_weights ? "shares of products' weights" : "numbers of layers",
+                         engine.name);
   if (request[Choice::recompute]) return words;
   std::vector<std::string> names;
   for (const Recompute recompute : searched_recomputes(engine)) names.emplace_back(name(recompute));

@@ -51,7 +51,8 @@ std::vector<ParallelSpec> tensor_rings(const BestLayout& best) {
 
 bool may_group_micro_batches(const SearchedSpace& space) {
   const Engine& engine = space.training.engine;
-  return engine.has_pipeline && engine.has_interleaved && engine.has_other_groups &&
+  return engine.has_pipeline && engine.has_interleaved && engine.has_other_groups && space.cluster.devices() > 1 &&
+         given<std::int64_t>(space.request, Choice::pp).value_or(2) > 1 && !space.request[Choice::stage_blocks] &&
          given<ScheduleKind>(space.request, Choice::schedule).value_or(ScheduleKind::interleaved) ==
              ScheduleKind::interleaved;
 }
@@ -60,9 +61,7 @@ bool may_group_micro_batches(const SearchedSpace& space) {
 // the ranks: two groups' worth, the smallest that the number allows, and all of them.
 std::vector<ParallelSpec> groups_of_micro_batches(const BestLayout& best) {
   const SearchedSpace& space = best.space;
-  const bool may_interleave = best.layout.pp() > 1 && best.layout.zero_stage <= 1 &&
-                              best.layout.replica_micro_batches.empty() && !space.request[Choice::stage_blocks];
-  if (!may_interleave) return {};
+  if (best.layout.pp() == 1 || best.layout.zero_stage > 1 || !best.layout.replica_micro_batches.empty()) return {};
   ParallelSpec spec = best.layout;
   spec.schedule = ScheduleKind::interleaved;
   const std::int64_t count = micro_batches(spec, space.training);
@@ -97,7 +96,7 @@ std::span<const TriedRow> tried_rows() {
        .words = "interleaved in other groups of micro-batches",
        .with_each = false,
        .applies = may_group_micro_batches,
-       .needs = {{Choice::schedule, ScheduleKind::one_f_one_b}},
+       .needs = {},
        .layouts = groups_of_micro_batches},
       {.choice = Choice::cp_ulysses,
        .words = "cp_ulysses with any cp_method",

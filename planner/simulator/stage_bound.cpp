@@ -391,20 +391,22 @@ class BoundedStage {
 
   // Sums in files come for the norm in the order of buckets, through buffers that take turns. All
   // that the host squares from the bucket on whose sum is complete last is behind that sum's way to
-  // the file and back, and reads into buffers in their second turn are behind its own squares.
+  // the file and back, and reads into buffers in their second turn are behind its own squares. Those
+  // of a rank's later stages follow those of its first, whose sums are complete last.
   void square_sums_in_files() {
+    const bool is_later = spec_.virtual_stages > 1 && place_.stage >= spec_.pp();
     Seconds first, others, reads, last, ahead_of_end;
     int taken = 0;
     for (int i = 0; i < count_; ++i) {
       const BlockVisit& visit = visits_[i];
       const Seconds norm = own(i).norm;
-      if (taken == 0 && !place_.sequential &&
+      if (taken == 0 && !place_.sequential && !is_later &&
           (norm == Seconds(0.0) || (in_parts_ && visit.weights == Seconds(0.0)))) {
         ahead_of_end += last_part(visit);
         continue;
       }
       const bool ends_alone =
-          !place_.sequential && ahead_of_end == Seconds(0.0) && visit.reduce == visit.own_reduce;
+          !place_.sequential && !is_later && ahead_of_end == Seconds(0.0) && visit.reduce == visit.own_reduce;
       if (taken == 0) first = norm;
       if (taken == 0 && ends_alone) first += own(i).to_host + own(i).shard_write + own(i).shard_read;
       if (taken > 0) others += norm;
@@ -414,6 +416,7 @@ class BoundedStage {
     }
     bound_.norms = first + std::max(others, reads > Seconds(0.0) ? reads + last : Seconds(0.0));
     if (tied_uses_ > 0 && place_.stage == 0) bound_.norms += data_.tied.norm;
+    bound_.later_norms_follow = ahead_of_end == Seconds(0.0) && bound_.norms > Seconds(0.0);
     if (ahead_of_end > Seconds(0.0)) bound_.norms = std::max(bound_.norms - ahead_of_end - stall_, Seconds(0.0));
     // Which of several stages is done last, the schedule says.
     if (in_parts_ && !place_.sequential && spec_.virtual_stages > 1) bound_.norms = {};

@@ -29,6 +29,7 @@ struct StageBound {
   Seconds returns;                        // likewise copies of parameters that the host has updated
   Seconds copied;                         // after the last backward until all gradients are on the host
   Seconds norms, finish;                  // the gradient norm's own part; updates with gathers
+  bool later_norms_follow = true;         // behind it, those of later stages of the rank
   Seconds drives;                         // from the step's start until its state on NVMe is written
   // Of a micro-batch: reads from and writes to NVMe of parameters and of what blocks save; and
   // those of its updates.

@@ -33,7 +33,9 @@ StepBound bound_of_ranks(BoundedStages& stages, bool goes_back, bool on_host) {
     const Seconds last = bound.weights > Seconds(0.0) ? bound.weights : both - bound.forward;
     if (!goes_back) rank.behind_all = std::max(rank.behind_all, rank.reduces - rank.backwards - last);
     rank.backwards += last_group * (both - bound.forward);
-    rank.norms += bound.norms;
+    const bool is_first = s < shape.ranks || goes_back;
+    if (is_first) rank.later_norms_follow = bound.later_norms_follow;
+    if (is_first || rank.later_norms_follow) rank.norms += bound.norms;
     rank.updates += bound.updates;
     rank.regathers += bound.regathers;
     rank.returns += bound.returns;
@@ -82,11 +84,11 @@ Seconds end_of_ranks(const BoundedStages& stages, const Schedule& schedule, bool
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
     // The last action is of one of the rank's stages: with backwards in two parts, of any.
     const int last = schedule.ranks[rank].back().stage;
-    Seconds behind(std::numeric_limits<double>::infinity()), norms;
+    Seconds behind(std::numeric_limits<double>::infinity());
+    const Seconds norms = stages.ranks[rank].norms;
     for (int s = 0; s < schedule.stages(); ++s) {
       if (stages.rank_of_stage[s] != static_cast<int>(rank)) continue;
       const StageBound& bound = stages.bounds[s];
-      norms += bound.norms;
       if (!in_parts && s != last) continue;
       behind = std::min(behind, norm ? bound.behind
                                      : std::max(bound.behind + stages.ranks[rank].regathers, bound.finish_behind));

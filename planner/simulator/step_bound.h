@@ -24,6 +24,7 @@ struct RankBound {
   Seconds reduces, backwards;
   Seconds behind_all;  // the most by which reductions outlast the rest, over its stages
   Seconds norms, updates, regathers, returns, finish;
+  bool later_norms_follow = true;
   Seconds drives;
   Seconds reads, writes, update_reads, update_writes;
   Seconds copied;

@@ -42,7 +42,7 @@ bool has_context(const OpGraph& graph, const TrainingSpec& training, const Layou
 }  // namespace
 
 TEST_CASE("with context parallelism an estimate has the memory that lowering plans and bounds below the step") {
-  std::mt19937 random(31);
+  std::mt19937 random = testing::random_from(31);
   int hierarchical = 0;
   for (int setting = 0; setting < 80; ++setting) {
     const bool gpu = setting % 4 != 0;

@@ -137,7 +137,7 @@ void run_by(const Engine& engine, Setting& setting) {
 }  // namespace
 
 TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better than the plan by more than its gap") {
-  std::mt19937 random(20261122);
+  std::mt19937 random = testing::random_from(20261122);
   int infeasible = 0, exact = 0, open = 0, stated = 0;
   double widest = 0.0;
   for (int trial = 0; trial < 32; ++trial) {
@@ -256,7 +256,7 @@ TEST_CASE("beyond 32 cuts a plan is found wherever one fits, and none is better 
 }
 
 TEST_CASE("an interleaved pipeline that is asked for has one cut, and no other is better by more than its gap") {
-  std::mt19937 random(20261123);
+  std::mt19937 random = testing::random_from(20261123);
   int mixed = 0, fitted = 0;
   double widest = 0.0;
   for (int trial = 0; trial < 24; ++trial) {
@@ -325,7 +325,7 @@ TEST_CASE("an interleaved pipeline that is asked for has one cut, and no other i
 
 // Whatever is the least memory that any cut needs with any recompute of its ranks.
 TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits") {
-  std::mt19937 random(20261124);
+  std::mt19937 random = testing::random_from(20261124);
   int beyond_few = 0, beyond_fastest = 0;
   for (int trial = 0; trial < 24; ++trial) {
     Setting setting = random_setting(random, false);
@@ -389,7 +389,7 @@ TEST_CASE("a pipeline that has few cuts is found wherever any of its cuts fits")
 }
 
 TEST_CASE("no cut of a layout is below the bounds of its cuts") {
-  std::mt19937 random(7);
+  std::mt19937 random = testing::random_from(7);
   for (int trial = 0; trial < 40; ++trial) {
     Setting setting = random_setting(random, trial % 3 == 2);
     if (trial % 4 == 3) run_by(writing_scores(trial % 8 == 3), setting);

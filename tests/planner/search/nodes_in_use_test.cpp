@@ -61,7 +61,7 @@ Cluster unlike_nodes(std::mt19937& random) {
 }  // namespace
 
 TEST_CASE("a layout costs what it costs on the nodes that it uses alone, whatever others the cluster has") {
-  std::mt19937 random(20261126);
+  std::mt19937 random = testing::random_from(20261126);
   int several = 0, offloaded = 0, part_of_a_node = 0, sharp = 0, tried = 0;
   for (int setting = 0; setting < 60; ++setting) {
     OpGraph graph = random_graph(random, 16);

@@ -205,7 +205,7 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
 }
 
 TEST_CASE("on any number of devices the search finds what simulating every layout on every smaller number finds") {
-  std::mt19937 random(17);
+  std::mt19937 random = testing::random_from(17);
   const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
   std::int64_t simulated = 0;
   int odd = 0, with_input_slot = 0;
@@ -294,7 +294,7 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
 }
 
 TEST_CASE("of unlike nodes the search finds what simulating every layout of every arrangement finds") {
-  std::mt19937 random(23);
+  std::mt19937 random = testing::random_from(23);
   const auto pick = [&](std::initializer_list<int> from) { return from.begin()[random() % from.size()]; };
   int rearranged = 0, three = 0, elsewhere = 0;
   for (int setting = 0; setting < 10; ++setting) {

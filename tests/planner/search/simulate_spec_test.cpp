@@ -57,7 +57,7 @@ std::vector<Program> programs_of(const OpGraph& graph, const Cluster& cluster, T
 }  // namespace
 
 TEST_CASE("a step extended from its steady state equals the step in full") {
-  std::mt19937 random(11);
+  std::mt19937 random = testing::random_from(11);
   int steady = 0, detailed = 0, tried = 0, interleaved = 0, in_parts = 0, offloaded = 0, back = 0;
   for (int setting = 0; setting < 40; ++setting) {
     const bool gpu = setting % 3 != 0;
@@ -191,7 +191,7 @@ bool repeats_as_lowered(std::mt19937& random, const OpGraph& graph, const Cluste
 }
 
 TEST_CASE("calls of a step whose middle repeats itself are those of the longer step as it is lowered") {
-  std::mt19937 random(29);
+  std::mt19937 random = testing::random_from(29);
   int repeating = 0, tried = 0;
   for (int setting = 0; setting < 60; ++setting) {
     const bool gpu = setting % 3 != 0;
@@ -216,7 +216,7 @@ TEST_CASE("calls of a step whose middle repeats itself are those of the longer s
 
 // As a search lowers them: with two periods beside the micro-batches in flight.
 TEST_CASE("so are those of a step of ranks with several stages, whose periods are long") {
-  std::mt19937 random(37);
+  std::mt19937 random = testing::random_from(37);
   const ScheduleRow& row = row_of(ScheduleKind::interleaved);
   int repeating = 0, tried = 0, twice = 0;
   for (int setting = 0; setting < 60; ++setting) {
@@ -253,7 +253,7 @@ TEST_CASE("so are those of a step of ranks with several stages, whose periods ar
 }
 
 TEST_CASE("computations in a row take as long as one call as they do apart") {
-  std::mt19937 random(31);
+  std::mt19937 random = testing::random_from(31);
   int fewer = 0;
   for (int setting = 0; setting < 60; ++setting) {
     const bool gpu = setting % 3 != 0;
@@ -298,7 +298,7 @@ TEST_CASE("steps of long pipelines are extended with other cuts, too, and where 
   std::vector<Case> cases{{"llama3-405b", 1024, {.pp = 32, .dp = 4, .tp = 8}, 1, 480, 0}};
   for (int moves = 1; moves <= 12; ++moves)
     cases.push_back({"llama3-70b", 128, {.pp = 4, .dp = 8, .tp = 4}, moves % 4, 120, moves});
-  std::mt19937 random(5);
+  std::mt19937 random = testing::random_from(5);
   int extended = 0;
   for (const Case& one : cases) {
     const OpGraph graph = build_graph(load_model(one.model, testing::source + "/models").spec, 8192);
@@ -397,7 +397,7 @@ TEST_CASE("a step of ranks with several stages extended from its steady state eq
 }
 
 TEST_CASE("the spans of a simulated step are its schedule's actions, one after the other on each rank") {
-  std::mt19937 random(23);
+  std::mt19937 random = testing::random_from(23);
   int tried = 0, updates = 0;
   for (int trial = 0; trial < 60; ++trial) {
     OpGraph graph = random_graph(random, 16);
@@ -455,7 +455,7 @@ TEST_CASE("the spans of a simulated step are its schedule's actions, one after t
 
 TEST_CASE("a layout that was lowered once is simulated alike on other links, by other hosts and drives, and in other "
           "batches") {
-  std::mt19937 random(83);
+  std::mt19937 random = testing::random_from(83);
   int steady = 0;
   for (int setting = 0; setting < 16; ++setting) {
     const bool gpu = setting % 3 != 0;

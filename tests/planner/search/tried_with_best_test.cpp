@@ -77,8 +77,11 @@ TEST_CASE("each row makes layouts that have its choice, and differ in what it sa
   for (const TriedRow& row : tried_rows()) {
     CAPTURE(row.words);
     int legal = 0;
-    for (const Degrees& degree : {Degrees{.dp = 8}, Degrees{.dp = 4, .tp = 2}, Degrees{.dp = 2, .cp = 4}}) {
+    for (const Degrees& degree : {Degrees{.dp = 8}, Degrees{.dp = 4, .tp = 2}, Degrees{.dp = 2, .cp = 4},
+                                  Degrees{.pp = 2, .dp = 2}}) {
       layout.mesh.degree = degree;
+      layout.schedule = degree.pp > 1 ? ScheduleKind::interleaved : ParallelSpec().schedule;
+      layout.virtual_stages = degree.pp > 1 ? 2 : 1;
       for (ParallelSpec& spec :
            row.layouts({.space = space, .networks = networks, .layout = layout, .time = time, .behind = 1.0})) {
         if (!is_legal(wide.graph, wide.training, spec)) continue;

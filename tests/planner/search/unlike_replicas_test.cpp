@@ -76,7 +76,7 @@ Cluster two_kinds(int devices, double slower, double bandwidth) {
 }  // namespace
 
 TEST_CASE("shares are as fast as the best of all") {
-  std::mt19937 random(20261127);
+  std::mt19937 random = testing::random_from(20261127);
   for (int trial = 0; trial < 300; ++trial) {
     const int replicas = 1 + static_cast<int>(random() % 4), micro_batches = replicas + static_cast<int>(random() % 7);
     std::vector<int> kinds;
@@ -120,7 +120,7 @@ std::vector<int> one_by_one(const std::vector<int>& kinds, int micro_batches,
 }
 
 TEST_CASE("shares are those that are given out one after another, and few times are asked for") {
-  std::mt19937 random(20261130);
+  std::mt19937 random = testing::random_from(20261130);
   const double never = std::numeric_limits<double>::infinity();
   int standing = 0, limited = 0, none = 0;
   for (int trial = 0; trial < 400; ++trial) {
@@ -170,7 +170,7 @@ TEST_CASE("shares are those that are given out one after another, and few times 
 }
 
 TEST_CASE("an estimate of unlike replicas has the memory that lowering plans and bounds below the simulated step") {
-  std::mt19937 random(20261128);
+  std::mt19937 random = testing::random_from(20261128);
   int several_kinds = 0, pipelines = 0, sharded = 0, hybrid = 0, dealt = 0;
   double gaps = 0.0;
   int count = 0;
@@ -278,7 +278,7 @@ TEST_CASE("replicas with micro-batches in proportion to their devices compute eq
 
 TEST_CASE("the numbers that a layout is given have the least bound of all") {
   const OpGraph graph = graph_of("tiny-gpt2", 16);
-  std::mt19937 random(20261129);
+  std::mt19937 random = testing::random_from(20261129);
   int unlike = 0;
   for (int setting = 0; setting < 12; ++setting) {
     const Cluster cluster =
@@ -310,7 +310,7 @@ TEST_CASE("the numbers that a layout is given have the least bound of all") {
 }
 
 TEST_CASE("no floor of layouts whose replicas may be unlike is above one of them") {
-  std::mt19937 random(20261201);
+  std::mt19937 random = testing::random_from(20261201);
   int unlike = 0, closer = 0, alike = 0, pipelines = 0;
   for (int setting = 0; setting < 60; ++setting) {
     const OpGraph graph = random_graph(random, 16);
