@@ -30,8 +30,8 @@ std::vector<int> equal_stages(const OpGraph& graph, int stages);
 std::vector<int> stages_by_weights(const OpGraph& graph, int stages);
 // The cut that an engine makes, whatever stages would take; nothing where it takes any.
 std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Engine& engine, int stages);
-// Whether an interleaved pipeline of so many ranks may run so many micro-batches in groups of `group`:
-// a last group of fewer has one for each rank at least, as Megatron-LM demands.
+// Whether an interleaved pipeline of so many ranks may run so many micro-batches in groups of
+// `group`: a last group of fewer has one for each rank at least, as Megatron-LM demands.
 bool allows_group(std::int64_t micro_batches, int ranks, std::int64_t group);
 // The smallest of more micro-batches than ranks; more than all where there is none.
 std::int64_t next_group(std::int64_t micro_batches, int ranks);

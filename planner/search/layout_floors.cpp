@@ -317,8 +317,8 @@ bool LayoutFloors::may_divide() const {
   return std::ranges::any_of(schedules_, [](const ScheduleRow* row) { return runs_backward_in_parts(row->kind); });
 }
 
-// Floors are of layouts with every ZeRO stage: of that in which blocks do the least. Where parameters
-// are gathered, others than blocks cast them to fp8 (casts_weights_apart).
+// Floors are of layouts with every ZeRO stage: of that in which blocks do the least. Where
+// parameters are gathered, others than blocks cast them to fp8 (casts_weights_apart).
 ParallelSpec LayoutFloors::with_fewest_casts(ParallelSpec spec) const {
   if (training_.fp8 && training_.engine.casts_weights_apart) spec.zero_stage = 3;
   return spec;

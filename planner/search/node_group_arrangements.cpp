@@ -142,8 +142,8 @@ std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangemen
   return ", with the first of its groups of nodes or all of them in their own order, or with one of them";
 }
 
-// Choices and orders of groups that are not searched; nothing where all are. No device of the cluster
-// can do better than its fastest product.
+// Choices and orders of groups that are not searched; nothing where all are. No device of the
+// cluster can do better than its fastest product.
 std::optional<LeftOut> other_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                           std::size_t arranged, Objective objective, double best) {
   if (cluster.groups.size() == 1 || (arranged > 1 && cluster.groups.size() <= most_groups_in_every_order))

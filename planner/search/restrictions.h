@@ -45,8 +45,8 @@ struct Restriction {
   std::vector<std::string> options;  // see LeftOut::options
   std::vector<Wider> wider;
   // Layouts whose degrees are not among the space's, with `wider` empty: nothing but the devices
-  // bounds them, however many of these are used; or they have numbers of replicas that do not divide
-  // the batch, of which one then has a sample more than its share.
+  // bounds them, however many of these are used; or they have a number of replicas that does not
+  // divide the batch, of which one then has a sample more than its share.
   enum class Bound { wider, devices, remainder } bound = Bound::wider;
 };
 

@@ -30,8 +30,8 @@ struct SpaceWidth {
   // Interleaved pipelines of any number of stages on a rank and any ZeRO stage; or only of numbers
   // into which the layers divide evenly, with ZeRO-0 and 1.
   bool interleaves_freely = false;
-  // Interleaved pipelines have one group, if not of as many micro-batches as ranks, of as few more as
-  // their number allows, and floors hold for all groups.
+  // Interleaved pipelines have one group, if not of as many micro-batches as ranks, of as few more
+  // as their number allows, and floors hold for all groups.
   bool groups_freely = false;
   int most_context_ranks = 1;
   // Around a ring, a Segment has steps for each of its ranks, whose cost the search would spend its

@@ -391,8 +391,8 @@ class BoundedStage {
 
   // Sums in files come for the norm in the order of buckets, through buffers that take turns. All
   // that the host squares from the bucket on whose sum is complete last is behind that sum's way to
-  // the file and back, and reads into buffers in their second turn are behind its own squares. Those
-  // of a rank's later stages follow those of its first, whose sums are complete last.
+  // the file and back, and reads into buffers in their second turn are behind its own squares.
+  // Those of a rank's later stages follow those of its first, whose sums are complete last.
   void square_sums_in_files() {
     const bool is_later = spec_.virtual_stages > 1 && place_.stage >= spec_.pp();
     Seconds first, others, reads, last, ahead_of_end;

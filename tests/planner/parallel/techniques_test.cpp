@@ -571,6 +571,12 @@ TEST_CASE("An engine that lacks one technique refuses the layouts that use it, a
         spec.stage_blocks = {2, 2, 1, 1};
       }),
       with([](ParallelSpec& spec) {
+        spec.schedule = ScheduleKind::interleaved;
+        spec.virtual_stages = 2;
+        spec.micro_batch_group = 4;
+        spec.stage_blocks = {2, 2, 1, 1};
+      }),
+      with([](ParallelSpec& spec) {
         spec.mesh.order = {Axis::dp, Axis::pp, Axis::tp};
       }),
       with([](ParallelSpec& spec) { spec.recompute = Recompute::core_attn | Recompute::norms | Recompute::mlp; }),

@@ -60,8 +60,8 @@ inline TrainingSpec training_of(std::int64_t batch, DataType precision) {
   return training;
 }
 
-// Numbers from the seed of a test, or from another one where PARPLAN_RANDOM_SEED says so: to look at
-// other cases than those of every day.
+// Numbers from the seed of a test, or from another one where PARPLAN_RANDOM_SEED says so: to look
+// at other cases than those of every day.
 inline std::mt19937 random_from(unsigned seed) {
   const char* const other = std::getenv("PARPLAN_RANDOM_SEED");
   return std::mt19937(other == nullptr ? seed : seed + 1000u * static_cast<unsigned>(std::stoul(other)));
