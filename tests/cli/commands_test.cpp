@@ -687,7 +687,7 @@ const std::vector<NamedOption>& named_options() {
   static const std::vector<NamedOption> all = {
       {"--schedule interleaved", {""}, {"--pp", "2"}, "schedule", "interleaved"},
       {"--micro-batch-group", {"4"}, {"--pp", "2"}, "micro_batch_group", 4},
-      {"--replica-micro-batches", {"10,10,10,9,9", "4,3,3,3,3", "22,21,21"}},
+      {"--replica-micro-batches", {"10,10,10,9,9", "4,3,3,3,3", "13,13,13,13,12"}},
       {"--schedule zero_bubble_h1", {""}, {"--pp", "2"}, "schedule", "zero_bubble_h1"},
       {"--schedule zero_bubble_v", {""}, {"--pp", "2"}, "schedule", "zero_bubble_v"},
       {"--schedule dualpipe_v", {""}, {"--pp", "2"}, "schedule", "dualpipe_v"},

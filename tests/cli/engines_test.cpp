@@ -106,16 +106,17 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; engine bloom has no sequence parallelism, "
         "tensor parallelism overlapped by slices, context parallelism, GPipe, interleaved pipelines, zero-bubble "
         "pipelines, other orders of the mesh's axes, DataParallel, hybrid sharding, ZeRO above 1 in pipelines; "
-        "recompute none, full, the same on all stages");
+        "stages with equal numbers of layers, as engine bloom cuts them; recompute none, full, the same on all stages");
   CHECK(space("megatron-2022", {"--recompute", "core_attn"}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1; sequence_parallel false, true; schedule 1f1b, "
         "interleaved; engine megatron-2022 has no tensor parallelism "
-        "overlapped by slices, context parallelism, GPipe, zero-bubble pipelines, other orders of the mesh's axes, "
-        "DataParallel, hybrid sharding, ZeRO above 1");
+        "overlapped by slices, context parallelism, GPipe, groups of another number of micro-batches than of ranks, "
+        "zero-bubble pipelines, other orders of the mesh's axes, DataParallel, hybrid sharding, ZeRO above 1; stages "
+        "with equal numbers of layers, as engine megatron-2022 cuts them");
   CHECK(space("parplan", {}) ==
         "every dp x tp x pp on up to 8 devices; zero_stage 0, 1, 2, 3; sequence_parallel false, true; schedule gpipe, "
         "1f1b, interleaved; dp_shard sizes that double at least; recompute none, norms+activation, norms+mlp, full; "
-        "with the layouts of the best plans also tp_overlap ring");
+        "with the layouts of the best plans also interleaved in other groups of micro-batches, tp_overlap ring");
   CHECK(space("parplan", {"--pp", "1", "--tp", "2", "--zero", "1"}) ==
         "every dp x tp x pp with what is given on up to 8 devices; sequence_parallel false, true; dp_shard sizes that "
         "double at least; recompute none, norms+activation, norms+mlp, full; with the layouts of the best plans also "
