@@ -100,9 +100,10 @@ const std::vector<Scenario> scenarios = {
        std::vector<float> data(job.process() == 1 ? 11 : 10);
        communicator->all_reduce(0, 4, Reduction::sum, testing::elements(data));
      },
-     by_all({"group 4: rank 0 calls all_reduce (sum) of 10 fp32 elements, rank 1 all_reduce (sum) of 11 fp32 elements",
-             "group 4: rank 1 calls all_reduce (sum) of 11 fp32 elements, rank 0 all_reduce (sum) of 10 fp32 elements",
-             "group 4: rank 2 calls all_reduce (sum) of 10 fp32 elements, rank 1 all_reduce (sum) of 11 fp32 elements"})},
+     by_all(
+         {"group 4: rank 0 calls all_reduce (sum) of 10 fp32 elements, rank 1 all_reduce (sum) of 11 fp32 elements",
+          "group 4: rank 1 calls all_reduce (sum) of 11 fp32 elements, rank 0 all_reduce (sum) of 10 fp32 elements",
+          "group 4: rank 2 calls all_reduce (sum) of 10 fp32 elements, rank 1 all_reduce (sum) of 11 fp32 elements"})},
 };
 
 // Runs in mpirun: one line with what this process caught.
