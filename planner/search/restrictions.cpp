@@ -517,8 +517,7 @@ std::optional<double> least_of_devices(const SearchedSpace& space, const Score& 
   return below(least, best);
 }
 
-// The least time in which one device computes a sample's share: with any tensor and context
-// parallelism, however many devices they take.
+// The least time of all devices together for the batch, with any tensor and context parallelism.
 Seconds device_seconds_of_batch(const SearchedSpace& space, LayoutFloors& floors) {
   Seconds least(std::numeric_limits<double>::infinity());
   const int devices = space.cluster.devices();
