@@ -12,6 +12,7 @@
 #include "planner/parallel/context.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/recompute.h"
+#include "planner/parallel/techniques.h"
 #include "planner/parallel/tensor.h"
 #include "planner/plan/recompute.h"
 #include "planner/search/best_first.h"
