@@ -115,8 +115,9 @@ Seconds collective_time(InstructionKind kind, Bytes bytes, const GroupNetwork& n
 
 CommunicationOrigin communication_origin(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                                          BackendKind backend) {
-  const CommunicationAlgorithm& row = *choose(kind, bytes, network, backend).algorithm;
-  return row.fitted != nullptr && row.fitted(network) ? CommunicationOrigin::fitted : row.origin;
+  const CommunicationAlgorithm* row = fastest_algorithm(kind, bytes, network, backend);
+  PARPLAN_ASSERT(row != nullptr, "the communication of one rank has no origin");
+  return row->fitted != nullptr && row->fitted(network) ? CommunicationOrigin::fitted : row->origin;
 }
 
 }  // namespace parplan

@@ -12,7 +12,7 @@
 namespace parplan {
 namespace {
 
-constexpr int most_multiple = 1 << 20, most_further = 64, most_elements = 1 << 30;
+constexpr int most_multiple = 1 << 20, most_further = 64, most_elements = 1 << 30, most_zero = 3;
 
 constexpr std::array facts = {
     EngineFact{"fused_attention", "attention is one kernel that never writes its scores", &Engine::fused_attention},
@@ -169,9 +169,9 @@ constexpr std::array facts = {
     EngineFact{"scale_history", "in fp8, scales follow from so many magnitudes before, which ranks reduce",
                &Engine::scale_history, 0, 1 << 20},
     EngineFact{"has_parameter_gathers", "parameters are gathered one by one", &Engine::has_parameter_gathers},
-    EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, Engine{}.most_zero},
+    EngineFact{"most_zero", "the highest ZeRO stage", &Engine::most_zero, 0, most_zero},
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,
-               Engine{}.most_zero_in_pipelines},
+               most_zero},
     EngineFact{"equal_stages", "stages hold equal numbers of layers", &Engine::equal_stages},
     EngineFact{"stages_share_weights", "stages take blocks until the weights of their products exceed their share",
                &Engine::stages_share_weights},

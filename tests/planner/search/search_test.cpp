@@ -56,7 +56,8 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
   if (with.time.total() < without.time.total() * (1 - 1e-9)) all.push_back({spec, with});
 }
 
-// Every spec on so many devices with every cut and every choice of stages that recompute.
+// Every spec on so many devices with every cut and, where recompute is not given, every choice of
+// stages that recompute.
 void try_every_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, int devices,
                       const LayoutRequest& request, KnownBlocks& blocks, std::vector<Tried>& all) {
   for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request))
@@ -64,7 +65,8 @@ void try_every_layout(const OpGraph& graph, NetworkCache& networks, const Traini
       ParallelSpec one = spec;
       one.stage_blocks = cut;
       try_layout(graph, networks, training, one, blocks, all);
-      if (spec.recompute != Recompute::none || !training.engine.has_recompute_per_stage) continue;
+      if (spec.recompute != Recompute::none || request[Choice::recompute] || !training.engine.has_recompute_per_stage)
+        continue;
       one.recompute = Recompute::per_stage;
       for (const std::vector<StageRecompute>& choices : recompute_choices(spec, training.engine)) {
         one.stage_recompute = choices;
