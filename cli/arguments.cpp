@@ -332,7 +332,8 @@ void add_layout(CLI::App& app, LayoutRequest& layout) {
       const ChoiceValue value = std::visit(ValueParser{row, text}, row.get(ParallelSpec{}));
       layout[row.choice] = value;
       if (!row.implies) return;
-      if (const auto [other, implied] = row.implies(value, layout); !layout[other]) layout[other] = implied;
+      for (const auto& [other, implied] : row.implies(value, layout))
+        if (!layout[other]) layout[other] = implied;
     });
   }
 }

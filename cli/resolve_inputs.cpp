@@ -294,7 +294,13 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   LayoutRequest judged = with_implied(training.engine, layout);
   for (const ChoiceRow& row : choice_rows())
     if (row.presumes && !judged[*row.presumes]) judged[row.choice].reset();
-  if (const auto reason = illegal(graph, training, with_given(judged, training))) throw ConfigError(*reason);
+  ParallelSpec fewest = with_given(judged, training);
+  if (const auto reason = illegal_technique(graph, training, fewest)) throw ConfigError(*reason);
+  // With as few micro-batches as what is not given allows.
+  if (!layout[Choice::dp]) fewest.mesh.degree.dp = std::max(devices / fewest.mesh.size(), 1);
+  if (!layout[Choice::micro_batch])
+    fewest.micro_batch = std::max<std::int64_t>(training.global_batch / fewest.mesh.batch_ranks(), 1);
+  if (const auto reason = too_many_calls(training, fewest)) throw ConfigError(*reason);
 }
 
 ReportInputs report_inputs(const Inputs& inputs) {

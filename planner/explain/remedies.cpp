@@ -18,6 +18,7 @@
 #include "planner/graph/engine_graph.h"
 #include "planner/parallel/recompute.h"
 #include "planner/program/bucket_work.h"
+#include "planner/search/space.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -111,6 +112,32 @@ std::optional<Remedy> offloaded(const SuggestRequest& request) {
   return std::nullopt;
 }
 
+std::optional<Remedy> with_choice(const SuggestRequest& request, Choice choice, std::int64_t value) {
+  SuggestRequest changed = request;
+  changed.layout[choice] = value;
+  if (!fits(changed)) return std::nullopt;
+  const ChoiceRow& row = row_of(choice);
+  return remedy(changed, row.key, phrase(row, value), value);
+}
+
+// Parameters that come when a block needs them take one buffer less.
+std::optional<Remedy> fetched_late(const SuggestRequest& request) {
+  if (!request.training.engine.has_other_prefetch || request.layout[Choice::prefetch_depth]) return std::nullopt;
+  return with_choice(request, Choice::prefetch_depth, 0);
+}
+
+// Over as few ranks as make a plan fit, where the search leaves context parallelism out.
+std::optional<Remedy> shared_sequences(const SuggestRequest& request) {
+  const Engine& engine = request.training.engine;
+  const int searched = usual_width(*request.graph, engine, request.layout).most_context_ranks;
+  if (!engine.has_context || request.layout[Choice::cp] || gives_every_degree(request.layout)) return std::nullopt;
+  constexpr std::int64_t most = 16;  // each takes a search
+  for (std::int64_t ranks = 2; ranks <= std::min<std::int64_t>(request.cluster.devices(), most); ranks *= 2)
+    if (ranks > searched)
+      if (std::optional<Remedy> found = with_choice(request, Choice::cp, ranks)) return found;
+  return std::nullopt;
+}
+
 std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
   // In multiples of what the given parts of the layout allow.
   const ParallelSpec least = with_given(request.layout);
@@ -182,6 +209,8 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
   add(more_memory(request, failed));
   add(more_devices(request));
   add_layouts(request, add);
+  add(fetched_late(request));
+  add(shared_sequences(request));
   add(offloaded(request));
   add(smaller_batch(request));
   OpGraph shorter;

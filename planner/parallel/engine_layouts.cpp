@@ -171,6 +171,11 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRe
 
 LayoutRequest with_implied(const Engine& engine, LayoutRequest request) {
   if (!engine.has_all_reduce && !request[Choice::dp_method]) request[Choice::dp_method] = DataMethod::master;
+  // Other engines that offload do so without a pipeline and without recompute (illegal_offload).
+  if (!is_own(engine) && given<Offload>(request, Choice::offload).value_or(Offload{}) != Offload{}) {
+    if (!request[Choice::pp]) request[Choice::pp] = std::int64_t{1};
+    if (!request[Choice::recompute] && !request[Choice::recompute_layers]) request[Choice::recompute] = Recompute::none;
+  }
   if (request[Choice::cp_method]) return request;
   const bool has_ranks = given<std::int64_t>(request, Choice::cp).value_or(1) > 1;
   const bool has_groups = given<std::int64_t>(request, Choice::cp_ulysses).value_or(1) > 1;

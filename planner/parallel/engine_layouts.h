@@ -30,7 +30,8 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const Parallel
 std::optional<std::string> lacked_by_engine(const Engine& engine, const LayoutRequest& request);
 // The request with what the engine has one way of: replicas of a single process, where it has no
 // others; of what is asked for, context-parallel ranks that exchange tokens for heads, or groups of
-// such ranks between which keys and values go around a ring.
+// such ranks between which keys and values go around a ring; neither a pipeline nor recompute
+// beside an offload, unless they are asked for.
 LayoutRequest with_implied(const Engine& engine, LayoutRequest request);
 // Why its trainings with an optimizer are not predicted.
 std::optional<std::string> lacked_by_engine(const Engine& engine, Optimizer optimizer);

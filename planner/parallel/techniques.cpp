@@ -57,11 +57,17 @@ Placements place(const OpGraph& graph, const ParallelSpec& spec) {
   return placements;
 }
 
-std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+std::optional<std::string> illegal_technique(const OpGraph& graph, const TrainingSpec& training,
+                                             const ParallelSpec& spec) {
   if (auto reason = lacked_by_engine(training.engine, spec)) return reason;
   if (auto reason = lacked_by_engine(training.engine, training.optimizer)) return reason;
   for (const TechniqueRow& row : rows)
     if (auto reason = row.illegal(graph, training, spec)) return reason;
+  return std::nullopt;
+}
+
+std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec) {
+  if (auto reason = illegal_technique(graph, training, spec)) return reason;
   return too_many_calls(training, spec);
 }
 

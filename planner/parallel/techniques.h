@@ -33,6 +33,9 @@ std::span<const TechniqueRow> technique_rows();
 Placements place(const OpGraph& graph, const ParallelSpec& spec);
 
 // The engine's reason against `spec` (engine_layouts.h), or the first technique's.
+std::optional<std::string> illegal_technique(const OpGraph& graph, const TrainingSpec& training,
+                                             const ParallelSpec& spec);
+// That, or too_many_calls.
 std::optional<std::string> illegal(const OpGraph& graph, const TrainingSpec& training, const ParallelSpec& spec);
 
 // Whether there is none.
@@ -41,7 +44,7 @@ bool is_legal(const OpGraph& graph, const TrainingSpec& training, const Parallel
 // A plan lists every call of every stage: at most this many forwards and backwards.
 inline constexpr std::int64_t most_calls = std::int64_t{1} << 19;
 // The reason why `spec` has too many micro-batches for that (they divide the batch); nothing if it
-// does not. `illegal` checks it, too.
+// does not.
 std::optional<std::string> too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);
 bool has_too_many_calls(const TrainingSpec& training, const ParallelSpec& spec);  // without the words
 

@@ -197,20 +197,34 @@ std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const 
 }
 
 // That a request's schedule asks for, or --virtual-stages.
-std::int64_t stages_of_a_rank(const LayoutRequest& request) {
+// Of `stages` that are interleaved without that: the fewest of several, unless --pp says how many.
+std::int64_t stages_of_a_rank(const LayoutRequest& request, std::int64_t stages) {
   const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
   if (schedule && is_v_shaped(*schedule)) return 2;
-  return given<std::int64_t>(request, Choice::virtual_stages).value_or(1);
+  if (const auto asked = given<std::int64_t>(request, Choice::virtual_stages)) return *asked;
+  if (schedule != ScheduleKind::interleaved) return 1;
+  const std::int64_t ranks = given<std::int64_t>(request, Choice::pp).value_or(0);
+  for (std::int64_t each = 2; each < stages; ++each)
+    if (stages % each == 0 && (ranks == 0 || each * ranks == stages)) return each;
+  return 1;
+}
+
+ImpliedChoices stages_of_cut(const ChoiceValue& value, const LayoutRequest& before) {
+  const auto stages = static_cast<std::int64_t>(std::get<std::vector<int>>(value).size());
+  const std::int64_t of_a_rank = stages_of_a_rank(before, stages);
+  ImpliedChoices implied = {{Choice::pp, stages / of_a_rank}};
+  if (of_a_rank > 1) implied.emplace_back(Choice::virtual_stages, of_a_rank);
+  return implied;
 }
 
 // Two stages on each rank, or nothing more.
-std::pair<Choice, ChoiceValue> both_ways(const ChoiceValue& value, const LayoutRequest& /*before*/) {
-  if (!is_v_shaped(std::get<ScheduleKind>(value))) return {Choice::schedule, value};
-  return {Choice::virtual_stages, std::int64_t{2}};
+ImpliedChoices both_ways(const ChoiceValue& value, const LayoutRequest& /*before*/) {
+  if (!is_v_shaped(std::get<ScheduleKind>(value))) return {};
+  return {{Choice::virtual_stages, std::int64_t{2}}};
 }
 
-std::pair<Choice, ChoiceValue> interleaving(const ChoiceValue& /*value*/, const LayoutRequest& /*before*/) {
-  return {Choice::schedule, ScheduleKind::interleaved};
+ImpliedChoices interleaving(const ChoiceValue& /*value*/, const LayoutRequest& /*before*/) {
+  return {{Choice::schedule, ScheduleKind::interleaved}};
 }
 
 std::optional<std::string> without_several_stages(const ParallelSpec& spec, const TrainingSpec& /*training*/) {
@@ -455,8 +469,8 @@ constexpr std::array rows = {
         .may_be_absent = true,
         .applies = [](const ParallelSpec& spec) { return spec.dp() > 1; },
         .presumes = Choice::dp,
-        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
-          return {Choice::dp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())};
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> ImpliedChoices {
+          return {{Choice::dp, static_cast<std::int64_t>(std::get<std::vector<int>>(value).size())}};
         },
         .fault = other_replicas_than_dp,
         .word =
@@ -593,9 +607,9 @@ constexpr std::array rows = {
         .maximum = most_devices,
         .may_be_absent = true,
         .presumes = Choice::recompute,
-        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
-          if (number(value) == 0) return {Choice::recompute_layers, value};
-          return {Choice::recompute, Recompute::full};
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> ImpliedChoices {
+          if (number(value) == 0) return {};
+          return {{Choice::recompute, Recompute::full}};
         },
         .fault = layers_without_rule,
         .phrase =
@@ -620,10 +634,7 @@ constexpr std::array rows = {
               .maximum = most_devices,
               .most_in_plan = [](const TrainingSpec&, int) -> std::int64_t { return std::numeric_limits<int>::max(); },
               .presumes = Choice::pp,
-              .implies = [](const ChoiceValue& value, const LayoutRequest& before) -> std::pair<Choice, ChoiceValue> {
-                const auto stages = static_cast<std::int64_t>(std::get<std::vector<int>>(value).size());
-                return {Choice::pp, stages / stages_of_a_rank(before)};
-              },
+              .implies = stages_of_cut,
               .fault = other_stages_than_pp,
               .instead =
                   [](const ParallelSpec& now, const ChoiceValue&) {
@@ -705,9 +716,9 @@ constexpr std::array rows = {
         .maximum = most_devices,
         .may_be_absent = true,
         .presumes = Choice::offload,
-        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
-          if (number(value) == 0) return {Choice::offload_layers, value};
-          return {Choice::offload, Offload{.activations = Home::host}};
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> ImpliedChoices {
+          if (number(value) == 0) return {};
+          return {{Choice::offload, Offload{.activations = Home::host}}};
         },
         .fault = layers_without_offload,
         .word =
@@ -761,9 +772,9 @@ constexpr std::array rows = {
         .may_be_absent = true,
         .applies = [](const ParallelSpec& spec) { return spec.sequence_parallel; },
         .presumes = Choice::sequence_parallel,
-        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> std::pair<Choice, ChoiceValue> {
-          if (std::get<TensorOverlap>(value) == TensorOverlap::none) return {Choice::tp_overlap, value};
-          return {Choice::sequence_parallel, true};
+        .implies = [](const ChoiceValue& value, const LayoutRequest& /*before*/) -> ImpliedChoices {
+          if (std::get<TensorOverlap>(value) == TensorOverlap::none) return {};
+          return {{Choice::sequence_parallel, true}};
         },
         .word =
             [](const ParallelSpec& spec) {
@@ -888,6 +899,10 @@ std::string instead(const ChoiceRow& row, const ParallelSpec& now, const ChoiceV
                      : fmt::format("{} {} instead of {}", row.key, write_value(row.get(now)), write_value(given));
 }
 
+bool offloads_activations(const LayoutRequest& request) {
+  return given<Offload>(request, Choice::offload).value_or(Offload{}).activations != Home::device;
+}
+
 bool gives_every_degree(const LayoutRequest& request) {
   return std::ranges::all_of(
       rows, [&](const ChoiceRow& row) { return !row.axis || may_be_unnamed(*row.axis) || request[row.choice]; });
@@ -912,7 +927,7 @@ ParallelSpec with_given(const LayoutRequest& request, const TrainingSpec& traini
   const std::vector<int>& replicas = spec.replica_micro_batches;
   if (replicas.empty() || request[Choice::micro_batch]) return spec;
   const auto micro_batches = std::accumulate(replicas.begin(), replicas.end(), std::int64_t{0});
-  if (training.global_batch % micro_batches == 0) spec.micro_batch = training.global_batch / micro_batches;
+  if (micro_batches > 0 && training.global_batch % micro_batches == 0) spec.micro_batch = training.global_batch / micro_batches;
   return spec;
 }
 

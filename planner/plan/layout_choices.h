@@ -82,6 +82,8 @@ struct CompanionKey {
   void (*read)(const YamlNode& layout, const TrainingSpec&, ParallelSpec&) = nullptr;
 };
 
+using ImpliedChoices = std::vector<std::pair<Choice, ChoiceValue>>;
+
 // The names of a choice and the texts about it. Where a function may be null, its comment says what
 // null means.
 struct ChoiceRow {
@@ -115,9 +117,9 @@ struct ChoiceRow {
   bool is_kept = false;
   // A given value can be checked only where this choice is given too.
   std::optional<Choice> presumes = {};
-  // A value of another choice that follows from a given value, and from those given before it,
-  // where that choice is not given. Null: none.
-  std::pair<Choice, ChoiceValue> (*implies)(const ChoiceValue&, const LayoutRequest& before) = nullptr;
+  // Values of other choices that follow from a given value, and from those given before it, where
+  // these choices are not given. Null: none.
+  ImpliedChoices (*implies)(const ChoiceValue&, const LayoutRequest& before) = nullptr;
 
   // Why it contradicts the part of a plan that was read before its key. Null: never.
   std::optional<std::string> (*fault)(const ParallelSpec&, const TrainingSpec&) = nullptr;
@@ -143,6 +145,9 @@ std::optional<std::string> other_batch_than_replicas(const ParallelSpec& spec, c
 
 std::string phrase(const ChoiceRow& row, const ChoiceValue& value);
 std::string instead(const ChoiceRow& row, const ParallelSpec& now, const ChoiceValue& given);
+
+// Whether activations are to leave the device.
+bool offloads_activations(const LayoutRequest& request);
 
 // The given value of a choice of that type.
 template <class T>

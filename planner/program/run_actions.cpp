@@ -44,7 +44,9 @@ void gather_into(Lowering& lowering, int index, int whole) {
       instructions.push_back(std::move(instruction));
       pieces.push_back(std::move(on));
     };
-    for (const auto& [range, own] : units) {
+    for (const BucketUnit& unit : units) {
+      const BucketRange& range = unit.range;
+      const HeldRange& own = unit.own;
       const auto all = [&](Access access) {
         return Piece{whole, range.begin * element, range.size() * element, access};
       };
@@ -423,7 +425,7 @@ void reduce_scales(Lowering& lowering, const Action& action) {
     std::vector<std::vector<Piece>> pieces(work.size(), on(Access::update));
     pieces.front() = on(Access::write);
     pieces.back() = on(Access::read);
-    return call_on_pieces(lowering, title, Stream::compute, std::move(work), std::move(pieces));
+    return call_on_pieces(lowering, title, Stream::compute, std::move(work), pieces);
   });
 }
 

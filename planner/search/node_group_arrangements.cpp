@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -10,6 +11,7 @@
 
 #include "planner/base/error.h"
 #include "planner/cluster/price_and_power.h"
+#include "planner/cost/kernel_time.h"
 #include "planner/plan/objective.h"
 #include "planner/search/device_count_bound.h"
 #include "planner/simulator/block_shapes.h"
@@ -30,15 +32,6 @@ void add_counts(const SearchCounts& one, std::optional<double> best_until_then, 
   all.pruned_by_bound += one.pruned_by_bound;
   all.simulated += one.simulated;
   all.seconds += one.seconds;
-  for (const LeftOut& part : one.left_out) {
-    const auto same = std::ranges::find(all.left_out, part.what, &LeftOut::what);
-    LeftOut& of_all = same != all.left_out.end()
-                          ? *same
-                          : all.left_out.emplace_back(part.what, part.gap ? 0.0 : part.gap, part.options);
-    if (!part.gap) of_all.gap.reset();
-    if (of_all.gap && best_until_then)
-      of_all.gap = std::max(*of_all.gap, best_of_all * (1.0 + *part.gap) / *best_until_then - 1.0);
-  }
   if (best_until_then && one.cut_gap)
     if (const double gap = best_of_all * (1.0 + *one.cut_gap) / *best_until_then - 1.0; gap > 0.0)
       all.cut_gap = std::max(all.cut_gap.value_or(0.0), gap);
@@ -47,6 +40,14 @@ void add_counts(const SearchCounts& one, std::optional<double> best_until_then, 
   if (one.gap && gap <= 0.0) return;
   all.certified = false;
   if (one.gap) all.gap = std::max(all.gap.value_or(0.0), gap);
+}
+
+void add_outside(const std::vector<OutsideSpace>& of_one, std::vector<OutsideSpace>& of_all) {
+  for (const OutsideSpace& one : of_one)
+    if (const auto same = std::ranges::find(of_all, one.what, &OutsideSpace::what); same != of_all.end())
+      same->least = std::min(same->least, one.least);
+    else
+      of_all.push_back(one);
 }
 
 // A plan of one of the arrangements.
@@ -142,15 +143,36 @@ std::string arrangements_in_words(const Cluster& cluster, std::size_t arrangemen
   return ", with the first of its groups of nodes or all of them in their own order, or with one of them";
 }
 
-// Choices and orders of groups that are not searched; nothing where all are. No device of the
-// cluster can do better than its fastest product.
+// The least time of any choice of groups: no device does better than its fastest product in the
+// precision of the choice, which is that of one of its groups alone.
+Seconds least_of_any_groups(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                            const PrecisionOf& precision_of) {
+  Seconds least(std::numeric_limits<double>::infinity());
+  for (const NodeGroup& group : cluster.groups) {
+    Cluster those = cluster;
+    TrainingSpec own = training;
+    if (precision_of) {
+      those.groups = {group};
+      own.precision = precision_of(those);
+      those.groups = cluster.groups;
+      std::erase_if(those.groups, [&](const NodeGroup& other) {
+        return fastest_product(own.precision, other.device).value <= 0.0;
+      });
+    }
+    least = std::min(least, DeviceCountBound(graph, those, own).time(those.devices()));
+  }
+  return least;
+}
+
+// Choices and orders of groups that are not searched; nothing where all are.
 std::optional<LeftOut> other_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                          std::size_t arranged, Objective objective, double best) {
+                                          const PrecisionOf& precision_of, std::size_t arranged, Objective objective,
+                                          double best) {
   if (cluster.groups.size() == 1 || (arranged > 1 && cluster.groups.size() <= most_groups_in_every_order))
     return std::nullopt;
   LeftOut left_out{.what = "other choices and orders of the groups of nodes", .gap = std::nullopt};
   if (objective != Objective::time) return left_out;
-  const Seconds least = DeviceCountBound(graph, cluster, training).time(cluster.devices());
+  const Seconds least = least_of_any_groups(graph, cluster, training, precision_of);
   if (least > Seconds(0.0)) left_out.gap = std::max(0.0, best / least.value - 1.0);
   return left_out;
 }
@@ -206,6 +228,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
       options.shapes ? options.shapes : std::make_shared<KnownBlockShapes>();
 
   std::vector<std::pair<SearchCounts, std::optional<Score>>> searches;  // the counts of each, and the best until then
+  std::vector<OutsideSpace> outside;                                    // of all of them
   ArrangedResult result;
   std::optional<Score> best;
   std::optional<Score> best_as_it_stands;
@@ -244,6 +267,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     const bool wins = searches.empty() || (own && (!best || better(*own, *best, noise)));
     const bool is_best_as_it_stands =
         is_as_it_stands && own && (!best_as_it_stands || better(*own, *best_as_it_stands, noise));
+    add_outside(found.outside, outside);
     searches.emplace_back(found.counts, best && (!own || *best < *own) ? best : own);
     if (is_best_as_it_stands) {
       best_as_it_stands = own;
@@ -284,11 +308,12 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     counts.certified = best.has_value();
     for (const auto& [one, until_then] : searches)
       add_counts(one, until_then ? std::optional(until_then->first) : std::nullopt, best ? best->first : 0.0, counts);
+    if (options.bounds_left_out) counts.left_out = left_out(outside, best ? std::optional(best->first) : std::nullopt);
   }
   counts.space = space;
   if (options.bounds_left_out && options.fewer_devices && best)
     if (std::optional<LeftOut> others =
-            other_arrangements(graph, cluster, training, arranged, options.objective, best->first))
+            other_arrangements(graph, cluster, training, precision_of, arranged, options.objective, best->first))
       counts.left_out.push_back(*std::move(others));
   return result;
 }

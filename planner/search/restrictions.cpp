@@ -62,6 +62,18 @@ bool may_have(const SearchedSpace& space, Choice degree) {
   return space.cluster.devices() > 1 && given<std::int64_t>(space.request, degree).value_or(2) > 1;
 }
 
+// Whether more ranks than one may share out a sequence unless the space leaves that out.
+bool may_share_context(const SearchedSpace& space) {
+  return space.training.engine.has_context && !gives_every_degree(space.request) && may_have(space, Choice::cp);
+}
+
+// Ranks with the same parameters.
+bool may_have_replicas(const SearchedSpace& space) {
+  return may_have(space, Choice::dp) ||
+         (space.training.engine.has_context && given<std::int64_t>(space.request, Choice::cp).value_or(1) > 1) ||
+         (may_share_context(space) && space.width.most_context_ranks > 1);
+}
+
 // Restrictions, each where it applies -------------------------------------------------------------
 
 bool may_have_schedules(const SearchedSpace& space) {
@@ -100,6 +112,7 @@ std::optional<Restriction> interleaved_in_given_stages(const SearchedSpace& spac
     return std::nullopt;
   const int stages = static_cast<int>(cut->size());
   LayoutRequest request = with(space.request, Choice::schedule, ScheduleKind::interleaved);
+  // The cut says how many ranks there are, where it has one stage on each.
   request[Choice::stage_blocks].reset();
   request[Choice::pp].reset();
   SpaceWidth wider = space.width;
@@ -108,7 +121,7 @@ std::optional<Restriction> interleaved_in_given_stages(const SearchedSpace& spac
     return degrees.pp() > 1 && degrees.pp() < stages && stages % degrees.pp() == 0;
   };
   return Restriction{.what = "interleaved pipelines of these stages",
-                     .options = {"--schedule interleaved"},
+                     .options = {"--schedule interleaved", "--micro-batch-group"},
                      .wider = {{.request = std::move(request),
                                 .width = wider,
                                 .beyond = {.of_degrees = goes_around, .layout = {}, .until = Beyond::Until::samples}}}};
@@ -121,6 +134,8 @@ std::optional<Restriction> larger_groups(const SearchedSpace& space) {
   if (!engine.has_pipeline || !engine.has_interleaved || !engine.has_other_groups ||
       schedule != ScheduleKind::interleaved || space.request[Choice::micro_batch_group] || !may_have(space, Choice::pp))
     return std::nullopt;
+  // What is left out then is interleaved_in_given_stages.
+  if (space.request[Choice::stage_blocks] && !space.request[Choice::virtual_stages]) return std::nullopt;
   SpaceWidth wider = space.width;
   wider.groups_freely = true;
   return Restriction{.what = space.objective == Objective::memory
@@ -156,7 +171,7 @@ std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
   // Six ranks have groups of two and of three.
   constexpr int fewest = 6;
   if (!space.training.engine.has_hybrid_sharding || space.width.shards_freely || space.request[Choice::dp_shard] ||
-      !may_shard || space.cluster.devices() < fewest || !may_have(space, Choice::dp))
+      !may_shard || space.cluster.devices() < fewest || !may_have_replicas(space))
     return std::nullopt;
   SpaceWidth wider = space.width;
   wider.shards_freely = true;
@@ -177,22 +192,24 @@ std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
                                 .has_same_floors = true}}};
 }
 
-// Floors of time hold however far ahead parameters are gathered, and in however many collectives.
-// The layouts are those that fit where that is not ahead at all, since each block ahead takes a
+// Floors of time hold however far ahead parameters are gathered or brought from the host, and in
+// however many collectives. The layouts are those that fit where that is not ahead at all, since each block ahead takes a
 // buffer, and block by block, since parameters one by one are padded more.
 std::optional<Restriction> other_gathers(const SearchedSpace& space) {
-  const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3;
   const Engine& engine = space.training.engine;
-  if (space.training.optimizer == Optimizer::muon) return std::nullopt;  // it has no ZeRO-3
-  const bool may_differ = engine.has_other_prefetch && !space.request[Choice::prefetch_depth];
-  const bool may_gather_one_by_one = engine.has_parameter_gathers && !space.request[Choice::gather_unit];
-  if ((!may_differ && !may_gather_one_by_one) || engine.most_zero < 3 || !may_gather || !may_have(space, Choice::dp))
-    return std::nullopt;
+  const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3 &&
+                          engine.most_zero >= 3 && space.training.optimizer != Optimizer::muon &&
+                          may_have_replicas(space);
+  const bool brings = given<Offload>(space.request, Choice::offload).value_or(Offload{}).parameters != Home::device;
+  const bool may_differ =
+      (may_gather || brings) && engine.has_other_prefetch && !space.request[Choice::prefetch_depth];
+  const bool may_gather_one_by_one = may_gather && engine.has_parameter_gathers && !space.request[Choice::gather_unit];
+  if (!may_differ && !may_gather_one_by_one) return std::nullopt;
   std::vector<std::string> options;
   if (may_differ) options.emplace_back("--prefetch-depth");
   if (may_gather_one_by_one) options.emplace_back("--gather-unit parameter");
-  const auto has_replicas = [](const ParallelSpec& degrees) { return degrees.replicas() > 1; };
-  const auto gathers = [](const ParallelSpec& spec) { return spec.zero_stage == 3; };
+  const auto may_fetch = [brings](const ParallelSpec& degrees) { return brings || degrees.replicas() > 1; };
+  const auto fetches = [brings](const ParallelSpec& spec) { return brings || spec.zero_stage == 3; };
   return Restriction{
       .what = !may_differ              ? "gathers of parameters one by one"
               : !may_gather_one_by_one ? "gathers of parameters other than one block ahead"
@@ -200,7 +217,7 @@ std::optional<Restriction> other_gathers(const SearchedSpace& space) {
       .options = std::move(options),
       .wider = {{.request = may_differ ? with(space.request, Choice::prefetch_depth, std::int64_t{0}) : space.request,
                  .width = space.width,
-                 .beyond = {.of_degrees = has_replicas, .layout = gathers},
+                 .beyond = {.of_degrees = may_fetch, .layout = fetches},
                  .has_same_floors = space.objective != Objective::memory}}};
 }
 
@@ -219,8 +236,9 @@ std::optional<Restriction> data_parallel(const SearchedSpace& space) {
                                 .has_same_floors = true}}};
 }
 
-// Devices of one kind are as fast as one another: replicas are then best alike but for a remainder.
-// Unlike ones may be any number, whether or not it divides the batch.
+// Devices of one kind are as fast as one another: replicas are then best alike but for a remainder,
+// which a number of them or a size of micro-batch may leave. Unlike ones may be any number, whether
+// or not it divides the batch.
 std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space) {
   if (!is_own(space.training.engine) || space.request[Choice::replica_micro_batches] || !may_have(space, Choice::dp))
     return std::nullopt;
@@ -230,11 +248,16 @@ std::optional<Restriction> unlike_replicas_of_layouts(const SearchedSpace& space
                        .options = {"--balance-replicas"},
                        .wider = {},
                        .bound = Restriction::Bound::devices};
-  if (space.request[Choice::dp] || space.request[Choice::micro_batch]) return std::nullopt;
+  if (are_alike)
+    return Restriction{.what = "replicas with a micro-batch more than others",
+                       .options = {"--replica-micro-batches"},
+                       .wider = {},
+                       .bound = Restriction::Bound::remainder};
+  if (space.request[Choice::dp]) return std::nullopt;
   return Restriction{.what = "numbers of replicas that do not divide the batch",
                      .options = {"--replica-micro-batches"},
                      .wider = {},
-                     .bound = are_alike ? Restriction::Bound::remainder : Restriction::Bound::devices};
+                     .bound = Restriction::Bound::devices};
 }
 
 // Slices of a product take no less than the whole.
@@ -254,11 +277,6 @@ std::optional<Restriction> sliced_products(const SearchedSpace& space) {
                  .width = space.width,
                  .beyond = {.of_degrees = has_tensor_ranks, .layout = {}, .until = Beyond::Until::samples},
                  .samples = SampleFloors::without_tensor_communication}}};
-}
-
-// Whether more ranks than one may share out a sequence unless the space leaves that out.
-bool may_share_context(const SearchedSpace& space) {
-  return space.training.engine.has_context && !gives_every_degree(space.request) && may_have(space, Choice::cp);
 }
 
 // Whether keys and values of other ranks may come to a rank: kernels that write all scores know no
@@ -365,6 +383,42 @@ std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
       .what = "offload of the activations of some layers", .options = {"--offload-layers"}, .wider = {wider}};
 }
 
+// All layers of the space have theirs where `--offload` says.
+std::optional<Restriction> offload_of_fewer_layers(const SearchedSpace& space) {
+  const int layers = most_layers_of_a_stage(space.graph, ParallelSpec{});
+  if (!is_own(space.training.engine) || !offloads_activations(space.request) ||
+      space.request[Choice::offload_layers] || layers < 2)
+    return std::nullopt;
+  // The fewer layers, the less time; the more, the less memory.
+  LayoutRequest request = space.request;
+  if (space.objective != Objective::memory) {
+    Offload others = std::get<Offload>(*request[Choice::offload]);
+    others.activations = Home::device;
+    request[Choice::offload] = others;
+  }
+  return Restriction{.what = "offload of the activations of only some layers",
+                     .options = {"--offload-layers"},
+                     .wider = {{.request = std::move(request),
+                                .width = space.width,
+                                .beyond = {.of_degrees = has_anything,
+                                           .layout = {},
+                                           .room = Beyond::Room::any,
+                                           .also_what_fits = true}}}};
+}
+
+// What recomputes has less to copy: no stage is known to be faster without.
+std::optional<Restriction> unlike_stages_with_offload(const SearchedSpace& space) {
+  if (!space.training.engine.has_recompute_per_stage || !offloads_activations(space.request) ||
+      space.request[Choice::recompute] || space.request[Choice::recompute_layers] || !may_have(space, Choice::pp))
+    return std::nullopt;
+  return Restriction{.what = "stages that recompute differently",
+                     .options = {},
+                     .wider = {{.request = space.request,
+                                .width = space.width,
+                                .beyond = {.of_degrees = has_stages, .layout = {}, .until = Beyond::Until::samples},
+                                .has_same_floors = true}}};
+}
+
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
   const bool may_offload = std::ranges::any_of(all_offloads(), [&](const Offload& offload) {
     return offload != Offload{} && !lacks_homes(space.cluster, offload);
@@ -453,10 +507,15 @@ std::optional<Restriction> some_layers_to_recompute(const SearchedSpace& space) 
 }
 
 constexpr std::array restriction_rows = {
-    other_interleaved, larger_groups,   interleaved_in_given_stages, zero_bubble,
-    other_shard_groups, other_gathers,  data_parallel,               unlike_replicas_of_layouts,
-    sliced_products,   more_context,    context_rings,               hierarchical_context,
-    host_offload,      other_recompute, some_layers_to_recompute};
+    other_interleaved,    larger_groups,
+    interleaved_in_given_stages, zero_bubble,
+    other_shard_groups,   other_gathers,
+    data_parallel,        unlike_replicas_of_layouts,
+    sliced_products,      more_context,
+    context_rings,        hierarchical_context,
+    host_offload,         offload_of_fewer_layers,
+    other_recompute,      some_layers_to_recompute,
+    unlike_stages_with_offload};
 
 }  // namespace
 
@@ -533,17 +592,35 @@ Seconds device_seconds_of_batch(const SearchedSpace& space, LayoutFloors& floors
   return least;
 }
 
-// One of the replicas on equal devices has a sample more than its share.
+// The fewest samples of the fullest of so many replicas where they cannot have as many micro-batches
+// each; nothing where all sizes of micro-batch share the batch out evenly.
+std::optional<std::int64_t> fewest_with_remainder(const SearchedSpace& space, int replicas) {
+  const auto size = given<std::int64_t>(space.request, Choice::micro_batch);
+  std::optional<std::int64_t> fewest;
+  for (const std::int64_t micro_batch : divisors(space.training.global_batch)) {
+    const std::int64_t count = space.training.global_batch / micro_batch;
+    if (count < replicas) break;
+    if (count % replicas == 0 || micro_batch != size.value_or(micro_batch)) continue;
+    const std::int64_t own = ceil_div(count, replicas) * micro_batch;
+    fewest = std::min(fewest.value_or(own), own);
+  }
+  return fewest;
+}
+
+// One of the replicas on equal devices has a micro-batch more than its share.
 std::optional<double> least_with_remainder(const SearchedSpace& space, const Score& best, LayoutFloors& floors) {
   const std::int64_t batch = space.training.global_batch;
   const Seconds of_batch = device_seconds_of_batch(space, floors);
+  const std::int64_t asked = given<std::int64_t>(space.request, Choice::dp).value_or(0);
   double least = std::numeric_limits<double>::infinity();
   // Each on as many devices as it can have, which no objective dislikes.
   for (int replicas = 2; replicas <= std::min<std::int64_t>(space.cluster.devices(), batch); ++replicas) {
     const int devices = space.cluster.devices() / replicas * replicas;
-    if (batch % replicas == 0 || devices < space.least_devices) continue;
+    if ((asked > 0 && replicas != asked) || devices < space.least_devices) continue;
+    const std::optional<std::int64_t> samples = fewest_with_remainder(space, replicas);
+    if (!samples) continue;
     Floor floor = floors.of_devices(devices);
-    const double more = static_cast<double>(ceil_div(batch, replicas) * replicas) / static_cast<double>(batch);
+    const double more = static_cast<double>(*samples * replicas) / static_cast<double>(batch);
     floor.time = std::max(floor.time, of_batch / devices) * more * (1 - 1e-9);
     least = std::min(least, score_of(space, floor, devices, replicas));
   }

@@ -117,10 +117,11 @@ class SpaceSearch {
   SearchedSpace space() const {
     return {graph_, cluster_, training_, request_, width_, options_.objective, least_devices()};
   }
-  // Whether stages may differ in what they recompute.
+  // Whether stages may differ in what they recompute: where they then take longer, and need less
+  // memory. What is recomputed need not be copied to the host.
   bool mixes() const {
     return !request_[Choice::recompute] && !request_[Choice::recompute_layers] &&
-           training_.engine.has_recompute_per_stage;
+           training_.engine.has_recompute_per_stage && !offloads_activations(request_);
   }
 
   std::vector<Open> look_into(std::size_t number) {
@@ -289,6 +290,10 @@ class SpaceSearch {
     result.counts.candidates += trials_->tried();
     result.counts.simulated = simulator_->count() + simulator_->equal();
     result.counts.infeasible_memory += parts_->count_left_out();
+    if (options_.bounds_left_out) {
+      result.outside = outside_of_space();
+      if (!best_score(search_)) result.counts.left_out = parplan::left_out(result.outside, std::nullopt);
+    }
     if (!best_score(search_)) return result;
     const Score winner = *best_score(search_);
     // A plan that takes equally long is no better, however little memory it needs; one that needs
@@ -306,7 +311,11 @@ class SpaceSearch {
           winner.first > bound.first ? winner.first / bound.first - 1.0 : winner.second / bound.second - 1.0;
     }
     result.counts.cut_gap = cut_gap(winner, result.counts);
-    if (options_.bounds_left_out) result.counts.left_out = left_out(winner, result.counts);
+    // What the search did not look into is bounded with what is outside of the space.
+    if (result.counts.gap)
+      for (OutsideSpace& one : result.outside)
+        one.least = std::min(one.least, winner.first / (1.0 + *result.counts.gap));
+    if (options_.bounds_left_out) result.counts.left_out = left_out(result.outside, winner.first);
     put_plainest_first();
     search_.best = first_of_each(std::move(search_.best), options_.top_each);
     if (search_.best.size() > static_cast<std::size_t>(options_.top))
@@ -315,23 +324,20 @@ class SpaceSearch {
     return result;
   }
 
-  // How much better than the best plan anything may be that scores no less than `least`.
-  static double gap_to(double least, const Score& winner) { return std::max(winner.first / least - 1.0, 0.0); }
-
-  std::vector<LeftOut> left_out(const Score& winner, const SearchCounts& counts) {
-    std::vector<LeftOut> all;
-    for (const Restriction& restriction : restrictions(space())) {
-      const std::optional<double> least =
-          least_beyond(restriction, space(), winner, *parts_, *floors_, *makers_.front());
-      // What the search did not look into is bounded with it.
-      const double gap = std::max(least ? gap_to(*least, winner) : 0.0, counts.gap.value_or(0.0));
-      all.push_back({.what = restriction.what, .gap = gap, .options = restriction.options});
-    }
+  std::vector<OutsideSpace> outside_of_space() {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    std::vector<OutsideSpace> all;
+    const Score best = best_score(search_).value_or(Score{infinity, 0.0});
+    for (const Restriction& restriction : restrictions(space()))
+      all.push_back({.what = restriction.what,
+                     .options = restriction.options,
+                     .least = least_beyond(restriction, space(), best, *parts_, *floors_, *makers_.front())
+                                  .value_or(infinity)});
     const double with_slot = simulator_->least_with_slot();
-    if (with_slot < std::numeric_limits<double>::infinity() && options_.objective != Objective::memory)
+    if (with_slot < infinity && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
-                     .gap = gap_to(with_slot, winner),
-                     .options = {"--input-slots in_flight+1"}});
+                     .options = {"--input-slots in_flight+1"},
+                     .least = with_slot});
     return all;
   }
 
@@ -398,6 +404,16 @@ class SpaceSearch {
 };
 
 }  // namespace
+
+std::vector<LeftOut> left_out(const std::vector<OutsideSpace>& outside, std::optional<double> best) {
+  std::vector<LeftOut> all;
+  for (const OutsideSpace& one : outside)
+    if (best)
+      all.push_back({.what = one.what, .gap = std::max(*best / one.least - 1.0, 0.0), .options = one.options});
+    else if (one.least < std::numeric_limits<double>::infinity())
+      all.push_back({.what = one.what, .gap = std::nullopt, .options = one.options});
+  return all;
+}
 
 int ranked_plans(const SearchOptions& options) {
   constexpr int least_tried = 5;  // layouts with which groups of heads and slices are tried

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
@@ -60,11 +61,22 @@ struct SearchOptions {
 // How many plans a search ranks: as many as are asked for, and as it tries more with.
 int ranked_plans(const SearchOptions& options);
 
+// Legal layouts outside of a space, in words, none of which scores less than `least` (its first
+// number): infinity where none fits or beats the best plan.
+struct OutsideSpace {
+  std::string what;
+  std::vector<std::string> options;  // see LeftOut::options
+  double least = 0.0;
+};
+// As counts have them: with their gaps to the best plan's score; without one, those that may fit.
+std::vector<LeftOut> left_out(const std::vector<OutsideSpace>& outside, std::optional<double> best);
+
 struct SearchResult {
   // Best by the objective first, simulated; ties by the order of the space. Candidates that differ
   // in the order of axes alone, and whose groups see the same links, are represented by the first.
   std::vector<RankedPlan> plans;
   SearchCounts counts;
+  std::vector<OutsideSpace> outside;  // SearchOptions::bounds_left_out
   // Where nothing fits, the candidate that needs the least memory; else the one that does among
   // those that were made and fit, which by the objective memory no other beats. Its times are
   // estimated; its memory equals the simulated one.

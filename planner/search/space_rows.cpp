@@ -171,6 +171,8 @@ void smallest_group(const SpaceContext& context, const ParallelSpec& spec, Value
 bool accepts_virtual_stages(const SpaceContext& context, const ParallelSpec& spec, const ChoiceValue& given) {
   const std::int64_t number = std::get<std::int64_t>(given);
   const bool goes_back = spec.pp() > 1 && is_v_shaped(spec.schedule);
+  const auto stages = static_cast<std::int64_t>(spec.stage_blocks.size());
+  if (stages > 0 && number * spec.pp() != stages) return false;
   if (!interleaves(spec) && !goes_back) return number == 1;
   return (goes_back ? number == 2 : number >= 2) &&
          number * spec.pp() <= static_cast<std::int64_t>(context.graph.blocks.size());
@@ -540,7 +542,7 @@ constexpr std::array rows = {
         .values = smallest_group,
         .accepts = accepts_group},
     SpaceRow{.choice = Choice::virtual_stages,
-             .follows_from = {Choice::pp, Choice::schedule},
+             .follows_from = {Choice::pp, Choice::stage_blocks, Choice::schedule},
              .values = numbers_of_virtual_stages,
              .accepts = accepts_virtual_stages,
              .neighbours = next_values},
