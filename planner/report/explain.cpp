@@ -160,7 +160,7 @@ std::string explain_space(const SearchCounts& search) {
     const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
     const std::string with_option = one.options.empty() ? "" : ": " + join(one.options, " or ");
     all.push_back(fmt::format("{} ({})", one.what,
-                              !one.gap       ? "not bounded"
+                              !one.gap       ? "not bounded" + with_option
                               : gap == "0.0" ? fmt::format("not {}", less)
                                              : fmt::format("at most {} % {}{}", gap, less, with_option)));
   }

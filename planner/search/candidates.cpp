@@ -423,6 +423,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   Candidate candidate = estimated(std::move(cut));
   std::optional<OfAnyCut> others;
   if (!is_covered) others = of_any_cut(spec, fastest, candidate.bound.room_in_all);
+  if (others && candidate.bound.spare.count < 0) others->unfitting = candidate.spec;
   if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
     if (!is_covered) add_fewest_layers(candidate.spec, mixes, candidates);
     if (has_few_cuts(spec)) {
@@ -589,6 +590,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     std::optional<Numbered> smallest;
     std::int64_t count = 0;
     std::vector<std::pair<std::size_t, OfAnyCut>> others;
+    std::vector<ParallelSpec> unfitting;
   };
   const auto smaller = [](const Numbered& a, const Numbered& b) {
     return std::pair(a.second.bound.memory.peak(), a.first) < std::pair(b.second.bound.memory.peak(), b.first);
@@ -599,13 +601,19 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
     OfTask& to = made[task];
     for (const std::size_t i : *tasks[task]) {
       candidates.clear();
-      if (const std::optional<OfAnyCut> open = makers[thread]->add(specs[i], mixes, candidates))
+      if (const std::optional<OfAnyCut> open = makers[thread]->add(specs[i], mixes, candidates)) {
         to.others.emplace_back(i, *open);
+        if (open->unfitting) to.unfitting.push_back(*open->unfitting);
+      }
       to.count += static_cast<std::int64_t>(candidates.size());
       for (Candidate& candidate : candidates) {
-        if (candidate.bound.spare.count >= 0)
+        if (candidate.bound.spare.count >= 0) {
           to.fitting.emplace_back(i, std::move(candidate));
-        else if (Numbered one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
+          continue;
+        }
+        if (candidate.spec.recompute == specs[i].recompute && (!mixes || specs[i].recompute == Recompute::none))
+          to.unfitting.push_back(candidate.spec);
+        if (Numbered one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
           to.smallest = std::move(one);
       }
     }
@@ -616,6 +624,7 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
   std::vector<std::pair<std::size_t, OfAnyCut>> others;
   for (OfTask& one : made) {
     all.count += one.count;
+    std::ranges::move(one.unfitting, std::back_inserter(all.unfitting));
     std::ranges::move(one.fitting, std::back_inserter(fitting));
     std::ranges::move(one.others, std::back_inserter(others));
     if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);

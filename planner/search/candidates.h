@@ -39,6 +39,7 @@ inline bool has_few_cuts(const ParallelSpec& spec) {
 struct OfAnyCut {
   Seconds time;       // a lower bound of the step
   Bytes room_in_all;  // as in Bound
+  std::optional<ParallelSpec> unfitting = {};  // the fastest cut, where it does not fit
 };
 // A layout of which not every cut is a candidate.
 struct OpenLayout {
@@ -181,6 +182,9 @@ struct MadeCandidates {
   Seconds others_from;
   // By the objective memory, the least that the layouts may take with other cuts.
   std::optional<Bytes> least_memory_left;
+  // Layouts with cuts that do not fit, without what mixes add: with those that are candidates, else
+  // with the fastest.
+  std::vector<ParallelSpec> unfitting;
 };
 // Each maker works in a thread of its own; the result is the same for any number of them.
 MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,

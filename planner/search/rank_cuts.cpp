@@ -1,6 +1,7 @@
 #include "planner/search/rank_cuts.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -79,23 +80,21 @@ class RankCuts {
  private:
   // How many blocks each stage of a rank may have, first what is most even: stages with the first
   // and the last block of the model come first where there is one more. What is even takes the
-  // least memory, as stages share it, unless the rank holds the first stage of a V: that keeps
-  // nothing for weight gradients, and the last stage, beside it, does.
+  // least memory, as stages share it, but not in a V: there the first stage keeps nothing for weight
+  // gradients, which the last one, beside it, does, and the input of the stage behind the turn lies
+  // apart.
   std::vector<std::vector<int>> shares(int rank, int count) const {
     std::vector<int> sizes(static_cast<std::size_t>(stages_), count / stages_);
     const int more = count % stages_;
-    // At the turn of a V, the input of the second stage lies apart: its blocks save less.
+    // Behind the turn of a V, blocks save less.
     if (rank > 0 && (has_last(rank) || (is_v_shaped(spec_.schedule) && rank + 1 == ranks_)))
       std::for_each(sizes.end() - more, sizes.end(), [](int& size) { ++size; });
     else
       std::for_each(sizes.begin(), sizes.begin() + more, [](int& size) { ++size; });
-    std::vector<std::vector<int>> all{sizes};
-    if (is_v_shaped(spec_.schedule) && rank == 0)
-      while (sizes.back() > 1) {
-        ++sizes.front();
-        --sizes.back();
-        all.push_back(sizes);
-      }
+    if (!is_v_shaped(spec_.schedule)) return {sizes};
+    std::vector<std::vector<int>> all;
+    for (int first = 1; first < count; ++first) all.push_back({first, count - first});
+    std::ranges::stable_sort(all, {}, [&](const std::vector<int>& one) { return std::abs(one.front() - sizes.front()); });
     return all;
   }
   // The first of them with which the rank has room, wherever its inner blocks begin.

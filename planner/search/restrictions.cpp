@@ -379,8 +379,20 @@ std::optional<Restriction> offload_of_some_layers(const SearchedSpace& space) {
     request[Choice::recompute] = Recompute::none;
     wider = {.request = request, .width = space.width, .beyond = {.of_degrees = wider.beyond.of_degrees, .layout = {}}};
   }
-  return Restriction{
-      .what = "offload of the activations of some layers", .options = {"--offload-layers"}, .wider = {wider}};
+  return Restriction{.what = "offload of the activations of some layers",
+                     .options = {"--offload-layers"},
+                     .wider = {wider},
+                     .fits_other_cuts = space.objective != Objective::memory};
+}
+
+// What layouts take at least that copy fewer activations than the space does, whatever they
+// recompute.
+Restriction::Wider without_copies_of_activations(const SearchedSpace& space) {
+  Offload others = std::get<Offload>(*space.request[Choice::offload]);
+  others.activations = Home::device;
+  return {.request = with(space.request, Choice::offload, others),
+          .width = space.width,
+          .beyond = {.of_degrees = has_anything, .layout = {}, .room = Beyond::Room::any, .also_what_fits = true}};
 }
 
 // All layers of the space have theirs where `--offload` says.
@@ -389,21 +401,12 @@ std::optional<Restriction> offload_of_fewer_layers(const SearchedSpace& space) {
   if (!is_own(space.training.engine) || !offloads_activations(space.request) ||
       space.request[Choice::offload_layers] || layers < 2)
     return std::nullopt;
-  // The fewer layers, the less time; the more, the less memory.
-  LayoutRequest request = space.request;
-  if (space.objective != Objective::memory) {
-    Offload others = std::get<Offload>(*request[Choice::offload]);
-    others.activations = Home::device;
-    request[Choice::offload] = others;
-  }
+  // The more layers, the less memory.
+  Restriction::Wider wider = without_copies_of_activations(space);
+  if (space.objective == Objective::memory) wider.request = space.request;
   return Restriction{.what = "offload of the activations of only some layers",
                      .options = {"--offload-layers"},
-                     .wider = {{.request = std::move(request),
-                                .width = space.width,
-                                .beyond = {.of_degrees = has_anything,
-                                           .layout = {},
-                                           .room = Beyond::Room::any,
-                                           .also_what_fits = true}}}};
+                     .wider = {std::move(wider)}};
 }
 
 // What recomputes has less to copy: no stage is known to be faster without.
@@ -411,12 +414,11 @@ std::optional<Restriction> unlike_stages_with_offload(const SearchedSpace& space
   if (!space.training.engine.has_recompute_per_stage || !offloads_activations(space.request) ||
       space.request[Choice::recompute] || space.request[Choice::recompute_layers] || !may_have(space, Choice::pp))
     return std::nullopt;
-  return Restriction{.what = "stages that recompute differently",
-                     .options = {},
-                     .wider = {{.request = space.request,
-                                .width = space.width,
-                                .beyond = {.of_degrees = has_stages, .layout = {}, .until = Beyond::Until::samples},
-                                .has_same_floors = true}}};
+  Restriction::Wider wider = without_copies_of_activations(space);
+  wider.beyond.of_degrees = has_stages;
+  if (space.objective == Objective::memory) wider.request = space.request;
+  return Restriction{
+      .what = "stages that recompute differently", .options = {}, .wider = {std::move(wider)}};
 }
 
 std::optional<Restriction> host_offload(const SearchedSpace& space) {
@@ -425,7 +427,10 @@ std::optional<Restriction> host_offload(const SearchedSpace& space) {
   });
   if (!may_offload || space.request[Choice::offload]) return std::nullopt;
   if (!is_own(space.training.engine)) return offload_of_some_layers(space);
-  Restriction offload{.what = "offload", .options = {"--offload"}, .wider = {}};
+  Restriction offload{.what = "offload",
+                      .options = {"--offload"},
+                      .wider = {},
+                      .fits_other_cuts = space.objective != Objective::memory};
   if (space.objective == Objective::memory) {
     // What is in a file leaves as much of the device as what is on the host.
     for (const Offload& other : all_offloads())
@@ -467,8 +472,11 @@ std::optional<Restriction> other_recompute(const SearchedSpace& space) {
                                 : !of_modules ? "only some layers to recompute"
                                               : "other modules or only some layers to recompute",
                         .options = std::move(options),
-                        .wider = {}};
-  if (space.objective != Objective::memory)
+                        .wider = {},
+                        .fits_other_cuts = space.objective != Objective::memory};
+  if (space.objective != Objective::memory && offloads_activations(space.request))
+    recompute.wider.push_back(without_copies_of_activations(space));
+  else if (space.objective != Objective::memory)
     recompute.wider.push_back(
         {.request = space.request,
          .width = space.width,

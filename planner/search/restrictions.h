@@ -48,6 +48,9 @@ struct Restriction {
   // bounds them, however many of these are used; or they have a number of replicas that does not
   // divide the batch, of which one then has a sample more than its share.
   enum class Bound { wider, devices, remainder } bound = Bound::wider;
+  // Whether cuts may fit there that do not in layouts of the space, of which others do: no such cut
+  // is faster than its own bound, with what the space keeps or recomputes.
+  bool fits_other_cuts = false;
 };
 
 // Those of a space, but for stage cuts (SearchCounts::cut_gap) and buffers for arriving activations

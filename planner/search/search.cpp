@@ -150,6 +150,7 @@ class SpaceSearch {
       others_->add(part.place, std::move(other));
     }
     others_->leave(simulator_->score_of_second(part.spec) * std::max(made.others_from, part.floor.time).value);
+    for (ParallelSpec& spec : made.unfitting) unfitting_.push_back({.spec = std::move(spec), .time = part.floor.time});
     if (made.least_memory_left) others_->leave(static_cast<double>(made.least_memory_left->count));
     // The smallest candidate that fits; where none fits, the smallest of all.
     const auto take_smallest = [this](const Candidate& one, bool fits) {
@@ -324,15 +325,39 @@ class SpaceSearch {
     return result;
   }
 
+  // What layouts take at least with cuts that do not fit, although others do.
+  double least_unfitting() {
+    CandidateMaker& maker = *makers_.front();
+    constexpr std::size_t most = 16'384;  // each takes as long as a candidate
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < unfitting_.size(); ++i) {
+      const ParallelSpec& spec = unfitting_[i].spec;
+      const double of_second = simulator_->score_of_second(spec);
+      if (of_second * unfitting_[i].time.value >= least) continue;
+      Seconds time = unfitting_[i].time;
+      if (i < most)
+        time = std::max(time, maker.estimator()
+                                  .estimate(spec, maker.placements_of(spec), forms_of(row_of(spec.schedule)))
+                                  .lower_bound);
+      least = std::min(least, of_second * time.value);
+    }
+    return least;
+  }
+
   std::vector<OutsideSpace> outside_of_space() {
     constexpr double infinity = std::numeric_limits<double>::infinity();
     std::vector<OutsideSpace> all;
     const Score best = best_score(search_).value_or(Score{infinity, 0.0});
-    for (const Restriction& restriction : restrictions(space()))
-      all.push_back({.what = restriction.what,
-                     .options = restriction.options,
-                     .least = least_beyond(restriction, space(), best, *parts_, *floors_, *makers_.front())
-                                  .value_or(infinity)});
+    std::optional<double> unfitting;
+    for (const Restriction& restriction : restrictions(space())) {
+      double least =
+          least_beyond(restriction, space(), best, *parts_, *floors_, *makers_.front()).value_or(infinity);
+      if (restriction.fits_other_cuts) {
+        if (!unfitting) unfitting = least_unfitting();
+        if (*unfitting < best.first) least = std::min(least, *unfitting);
+      }
+      all.push_back({.what = restriction.what, .options = restriction.options, .least = least});
+    }
     const double with_slot = simulator_->least_with_slot();
     if (with_slot < infinity && options_.objective != Objective::memory)
       all.push_back({.what = "another input slot where only more recompute makes room for it",
@@ -401,6 +426,7 @@ class SpaceSearch {
   SearchCounts counts_;  // without what was simulated
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;
+  std::vector<OpenLayout> unfitting_;  // MadeCandidates::unfitting, with the floors of their parts
 };
 
 }  // namespace

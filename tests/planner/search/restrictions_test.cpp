@@ -36,7 +36,7 @@ namespace {
 
 constexpr const char* interleaved = "interleaved pipelines in other numbers of stages or with ZeRO-2 and 3";
 constexpr const char* groups = "interleaved pipelines in other groups of micro-batches";
-constexpr const char* remainder = "numbers of replicas that do not divide the batch";
+constexpr const char* remainder = "replicas with a micro-batch more than others";
 constexpr const char* zero_bubble = "zero_bubble_h1, zero_bubble_v and dualpipe_v";
 constexpr const char* hybrid = "hybrid sharding";
 constexpr const char* prefetch = "gathers of parameters one by one, or other than one block ahead";

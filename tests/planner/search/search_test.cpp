@@ -56,8 +56,8 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
   if (with.time.total() < without.time.total() * (1 - 1e-9)) all.push_back({spec, with});
 }
 
-// Every spec on so many devices with every cut and, where recompute is not given, every choice of
-// stages that recompute.
+// Every spec on so many devices with every cut and every choice of stages that recompute, where that
+// is searched.
 void try_every_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, int devices,
                       const LayoutRequest& request, KnownBlocks& blocks, std::vector<Tried>& all) {
   for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request))
@@ -65,7 +65,8 @@ void try_every_layout(const OpGraph& graph, NetworkCache& networks, const Traini
       ParallelSpec one = spec;
       one.stage_blocks = cut;
       try_layout(graph, networks, training, one, blocks, all);
-      if (spec.recompute != Recompute::none || request[Choice::recompute] || !training.engine.has_recompute_per_stage)
+      if (spec.recompute != Recompute::none || request[Choice::recompute] || offloads_activations(request) ||
+          !training.engine.has_recompute_per_stage)
         continue;
       one.recompute = Recompute::per_stage;
       for (const std::vector<StageRecompute>& choices : recompute_choices(spec, training.engine)) {
@@ -106,9 +107,11 @@ std::int64_t check_best_of_each_degrees(const SearchResult& found, int top, cons
     CHECK(seen.insert(plan.spec.mesh.degree).second);
     const Score own = score_of(plan.spec, plan.result);
     worst = std::max(worst, own);
-    // A plainer one may stand for that which is as good but for a tie.
-    CHECK(own.first <= best.at(plan.spec.mesh.degree).first * (1.0 + tied_plans));
-    CHECK(own.first <= ranked.back().first * (1.0 + tied_plans));
+    // A plainer one may stand for that which is as good but for a tie, and behind the best plan
+    // one that is a little slower (most_variants_behind).
+    const double apart = &plan == &found.plans.front() ? tied_plans : 0.05;
+    CHECK(own.first <= best.at(plan.spec.mesh.degree).first * (1.0 + apart));
+    CHECK(own.first <= ranked.back().first * (1.0 + apart));
   }
   std::int64_t beating = 0;
   for (const auto& [spec, result] : all) beating += result.memory.peak() <= limit && score_of(spec, result) < worst;
@@ -137,12 +140,15 @@ TEST_CASE("the search finds what simulating every candidate with every cut finds
     Engine engine = {};
     Offload offload = Offload{};
   };
-  for (const auto& [gpu, tight, pipeline, engine, offload] :
+  for (const Setting& setting :
        {Setting{false, false, false}, Setting{false, true, false}, Setting{true, false, false},
         Setting{true, true, false}, Setting{true, false, true}, Setting{true, true, true},
         Setting{true, true, false, poor}, Setting{true, true, true, poor}, Setting{true, true, false, mixing},
         Setting{true, true, true, mixing}, Setting{false, true, false, {}, Offload{.activations = Home::host}},
         Setting{true, true, true, {}, Offload{.activations = Home::host}}}) {
+    const bool gpu = setting.gpu, tight = setting.tight, pipeline = setting.pipeline;
+    const Engine& engine = setting.engine;
+    const Offload& offload = setting.offload;
     TrainingSpec training = training_of(8, gpu ? DataType::bf16 : DataType::fp32);
     training.engine = engine;
     const OpGraph graph = as_run_by(engine, plain);
@@ -264,8 +270,8 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
         std::ranges::sort(scores);
         options.objective = objective;
         const SearchResult found = search(graph, cluster, training, request, options);
-        INFO("setting " << setting << " by " << name(objective) << " on " << cluster.devices() << " devices, batch "
-                        << training.global_batch << ", " << limit.count << " bytes: " << found.counts.simulated
+        INFO("setting " << setting << " by " << std::string(name(objective)) << " on " << cluster.devices()
+                        << " devices, batch " << training.global_batch << ", " << limit.count << " bytes: " << found.counts.simulated
                         << " of " << found.counts.candidates << " simulated, " << all.size() << " by brute force");
         REQUIRE(found.plans.empty() == scores.empty());
         CHECK(found.counts.candidates ==
