@@ -87,7 +87,7 @@ std::string tight_memory(const Plan& plan) {
   const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
   if (memory_verdict(plan.prediction.memory, capacity, headroom) == MemoryVerdict::fits) return "";
   return fmt::format(
-      "tight: takes {} of a device's {}; no plan leaves {:.1f} % of memory free, as it should for "
+      "tight: takes {} of a device's {}; no plan of this space leaves {:.1f} % of memory free, as it should for "
       "what predictions miss (--memory-headroom)",
       format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
 }

@@ -62,7 +62,7 @@ std::string runner_up(const Plan& plan) {
   if (plan.search.candidates == 0) return "runner-up: none; no other layout was looked at\n";
   if (plan.search.candidates - plan.search.infeasible_memory <= 1)
     return "runner-up: none; no other layout of the space fits\n";
-  return "runner-up: the plan keeps no other; `parplan explain` finds the next\n";
+  return "runner-up: the plan keeps no other; `parplan explain` finds the next of all layouts\n";
 }
 
 // The signs of a constraint in the plan itself.

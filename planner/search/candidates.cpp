@@ -22,6 +22,11 @@
 namespace parplan {
 namespace {
 
+// What is recomputed need not be copied to the host.
+bool is_faster_without_recompute(const ParallelSpec& spec) {
+  return spec.offload.activations == Home::device;
+}
+
 // The number of ways of cutting `blocks` into `stages` runs; at most `most_cuts` + 1.
 std::int64_t cuts_of(int blocks, int stages) {
   std::int64_t ways = 1;
@@ -150,7 +155,7 @@ namespace {
 
 // What each stage of a layout may recompute.
 std::span<const Recompute> recomputes_of(const ParallelSpec& spec, const Engine& engine, bool mixes) {
-  if (mixes) return searched_recomputes(engine);
+  if (mixes && spec.recompute == Recompute::none) return searched_recomputes(engine);
   return {&spec.recompute, 1};
 }
 
@@ -357,8 +362,9 @@ void CandidateMaker::add_all_cuts(const ParallelSpec& spec, bool mixes, std::vec
     candidates.push_back(estimated(one));
     const bool fits = candidates.back().bound.spare.count >= 0;
     if (!fits && spec.recompute == Recompute::none) add_fewest_layers(one, mixes, candidates);
-    // Stages that do not recompute are faster; where they fit, a mix can only need less memory.
-    if ((fits && objective_ != Objective::memory) || !mixes || spec.recompute != Recompute::none) continue;
+    // Where stages that do not recompute are faster and fit, a mix can only need less memory.
+    const bool is_fastest = fits && objective_ != Objective::memory && is_faster_without_recompute(spec);
+    if (is_fastest || !mixes || spec.recompute != Recompute::none) continue;
     if (!lists_choices(spec.pp(), training_.engine)) {
       if (!fits) add_mix(one, candidates);
       continue;
@@ -410,7 +416,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
     return std::nullopt;
   }
   // Layouts that recompute are among the mixes of those that do not.
-  const bool is_covered = mixes && spec.recompute != Recompute::none;
+  const bool is_covered = mixes && spec.recompute != Recompute::none && is_faster_without_recompute(spec);
   if (cuts_of(static_cast<int>(graph_.blocks.size()), spec.stages()) <= most_cuts) {
     add_all_cuts(spec, mixes, candidates);
     const bool has_all = !mixes || lists_choices(spec.pp(), training_.engine) || objective_ != Objective::memory;
@@ -421,13 +427,14 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   ParallelSpec cut = spec;
   cut.stage_blocks = fastest.blocks;
   Candidate candidate = estimated(std::move(cut));
+  const bool may_mix = mixes && spec.recompute == Recompute::none;
   std::optional<OfAnyCut> others;
   if (!is_covered) others = of_any_cut(spec, fastest, candidate.bound.room_in_all);
   if (others && candidate.bound.spare.count < 0) others->unfitting = candidate.spec;
   if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
     if (!is_covered) add_fewest_layers(candidate.spec, mixes, candidates);
     if (has_few_cuts(spec)) {
-      if (mixes && !is_covered) {
+      if (may_mix) {
         const ParallelSpec none = candidate.spec;
         candidates.push_back(std::move(candidate));
         add_mix(none, candidates);
@@ -439,7 +446,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
         return others;
       }
     }
-    if (std::optional<Candidate> other = cut_that_fits(spec, mixes && !is_covered)) {
+    if (std::optional<Candidate> other = cut_that_fits(spec, may_mix)) {
       if (other->spec.recompute != spec.recompute) add_fewest_layers(other->spec, mixes, candidates);
       if (other->spec.recompute == spec.recompute)
         candidate = std::move(*other);
@@ -490,7 +497,7 @@ CutsBelow CandidateMaker::cuts_below(const ParallelSpec& spec, bool mixes, Secon
   // Stages that recompute some of their layers take no less than without recompute: where all that
   // they save stays on the device.
   const bool has_fewest = has_fewest_layers(spec, mixes);
-  if (has_fewest && spec.offload.activations != Home::device) {
+  if (has_fewest && !is_faster_without_recompute(spec)) {
     below.rest = of_any_cut(spec, fastest_cut(spec), {}).time;
     return below;
   }

@@ -117,11 +117,10 @@ class SpaceSearch {
   SearchedSpace space() const {
     return {graph_, cluster_, training_, request_, width_, options_.objective, least_devices()};
   }
-  // Whether stages may differ in what they recompute: where they then take longer, and need less
-  // memory. What is recomputed need not be copied to the host.
+  // Whether stages may differ in what they recompute.
   bool mixes() const {
     return !request_[Choice::recompute] && !request_[Choice::recompute_layers] &&
-           training_.engine.has_recompute_per_stage && !offloads_activations(request_);
+           training_.engine.has_recompute_per_stage;
   }
 
   std::vector<Open> look_into(std::size_t number) {

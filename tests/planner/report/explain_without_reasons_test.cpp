@@ -312,7 +312,7 @@ TEST_CASE("a plan without alternatives says why it has none") {
   Plan plan = small_plan();
   plan.alternatives.clear();
   CHECK(explain_briefly(plan).ends_with(
-      "runner-up: the plan keeps no other; `parplan explain` finds the next\n"));
+      "runner-up: the plan keeps no other; `parplan explain` finds the next of all layouts\n"));
   plan.search.infeasible_memory = 11;  // of 12
   CHECK(explain_briefly(plan).ends_with("runner-up: none; no other layout of the space fits\n"));
   plan.search = {};

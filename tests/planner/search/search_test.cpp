@@ -65,8 +65,7 @@ void try_every_layout(const OpGraph& graph, NetworkCache& networks, const Traini
       ParallelSpec one = spec;
       one.stage_blocks = cut;
       try_layout(graph, networks, training, one, blocks, all);
-      if (spec.recompute != Recompute::none || request[Choice::recompute] || offloads_activations(request) ||
-          !training.engine.has_recompute_per_stage)
+      if (spec.recompute != Recompute::none || request[Choice::recompute] || !training.engine.has_recompute_per_stage)
         continue;
       one.recompute = Recompute::per_stage;
       for (const std::vector<StageRecompute>& choices : recompute_choices(spec, training.engine)) {
