@@ -103,6 +103,7 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     // The user did not ask whether fewer devices would be better.
     std::erase_if(plan.notes, [](const std::string& note) { return note.starts_with("uses "); });
     reported = report_inputs(inputs);
+    reported.training.precision = plan.training.precision;
     graph = std::move(inputs.graph);
   }
   std::optional<CalibrationFit> fit;

@@ -205,8 +205,12 @@ SuggestResult suggest(const SuggestRequest& request) {
   return result;
 }
 
-Plan simulate_layout(const SuggestRequest& request, Timeline* timeline) {
-  ParallelSpec spec = fixed_spec(request);
+Plan simulate_layout(const SuggestRequest& asked, Timeline* timeline) {
+  ParallelSpec spec = fixed_spec(asked);
+  SuggestRequest request = asked;
+  // As in a search: what the nodes that it leaves out lack is none of its concern.
+  if (request.precision_of)
+    request.training.precision = request.precision_of(first_nodes(request.cluster, spec.mesh.size()));
   CandidateMaker maker(*request.graph, request.cluster, request.training);
   if (spec.stage_blocks.empty()) spec.stage_blocks = maker.cut_of(spec);
   const std::optional<ParallelSpec> balanced = request.options.balances_replicas ? maker.balanced(spec) : std::nullopt;

@@ -339,7 +339,7 @@ TEST_CASE("what a sweep cannot do is refused before anything is planned") {
        "lower a degree, or give more with --devices or --nodes"},
       {{"--global-batch", "8,7", "--dp", "2"},
        "8 devices of dgx-a100, batch 7, sequence length 1024: data parallelism over 2 cannot split a global batch of 7 "
-       "sequences in micro-batches of 1; legal degrees: 1, 7"},
+       "sequences in micro-batches of 1; legal degrees: 1, 7, or any with replica_micro_batches"},
   };
   for (const Wrong& wrong : all) {
     std::vector<std::string> arguments{"sweep", "gpt2", "--cluster", "dgx-a100", "--quiet"};
