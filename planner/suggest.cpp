@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -185,7 +186,7 @@ SuggestResult suggest(const SuggestRequest& request) {
   result.counts.objective = request.options.objective;
   if (found.plans.empty()) {
     SuggestRequest whole = request;
-    whole.cluster.memory_headroom = 0.0;
+    whole.headroom_of_remedies = std::exchange(whole.cluster.memory_headroom, 0.0);
     result.remedies = find_remedies(whole, found);
     if (found.smallest) result.shortage = shortage_of(whole.cluster, found.smallest->spec, found.smallest->result);
     return result;

@@ -44,9 +44,13 @@ bool fits(SuggestRequest request) {
 
 std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead,
                              RemedyValue value) {
-  SearchResult found = search_for(changed, changed.options.objective, most_simulated);
-  if (found.plans.empty())
-    found = search_for(changed, changed.options.objective, most_simulated, changed.options.fewer_devices);
+  SuggestRequest request = changed;
+  SearchResult found;
+  for (const double headroom : {changed.headroom_of_remedies, 0.0}) {
+    request.cluster.memory_headroom = headroom;
+    for (const bool fewer_devices : {false, changed.options.fewer_devices})
+      if (found.plans.empty()) found = search_for(request, request.options.objective, most_simulated, fewer_devices);
+  }
   if (found.plans.empty()) return std::nullopt;
   const ModelSummary model{.name = changed.model_name,
                            .parameters = parameter_count(*changed.graph),

@@ -25,6 +25,9 @@ struct SuggestRequest {
   PrecisionOf precision_of;
   LayoutRequest layout;
   SearchOptions options;
+  // Where changes that would make the request fit are looked for, which need not leave the memory
+  // free that was asked for: how much plans leave free where they can (Cluster::memory_headroom).
+  double headroom_of_remedies = 0.0;
   // Used to look for changes that would make the request fit, where the caller can supply them: the
   // graph for sequences of another length; that of the same length where other parameters are
   // trained (nothing where the model lacks these); and the cluster with another number of devices
