@@ -58,8 +58,10 @@ LayoutRequest with(LayoutRequest request, Choice choice, const ChoiceValue& valu
   return request;
 }
 
+// Whether a degree may be above 1 beside those that are given.
 bool may_have(const SearchedSpace& space, Choice degree) {
-  return space.cluster.devices() > 1 && given<std::int64_t>(space.request, degree).value_or(2) > 1;
+  if (const auto value = given<std::int64_t>(space.request, degree)) return *value > 1;
+  return space.cluster.devices() / product_of_degrees(space.request) > 1;
 }
 
 // Whether more ranks than one may share out a sequence unless the space leaves that out.
@@ -121,7 +123,7 @@ std::optional<Restriction> interleaved_in_given_stages(const SearchedSpace& spac
     return degrees.pp() > 1 && degrees.pp() < stages && stages % degrees.pp() == 0;
   };
   return Restriction{.what = "interleaved pipelines of these stages",
-                     .options = {"--schedule interleaved", "--micro-batch-group"},
+                     .options = {"--schedule interleaved", "--virtual-stages", "--micro-batch-group"},
                      .wider = {{.request = std::move(request),
                                 .width = wider,
                                 .beyond = {.of_degrees = goes_around, .layout = {}, .until = Beyond::Until::samples}}}};
@@ -620,9 +622,10 @@ std::optional<double> least_with_remainder(const SearchedSpace& space, const Sco
   const std::int64_t batch = space.training.global_batch;
   const Seconds of_batch = device_seconds_of_batch(space, floors);
   const std::int64_t asked = given<std::int64_t>(space.request, Choice::dp).value_or(0);
+  const std::int64_t of_each = product_of_degrees(space.request) / std::max<std::int64_t>(asked, 1);
   double least = std::numeric_limits<double>::infinity();
   // Each on as many devices as it can have, which no objective dislikes.
-  for (int replicas = 2; replicas <= std::min<std::int64_t>(space.cluster.devices(), batch); ++replicas) {
+  for (int replicas = 2; replicas <= std::min(space.cluster.devices() / of_each, batch); ++replicas) {
     const int devices = space.cluster.devices() / replicas * replicas;
     if ((asked > 0 && replicas != asked) || devices < space.least_devices) continue;
     const std::optional<std::int64_t> samples = fewest_with_remainder(space, replicas);
