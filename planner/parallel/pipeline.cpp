@@ -10,6 +10,14 @@ namespace parplan {
 
 namespace {
 
+// Elements, but with a key and a value for each query head, whatever the groups.
+std::int64_t weight_of(const Tensor& weight) {
+  std::int64_t elements = element_count(weight);
+  for (const TensorDim& dim : weight.dims)
+    if (dim.dim == Dim::kv_groups && dim.shared > 0) elements = elements / dim.granule * 3 * (dim.granule - dim.shared);
+  return elements;
+}
+
 // By block: of all its products.
 std::vector<std::int64_t> product_weights(const OpGraph& graph) {
   std::vector<std::int64_t> weights;
@@ -18,7 +26,7 @@ std::vector<std::int64_t> product_weights(const OpGraph& graph) {
     for (int op = block.first_op; op < block.last_op; ++op)
       if (const Op& one = graph.ops[static_cast<std::size_t>(op)];
           !one.parameters.empty() && model_products(graph, one).pairs > 0.0)
-        sum += element_count(graph.tensors[one.parameters.front()]);
+        sum += weight_of(graph.tensors[one.parameters.front()]);
   }
   return weights;
 }

@@ -827,6 +827,25 @@ TEST_CASE("Engines that share out the weights of products end a stage where they
   // Behind layers 3, 5, 8 and 10; the last two have 8.45 of 17.45, of which each may take 2.91.
   CHECK(stages_by_weights(graph, 6) == std::vector{4, 3, 3, 3, 1, 0});
 
+  // Llama-3 8B: 4 x 4096^2 + 3 x 4096 x 14336 a layer, though four query heads share a key and a
+  // value; its head, 128,256 x 4096, is 2.16 layers, and all are 34.16.
+  const OpGraph grouped = graph_of(models_folder, "llama3-8b", 1024);
+  const std::int64_t layer = 4 * 4096 * 4096 + 3 * 4096 * 14336, head = 128256 * 4096;
+  CHECK(stages_by_weights(grouped, 8) == std::vector{6, 4, 4, 5, 4, 4, 4, 3});
+  for (const int stages : {2, 3, 4, 8, 11, 15}) {  // by the formula, with NumPy's fractions
+    std::vector<int> cut(static_cast<std::size_t>(stages), 0);
+    std::size_t stage = 0;
+    for (int block = 0; block < 34; ++block) {
+      ++cut[stage];
+      const std::int64_t so_far = std::min(block, 32) * layer + (block == 33 ? head : 0);
+      const double share = static_cast<double>(stage + 1) / stages;
+      if (static_cast<double>(so_far) > static_cast<double>(32 * layer + head) * share) ++stage;
+    }
+    CAPTURE(stages);
+    CHECK(stages_by_weights(grouped, stages) == cut);
+    CHECK(cut.back() > 0);
+  }
+
   TrainingSpec training;
   training.engine.name = "weighs";
   training.engine.stages_share_weights = true;
