@@ -58,6 +58,15 @@ std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec
   return degrees;
 }
 
+namespace {
+
+std::string in_words(const std::vector<int>& degrees) {
+  const bool are_all = degrees.back() == static_cast<int>(degrees.size()) && degrees.size() > 1;
+  return are_all ? fmt::format("1 to {}", degrees.back()) : fmt::format("{}", fmt::join(degrees, ", "));
+}
+
+}  // namespace
+
 bool allows_group(std::int64_t micro_batches, int ranks, std::int64_t group) {
   const std::int64_t left = micro_batches % group;
   return group >= ranks && group <= micro_batches && (left == 0 || left >= ranks);
@@ -186,15 +195,16 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
                        std::max(blocks / spec.pp(), 1));
   if (spec.stages() > blocks)
     return fmt::format("pipeline parallelism over {} cannot give every stage a block: the model has {} ({} to {}); "
-                       "legal degrees: 1 to {}",
-                       spec.stages(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
+                       "legal degrees: {}",
+                       spec.stages(), blocks, graph.blocks.front().name, graph.blocks.back().name,
+                       in_words(legal_pipeline_degrees(graph, training, spec, blocks)));
   if (spec.stage_blocks.empty()) {  // still to be cut
     if (!training.engine.stages_share_weights) return std::nullopt;
     if (stages_by_weights(graph, spec.stages()).back() > 0) return std::nullopt;
     return fmt::format("engine {} fills {} stages by the weights of products, which leaves the last without a block; "
                        "legal degrees: {}",
                        training.engine.name, spec.stages(),
-                       fmt::join(legal_pipeline_degrees(graph, training, spec, spec.stages()), ", "));
+                       in_words(legal_pipeline_degrees(graph, training, spec, blocks)));
   }
   if (static_cast<int>(spec.stage_blocks.size()) != spec.stages())
     return fmt::format("the stage cut [{}] has {} stages, and {}", fmt::join(spec.stage_blocks, ", "),

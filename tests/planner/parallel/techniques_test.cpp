@@ -857,7 +857,11 @@ TEST_CASE("Engines that share out the weights of products end a stage where they
   spec.mesh.degree.pp = 4;
   CHECK(illegal_pipeline(graph, training, spec) ==
         "engine weighs fills 4 stages by the weights of products, which leaves the last without a block; legal "
-        "degrees: 1, 2, 3");
+        "degrees: 1 to 3");
+  spec.mesh.degree.pp = 15;
+  CHECK(illegal_pipeline(graph, training, spec) ==
+        "pipeline parallelism over 15 cannot give every stage a block: the model has 14 (embedding to head); legal "
+        "degrees: 1 to 3");
   CHECK(stages_of_engine(graph, training.engine, 2) == std::vector{10, 4});
   training.engine.stages_share_weights = false;
   CHECK(stages_of_engine(graph, training.engine, 2) == std::nullopt);
