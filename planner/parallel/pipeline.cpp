@@ -78,13 +78,17 @@ std::int64_t next_group(std::int64_t micro_batches, int ranks) {
   return group;
 }
 
-std::vector<int> equal_stages(const OpGraph& graph, int stages) {
+std::vector<int> equal_stages(const OpGraph& graph, const Engine& engine, int stages) {
   const int blocks = static_cast<int>(graph.blocks.size()), layers = blocks - 2;
   std::vector<int> cut(static_cast<std::size_t>(stages), blocks / stages);
-  if (blocks % stages == 0 && (layers <= 0 || layers % stages != 0)) return cut;
+  const bool takes_more_last = engine.last_stages_take_more;
+  if (!takes_more_last && blocks % stages == 0 && (layers <= 0 || layers % stages != 0)) return cut;
   const bool counts_layers = layers >= stages;
   const int counted = counts_layers ? layers : blocks;
-  for (int s = 0; s < stages; ++s) cut[s] = counted / stages + (s < counted % stages ? 1 : 0);
+  for (int s = 0; s < stages; ++s) {
+    const int before = takes_more_last ? stages - 1 - s : s;  // stages that take one more before this does
+    cut[static_cast<std::size_t>(s)] = counted / stages + (before < counted % stages ? 1 : 0);
+  }
   if (counts_layers) {
     ++cut.front();
     ++cut.back();
@@ -98,7 +102,7 @@ std::vector<int> stages_by_weights(const OpGraph& graph, int stages) {
 
 std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Engine& engine, int stages) {
   if (engine.stages_share_weights) return stages_by_weights(graph, stages);
-  if (engine.equal_stages) return equal_stages(graph, stages);
+  if (engine.equal_stages) return equal_stages(graph, engine, stages);
   return std::nullopt;
 }
 

@@ -793,7 +793,7 @@ TEST_CASE("Engines that count layers hold as many on each stage, or count embedd
   const auto cut_of = [](int layers, int stages) {
     OpGraph graph;
     graph.blocks.resize(static_cast<std::size_t>(layers) + 2);
-    return equal_stages(graph, stages);
+    return equal_stages(graph, Engine{}, stages);
   };
   CHECK(cut_of(8, 1) == std::vector{10});
   // Two layers a stage; the embedding is with the first, the head with the last.
@@ -814,6 +814,22 @@ TEST_CASE("Engines that count layers hold as many on each stage, or count embedd
       CHECK(std::accumulate(cut.begin(), cut.end(), 0) == layers + 2);
       CHECK(std::ranges::min(cut) >= 1);
     }
+}
+
+TEST_CASE("Engines whose last stages take more count layers alone, as InternEvo's partition_uniform does") {
+  Engine engine;
+  engine.equal_stages = engine.last_stages_take_more = true;
+  const auto cut_of = [&](int layers, int stages) {
+    OpGraph graph;
+    graph.blocks.resize(static_cast<std::size_t>(layers) + 2);
+    return stages_of_engine(graph, engine, stages).value();
+  };
+  // The embedding is with the first, the head with the last: 10, 11, 11 and 6, 6, 6, 7, 7 layers.
+  CHECK(cut_of(32, 3) == std::vector{11, 11, 12});
+  CHECK(cut_of(32, 5) == std::vector{7, 6, 6, 7, 8});
+  CHECK(cut_of(8, 4) == std::vector{3, 2, 2, 3});
+  // Embedding and head would make eight of three each.
+  CHECK(cut_of(22, 8) == std::vector{3, 2, 3, 3, 3, 3, 3, 4});
 }
 
 TEST_CASE("Engines that share out the weights of products end a stage where they exceed its share") {
