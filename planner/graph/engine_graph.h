@@ -8,10 +8,11 @@ namespace parplan {
 // The graph with the ops that the engine runs: where it does not fuse attention, the ops on scores
 // that attention stands for; where it drops elements, dropout, but in models with RMS norms, which
 // are trained without (Touvron et al. 2023, and those after); where its loss is not fused, a copy
-// of the logits in fp32; where products of layers are in fp8 (`fp8`) and it casts their inputs
-// once, the casts; and with the vocabulary padded as its facts say. parplan's own runtime runs the
-// ops of the graph as they are.
-OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8 = false);
+// of the logits in fp32; where it makes RMS norms of several kernels, what these keep; where
+// products of layers are in fp8 and it casts their inputs once, the casts; and with the vocabulary
+// padded as its facts say. parplan's own runtime runs the ops of the graph as they are.
+// `precision`: as it is stated (stated_precision).
+OpGraph as_run_by(const Engine& engine, OpGraph graph, DataType precision = DataType::bf16);
 // The graph that plans are made of: parplan's own runtime, whose facts know no precision, pads the
 // vocabulary where matrix units compute (own_vocabulary_multiple).
 OpGraph as_run_by(const TrainingSpec& training, OpGraph graph);
