@@ -1361,6 +1361,11 @@ TEST_CASE("parameters that are gathered together are copied before it and behind
   CHECK(!gathered.empty());
   CHECK(gathered == copied);
   CHECK(static_cast<int>(gathered.size()) == calls_named(plain, "data.all_gather.parameters"));
+  // Lists have copies of their own, and no others.
+  const Engine lists{.name = "other", .lists_shards = true},
+               both{.name = "other", .copies_coalesced = true, .lists_shards = true};
+  CHECK(small_step(both, DataType::bf16, 3, 0).calls.size() == small_step(lists, DataType::bf16, 3, 0).calls.size());
+  CHECK(calls_named(small_step(both, DataType::bf16, 3, 0), "parameters.copy") == 0);
   // Below ZeRO-3, parameters are gathered in place, behind the update.
   for (const int zero : {1, 2}) {
     const Program in_place = small_step(coalesced, DataType::bf16, zero, 0);
