@@ -412,8 +412,8 @@ std::string rates_of_loops(const Cluster& cluster, DataType type) {
   const std::vector<std::string> names = without_sustained(cluster, type);
   if (names.empty()) return "";
   return fmt::format(
-      "what training steps sustain of products in {} on {} is not known: they have the rates of loops, and steps are "
-      "predicted too fast",
+      "products in {} on {} are timed as in benchmark loops, since no training rate is known: predicted steps are too "
+      "short",
       name(type), join(names, " and "));
 }
 

@@ -657,8 +657,8 @@ TEST_CASE("explain says where products have the rates of loops, beside where ker
   reasons.twice.clear();
   reasons.sensitivity.clear();
   const std::string said =
-      "assumed for a class of devices\nwhat training steps sustain of products in bf16 on box is not known: they have "
-      "the rates of loops, and steps are predicted too fast\n";
+      "assumed for a class of devices\nproducts in bf16 on box are timed as in benchmark loops, since no "
+      "training rate is known: predicted steps are too short\n";
   const auto says = [&] {
     std::string text = explain(plan, reasons);
     // Lines that were folded go on two columns further.
