@@ -1509,6 +1509,37 @@ TEST_CASE("hooks take the host's time around each module of sharded parameters, 
   CHECK(host(3, Recompute::none, BackendKind::cpu).empty());  // cores are their own host
 }
 
+TEST_CASE("the host makes lists of gradients and runs hooks, one after the other") {
+  Engine lists{.name = "other", .lists_shards = true}, hooks{.name = "other"}, both;
+  lists.host_per_listed_shard = Seconds(2);
+  hooks.host_per_module_backward = Seconds(3);
+  hooks.host_per_sharded_gradient = Seconds(5);
+  both = hooks;
+  both.lists_shards = true;
+  both.host_per_listed_shard = lists.host_per_listed_shard;
+  hooks.lists_shards = true;  // whose lists take no time
+  const auto of_backwards = [](const Engine& engine) {
+    const Program program = small_step(engine, DataType::bf16, 3, 0);
+    std::vector<double> times;
+    for (const Segment& segment : program.segments) {
+      double host = 0.0;
+      if (segment.name.ends_with(".backward"))
+        for (const Instruction& one : segment.instructions) host += one.submission.value;
+      times.push_back(host);
+    }
+    return times;
+  };
+  const std::vector<double> of_lists = of_backwards(lists), of_hooks = of_backwards(hooks), of_both = of_backwards(both);
+  REQUIRE(of_lists.size() == of_both.size());
+  REQUIRE(of_hooks.size() == of_both.size());
+  double listed = 0.0;
+  for (std::size_t s = 0; s < of_both.size(); ++s) {
+    listed += of_lists[s];
+    CHECK(of_both[s] == doctest::Approx(of_lists[s] + of_hooks[s]));
+  }
+  CHECK(listed > 0.0);
+}
+
 TEST_CASE("engines that copy reduced gradients do so twice before an all-reduce, and once behind") {
   const Engine engine{.name = "other", .scatters_gradients = false, .copies_reduced = true, .reduces_half = true};
   for (const DataType precision : {DataType::fp32, DataType::bf16})
