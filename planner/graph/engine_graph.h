@@ -22,7 +22,9 @@ OpGraph as_run_by(const TrainingSpec& training, OpGraph graph);
 constexpr int own_vocabulary_multiple(DataType precision) { return precision == DataType::fp32 ? 1 : 128; }
 // What a block of such a graph is made of where each part is a module of its own, as in Hugging
 // Face's Transformers: products, norms, activations, rotary positions, attentions and tables, and
-// around them a layer and its feed-forward; and the parameters that are trained in these.
+// around them a layer and its feed-forward; and the parameters that are trained in these. Queries,
+// keys and values are three products where the engine's are (Engine::separate_keys), also of models
+// whose modules have one for all, as GPT-2's c_attn: the graph does not tell these apart.
 struct BlockModules {
   std::int64_t modules = 0, trained = 0;
   bool operator==(const BlockModules&) const = default;
