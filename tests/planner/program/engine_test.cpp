@@ -201,8 +201,11 @@ TEST_CASE("a softmax that no one kernel serves keeps probabilities in fp32, and 
                         {{256, 3, 512, 6}, 1, true},  {{256, 2, 512, 6}, 1, false},  {{16, 1, 512, 8}, 1, true},
                         {{20, 1, 512, 8}, 1, false},  {{22, 1, 512, 8}, 1, true},    {{2048, 1, 64, 4}, 1, false},
                         {{2052, 1, 64, 4}, 1, true}};
-  for (const auto& [sizes, tp, is_apart] : cases)
+  for (const Case& row : cases)
     for (const bool drops : {true, false}) {
+      const Sizes& sizes = row.sizes;
+      const int tp = row.tp;
+      const bool is_apart = row.is_apart;
       CAPTURE(sizes.sequence);
       CAPTURE(sizes.batch);
       CAPTURE(tp);

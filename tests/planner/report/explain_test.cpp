@@ -586,7 +586,7 @@ TEST_CASE("explain says beside the step what published runs make of it, and whic
                                   format_duration(Seconds(10.0 * band.high)))) != std::string::npos);
       CHECK(flat.find("how sure: " + words_of(band)) != std::string::npos);
     }
-    const Json json = explain_json(
+    Json json = explain_json(
         {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
         plan, small_reasons()).at("error_band");
     CHECK(json.at("low") == band.low);
