@@ -183,7 +183,7 @@ std::optional<std::string> lacks_fp8(const Cluster& cluster, const Engine& engin
 // The names of the kinds of device of which it is not known what training steps sustain of products
 // of that type (knows_sustained), each once.
 std::vector<std::string> without_sustained(const Cluster& cluster, DataType type);
-// The same in words: that steps are predicted too fast there. Empty where there are none.
+// The same in words: that predicted steps are too short there. Empty where there are none.
 std::string rates_of_loops(const Cluster& cluster, DataType type);
 // The least memory of any device.
 Bytes least_memory(const Cluster& cluster);

@@ -215,6 +215,7 @@ struct Engine {
   // How stages are cut (stages_of_engine in planner/parallel/pipeline.h), where not in any way:
   // into equal numbers of layers; or into shares of the weights that products multiply with.
   bool equal_stages = false;
+  bool last_stages_take_more = false;  // one layer, where equal numbers leave a remainder; else the first ones
   bool stages_share_weights = false;
   // What a device holds beyond tensors in use: what PyTorch's caching allocator keeps beside
   // activations, as a share of them, and copies of gradients, each in one piece for which what

@@ -173,6 +173,8 @@ constexpr std::array facts = {
     EngineFact{"most_zero_in_pipelines", "the highest ZeRO stage in pipelines", &Engine::most_zero_in_pipelines, 0,
                most_zero},
     EngineFact{"equal_stages", "stages hold equal numbers of layers", &Engine::equal_stages},
+    EngineFact{"last_stages_take_more", "where layers do not divide into equal stages, the last take one more",
+               &Engine::last_stages_take_more},
     EngineFact{"stages_share_weights", "stages take blocks until the weights of their products exceed their share",
                &Engine::stages_share_weights},
     EngineFact{"allocator_reserve", "what the allocator keeps beside activations, as a share of them",

@@ -15,8 +15,8 @@ namespace {
 // A graph with the ops of an engine's kernels.
 class Rewriting : GraphRewriting {
  public:
-  Rewriting(const Engine& engine, bool quantizes, OpGraph graph)
-      : GraphRewriting(std::move(graph)), engine_(engine), quantizes_(quantizes) {}
+  Rewriting(const Engine& engine, DataType precision, bool quantizes, OpGraph graph)
+      : GraphRewriting(std::move(graph)), engine_(engine), precision_(precision), quantizes_(quantizes) {}
 
   OpGraph rewrite() {
     OpGraph graph = rewritten([&](const Block&, const Op& op) { write(op); });
@@ -94,9 +94,11 @@ class Rewriting : GraphRewriting {
     attributes.apart |= !engine_.fused_norm_gradient;
     if (engine_.fused_rms_norm || op.kind != OpKind::rms_norm) return;
     attributes.composed = true;
+    attributes.widened = is_half(in_memory(precision_));  // to(float32) of fp32 is no copy
     Op& written = to_.ops.back();
-    written.outputs.push_back(like(written.inputs[0], op.name + ".wide", TensorRole::statistic));
     written.outputs.push_back(like(written.inputs[0], op.name + ".normalized", TensorRole::activation));
+    if (attributes.widened)
+      written.outputs.push_back(like(written.inputs[0], op.name + ".wide", TensorRole::statistic));
   }
 
   void write_linear(const Op& op) {
@@ -287,6 +289,7 @@ class Rewriting : GraphRewriting {
   }
 
   const Engine& engine_;
+  DataType precision_;
   bool quantizes_;
   std::map<TensorId, TensorId> wide_;    // copies of logits in fp32
   std::map<TensorId, TensorId> bytes_;   // of activations in fp8
@@ -294,7 +297,7 @@ class Rewriting : GraphRewriting {
 
 }  // namespace
 
-OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
+OpGraph as_run_by(const Engine& engine, OpGraph graph, DataType precision) {
   for (Tensor& tensor : graph.tensors)
     for (TensorDim& dim : tensor.dims)
       if (dim.dim == Dim::vocabulary) dim.multiple = engine.vocabulary_multiple;
@@ -305,14 +308,14 @@ OpGraph as_run_by(const Engine& engine, OpGraph graph, bool fp8) {
                         facts.fused_rotary && facts.fused_rms_norm && facts.fused_sums && facts.fused_norm_gradient &&
                         facts.fused_bias_gradient && !facts.copies_keys && !facts.repeats_keys &&
                         !facts.separate_keys && !facts.dropout && facts.loss_metrics == 0;
-  if (!as_it_is) graph = Rewriting(facts, false, std::move(graph)).rewrite();
-  return fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
+  if (!as_it_is) graph = Rewriting(facts, precision, false, std::move(graph)).rewrite();
+  return precision == DataType::fp8 && engine.fp8_casts_once ? quantized(std::move(graph)) : graph;
 }
 
 OpGraph as_run_by(const TrainingSpec& training, OpGraph graph) {
   Engine engine = training.engine;
   if (is_own(engine)) engine.vocabulary_multiple = own_vocabulary_multiple(training.precision);
-  return as_run_by(engine, std::move(graph), training.fp8);
+  return as_run_by(engine, std::move(graph), stated_precision(training));
 }
 
 BlockModules modules_of(const OpGraph& graph, const Block& block) {
@@ -356,7 +359,7 @@ BlockModules modules_of(const OpGraph& graph, const Block& block) {
 
 OpGraph quantized(OpGraph graph) {
   const Engine own;
-  return Rewriting(own, true, std::move(graph)).rewrite();
+  return Rewriting(own, DataType::fp8, true, std::move(graph)).rewrite();
 }
 
 }  // namespace parplan

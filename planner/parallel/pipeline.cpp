@@ -10,6 +10,14 @@ namespace parplan {
 
 namespace {
 
+// Elements, but with a key and a value for each query head, whatever the groups.
+std::int64_t weight_of(const Tensor& weight) {
+  std::int64_t elements = element_count(weight);
+  for (const TensorDim& dim : weight.dims)
+    if (dim.dim == Dim::kv_groups && dim.shared > 0) elements = elements / dim.granule * 3 * (dim.granule - dim.shared);
+  return elements;
+}
+
 // By block: of all its products.
 std::vector<std::int64_t> product_weights(const OpGraph& graph) {
   std::vector<std::int64_t> weights;
@@ -18,7 +26,7 @@ std::vector<std::int64_t> product_weights(const OpGraph& graph) {
     for (int op = block.first_op; op < block.last_op; ++op)
       if (const Op& one = graph.ops[static_cast<std::size_t>(op)];
           !one.parameters.empty() && model_products(graph, one).pairs > 0.0)
-        sum += element_count(graph.tensors[one.parameters.front()]);
+        sum += weight_of(graph.tensors[one.parameters.front()]);
   }
   return weights;
 }
@@ -50,6 +58,15 @@ std::vector<int> legal_pipeline_degrees(const OpGraph& graph, const TrainingSpec
   return degrees;
 }
 
+namespace {
+
+std::string in_words(const std::vector<int>& degrees) {
+  const bool are_all = degrees.back() == static_cast<int>(degrees.size()) && degrees.size() > 1;
+  return are_all ? fmt::format("1 to {}", degrees.back()) : fmt::format("{}", fmt::join(degrees, ", "));
+}
+
+}  // namespace
+
 bool allows_group(std::int64_t micro_batches, int ranks, std::int64_t group) {
   const std::int64_t left = micro_batches % group;
   return group >= ranks && group <= micro_batches && (left == 0 || left >= ranks);
@@ -61,13 +78,17 @@ std::int64_t next_group(std::int64_t micro_batches, int ranks) {
   return group;
 }
 
-std::vector<int> equal_stages(const OpGraph& graph, int stages) {
+std::vector<int> equal_stages(const OpGraph& graph, const Engine& engine, int stages) {
   const int blocks = static_cast<int>(graph.blocks.size()), layers = blocks - 2;
   std::vector<int> cut(static_cast<std::size_t>(stages), blocks / stages);
-  if (blocks % stages == 0 && (layers <= 0 || layers % stages != 0)) return cut;
+  const bool takes_more_last = engine.last_stages_take_more;
+  if (!takes_more_last && blocks % stages == 0 && (layers <= 0 || layers % stages != 0)) return cut;
   const bool counts_layers = layers >= stages;
   const int counted = counts_layers ? layers : blocks;
-  for (int s = 0; s < stages; ++s) cut[s] = counted / stages + (s < counted % stages ? 1 : 0);
+  for (int s = 0; s < stages; ++s) {
+    const int before = takes_more_last ? stages - 1 - s : s;  // stages that take one more before this does
+    cut[static_cast<std::size_t>(s)] = counted / stages + (before < counted % stages ? 1 : 0);
+  }
   if (counts_layers) {
     ++cut.front();
     ++cut.back();
@@ -81,7 +102,7 @@ std::vector<int> stages_by_weights(const OpGraph& graph, int stages) {
 
 std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Engine& engine, int stages) {
   if (engine.stages_share_weights) return stages_by_weights(graph, stages);
-  if (engine.equal_stages) return equal_stages(graph, stages);
+  if (engine.equal_stages) return equal_stages(graph, engine, stages);
   return std::nullopt;
 }
 
@@ -178,15 +199,16 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
                        std::max(blocks / spec.pp(), 1));
   if (spec.stages() > blocks)
     return fmt::format("pipeline parallelism over {} cannot give every stage a block: the model has {} ({} to {}); "
-                       "legal degrees: 1 to {}",
-                       spec.stages(), blocks, graph.blocks.front().name, graph.blocks.back().name, blocks);
+                       "legal degrees: {}",
+                       spec.stages(), blocks, graph.blocks.front().name, graph.blocks.back().name,
+                       in_words(legal_pipeline_degrees(graph, training, spec, blocks)));
   if (spec.stage_blocks.empty()) {  // still to be cut
     if (!training.engine.stages_share_weights) return std::nullopt;
     if (stages_by_weights(graph, spec.stages()).back() > 0) return std::nullopt;
     return fmt::format("engine {} fills {} stages by the weights of products, which leaves the last without a block; "
                        "legal degrees: {}",
                        training.engine.name, spec.stages(),
-                       fmt::join(legal_pipeline_degrees(graph, training, spec, spec.stages()), ", "));
+                       in_words(legal_pipeline_degrees(graph, training, spec, blocks)));
   }
   if (static_cast<int>(spec.stage_blocks.size()) != spec.stages())
     return fmt::format("the stage cut [{}] has {} stages, and {}", fmt::join(spec.stage_blocks, ", "),

@@ -21,12 +21,13 @@ std::optional<std::string> illegal_pipeline(const OpGraph& graph, const Training
 // before them on the first and what comes behind on the last; else all blocks alike, as if the
 // embedding and the head were layers (Megatron-LM's --account-for-embedding-in-pipeline-split and
 // --account-for-loss-in-pipeline-split, DeepSpeed's 'type:transformer|embedding'), and if these do
-// not divide either, one layer more on the first stages. `stages` is at most the number of blocks.
-std::vector<int> equal_stages(const OpGraph& graph, int stages);
+// not divide either, one layer more on the first stages. With `last_stages_take_more` layers alone
+// are counted, and the last stages have one more. `stages` is at most the number of blocks.
+std::vector<int> equal_stages(const OpGraph& graph, const Engine& engine, int stages);
 // The same where it counts the weights that products multiply with: each stage takes blocks until
 // those so far exceed its share of all, so that the last ones may get none (nanotron@c252843039
-// src/nanotron/models/base.py build_model; models/llama.py get_block_compute_costs, by which keys
-// and values are as wide as queries).
+// src/nanotron/models/base.py build_model). Keys and values count as wide as queries also where
+// heads share them (models/llama.py get_block_compute_costs: 4 h^2 + 3 h f for a layer).
 std::vector<int> stages_by_weights(const OpGraph& graph, int stages);
 // The cut that an engine makes, whatever stages would take; nothing where it takes any.
 std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Engine& engine, int stages);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
-#include <ranges>
 
 #include <fmt/format.h>
 
@@ -147,12 +146,13 @@ void fuse(std::vector<Instruction>& instructions, const std::vector<bool>& tempo
     return is_with_activation(row) ? fusions.activations : fusions.norms;
   };
   for (std::size_t i = 0; i < instructions.size(); ++i)
-    for (const FusionRow& row : rows | std::views::filter(wanted))
-      if (std::optional<Match> found = match(row, instructions, i, temporary)) {
-        instructions[i] = std::move(found->fused);
-        instructions.erase(instructions.begin() + static_cast<std::ptrdiff_t>(found->second));
-        break;
-      }
+    for (const FusionRow& row : rows) {
+      std::optional<Match> found = wanted(row) ? match(row, instructions, i, temporary) : std::nullopt;
+      if (!found) continue;
+      instructions[i] = std::move(found->fused);
+      instructions.erase(instructions.begin() + static_cast<std::ptrdiff_t>(found->second));
+      break;
+    }
 }
 
 }  // namespace parplan

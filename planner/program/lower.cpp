@@ -139,6 +139,7 @@ void lower_blocks(Lowering& lowering) {
 void list_gradients_beside_backwards(Lowering& lowering) {
   const Engine& engine = lowering.job.training.engine;
   if (!engine.lists_shards || !is_accelerator(lowering.job.backend) || lowering.job.layout.has_master()) return;
+  std::set<int> done;  // blocks that are alike share Segments
   for (const int stage : lowering.stages)
     for (int b = lowering.blocks_of(stage).first; b < lowering.blocks_of(stage).last; ++b) {
       const RankBucket& bucket = lowering.rank_buckets[lowering.bucket_index(b)];
@@ -147,11 +148,11 @@ void list_gradients_beside_backwards(Lowering& lowering) {
       const Seconds host = (engine.host_per_listed_shard + engine.host_per_copied_shard) * static_cast<double>(shards);
       const Lowering::BlockSegments& segments = lowering.segments_of(b);
       for (const std::optional<int> segment : {segments.backward, segments.backward_weights}) {
-        if (!segment) continue;
+        if (!segment || !done.insert(*segment).second) continue;
         std::vector<Instruction>& all = lowering.program.segments[*segment].instructions;
         const auto last = std::ranges::find_if(
             all.rbegin(), all.rend(), [](const Instruction& one) { return one.kind == InstructionKind::kernel; });
-        if (last != all.rend()) last->submission = host;
+        if (last != all.rend()) last->submission += host;
       }
     }
 }

@@ -25,6 +25,9 @@ Seconds host_of_shards(const Lowering& lowering, Seconds Engine::*of_each) {
   return lowering.job.training.engine.*of_each * static_cast<double>(lowering.job.layout.mesh.shard_ranks());
 }
 
+// Around a gather of several parameters; where lists are gathered, they have copies of their own.
+bool copies_coalesced(const Engine& engine) { return engine.copies_coalesced && !engine.lists_shards; }
+
 // Into the whole, unit by unit: this rank's shard, where it is not on the device, and the others'.
 void gather_into(Lowering& lowering, int index, int whole) {
   const Bucket& bucket = lowering.program.buckets[index];
@@ -36,7 +39,7 @@ void gather_into(Lowering& lowering, int index, int whole) {
   const std::int64_t element = size_of(type);
   constexpr const char* title = "data.all_gather.parameters";
   const bool lists = lowering.job.training.engine.lists_shards,
-             coalesced = lowering.job.training.engine.copies_coalesced && !lists;
+             coalesced = copies_coalesced(lowering.job.training.engine);
   const auto gather_units = [&](std::span<const BucketUnit> units) -> Call& {
     std::vector<Instruction> instructions;
     std::vector<std::vector<Piece>> pieces;
@@ -122,7 +125,7 @@ bool are_brought(const Lowering& lowering, int block) {
 // blocks of products leave no room on a multiprocessor for others (planner/cost/contention.h).
 void copy_gathered(Lowering& lowering, std::optional<int> whole, std::int64_t elements) {
   const Engine& engine = lowering.job.training.engine;
-  if (!whole || !(engine.copies_gathered || engine.copies_coalesced) || elements == 0) return;
+  if (!whole || !(engine.copies_gathered || copies_coalesced(engine)) || elements == 0) return;
   const DataType type = in_memory(lowering.job.training.precision);
   constexpr const char* title = "parameters.copy";
   call_again(lowering, {title, elements, 0, 0}, {*whole}, {}, [&]() -> Call& {

@@ -108,7 +108,7 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
       since = fmt::format(": as stated it needs {} of {}, and it ran", format_bytes(result.device_memory),
                           format_bytes(result.capacity));
     }
-    const ValidatedRun as_stated = result;
+    ValidatedRun as_stated = result;
     request.layout[Choice::recompute_layers].reset();  // of the recompute that is not taken
     for (const Recompute recompute : searched_recomputes(stated.training.engine)) {
       request.layout[Choice::recompute] = recompute;

@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <type_traits>
 
 #include <fmt/core.h>
 
@@ -38,8 +39,10 @@ struct CollectiveCall {
   Collective collective{};
   std::int64_t count = 0;  // of elements
   DataType type = DataType::fp32;
+  std::int32_t padding = 0;  // so that every byte that is sent has a value
   bool operator==(const CollectiveCall&) const = default;
 };
+static_assert(std::has_unique_object_representations_v<CollectiveCall>);
 
 // Asserts that two ranks of a group call the same.
 inline void check_same_call(int group, int rank, const CollectiveCall& call, int other_rank,

@@ -97,7 +97,7 @@ TEST_CASE("what an engine lacks is said of its space and refused where it is ask
     std::vector<std::string> arguments = suggest;
     arguments.push_back(engine);
     arguments.insert(arguments.end(), more.begin(), more.end());
-    const std::string words = answer_of(arguments).at("search").at("space").get<std::string>();
+    std::string words = answer_of(arguments).at("search").at("space").get<std::string>();
     const Called called = call(arguments);
     CHECK(called.out.find("space: " + words + "\n") != std::string::npos);
     return words;

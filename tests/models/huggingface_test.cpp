@@ -102,7 +102,8 @@ TEST_CASE("Published configs give the specs of the zoo, but for the name") {
       {"bert-base-uncased", "bert-base"},
       {"bert-large-uncased", "bert-large"},
   };
-  for (const auto& [folder, name] : names) {
+  for (const auto& named : names) {
+    const std::string folder = named.first, name = named.second;
     CAPTURE(folder);
     ModelFile file = published(folder);
     CHECK(file.spec.name == folder);
@@ -178,7 +179,9 @@ TEST_CASE("Published configs have exactly the parameters that transformers build
 
 // Counted as above, of the classes' own defaults: those of glm-4-9b-chat-hf and GLM-4-9B-0414.
 TEST_CASE("GLM-4 rotates half of each head in pairs of neighbours, and has biases of query, key and value alone") {
-  for (const auto& [type, count] : {std::pair("glm", 9'399'951'360), std::pair("glm4", 9'400'279'040)}) {
+  for (const auto& counted : {std::pair("glm", 9'399'951'360), std::pair("glm4", 9'400'279'040)}) {
+    const std::string type = counted.first;
+    const std::int64_t count = counted.second;
     CAPTURE(type);
     const ModelSpec spec = read_huggingface(fmt::format(R"({{"model_type": "{}", "num_hidden_layers": 40,
         "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 13696, "vocab_size": 151552}})",

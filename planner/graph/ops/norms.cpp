@@ -14,14 +14,14 @@ using enum Access;
 constexpr OperandRow layer_norm_operands[] = {{input, 0, read, matrix},    {parameter, 0, read, per_column},
                                               beta_of(1, per_column),      {output, 0, write, matrix},
                                               {output, 1, write, per_row}, {output, 2, write, per_row}};
-// In steps it keeps its input in fp32, and its result before it is scaled, for the gradient, which
-// does not read the input.
+// In steps it keeps its result before it is scaled, and its input in fp32, for the gradient, which
+// reads no input in half precision.
 constexpr OperandRow rms_norm_operands[] = {{input, 0, read, matrix},
                                             {parameter, 0, read, per_column},
                                             {output, 0, write, matrix},
                                             {output, 1, write, per_row},
-                                            {output, 2, write, in_fp32(matrix), if_composed},
-                                            {output, 3, write, matrix, if_composed}};
+                                            {output, 2, write, matrix, if_composed},
+                                            {output, 3, write, in_fp32(matrix), if_widened}};
 constexpr OperandRow add_layer_norm_operands[] = {{input, 0, read, matrix},
                                                   {input, 1, read, matrix, if_second},
                                                   {parameter, 0, read, per_column, if_bias},
@@ -41,11 +41,11 @@ constexpr OperandRow layer_norm_gradient_operands[] = {
     {output, 1, read, per_row},         {output, 2, read, per_row},     {input_gradient, 0, write, matrix},
     of_first(in_fp32(per_column)),      of_second(in_fp32(per_column)), {workspace, 0, update}};
 constexpr OperandRow rms_norm_gradient_operands[] = {{output_gradient, 0, read, matrix},
-                                                     {input, 0, read, matrix, nullptr, if_composed},
+                                                     {input, 0, read, matrix, nullptr, if_widened},
                                                      {parameter, 0, read, per_column},
                                                      {output, 1, read, per_row},
-                                                     {output, 2, read, in_fp32(matrix), if_composed},
-                                                     {output, 3, read, matrix, if_composed},
+                                                     {output, 2, read, matrix, if_composed},
+                                                     {output, 3, read, in_fp32(matrix), if_widened},
                                                      {input_gradient, 0, write, matrix},
                                                      of_first(in_fp32(per_column)),
                                                      {workspace, 0, update}};

@@ -12,6 +12,7 @@ namespace parplan {
 inline constexpr ShapeFlag if_bias = &OpShape::bias;
 inline constexpr ShapeFlag if_second = &OpShape::second;
 inline constexpr ShapeFlag if_composed = &OpShape::composed;
+inline constexpr ShapeFlag if_widened = &OpShape::widened;
 inline constexpr ShapeFlag if_gathered = &OpShape::gathered;
 inline constexpr ShapeFlag if_norm = &OpShape::norm;
 inline constexpr ShapeFlag if_master = &OpShape::master;

@@ -358,7 +358,9 @@ TEST_CASE("switches that add lift large all-reduces from five H100 and six B200 
   // NVIDIA/nccl issue 1455 (H100, 2 to 4 GiB), ml-engineering 744d01e18b (B200, 8 GiB; rings 673 on
   // four).
   const Bytes large(std::int64_t{4} << 30);
-  for (const auto& [gpus, measured] : {std::pair{5, 420.0}, {7, 460.0}, {8, 480.0}}) {
+  for (const auto& row : {std::pair{5, 420.0}, {7, 460.0}, {8, 480.0}}) {
+    const int gpus = row.first;
+    const double measured = row.second;
     CAPTURE(gpus);
     CHECK(bus_bandwidth(nvswitch(gpus, 370.8e9, 90), large) == Approx(measured).epsilon(0.06));
     CHECK(chosen(nvswitch(gpus, 370.8e9, 90), large) == "NVLS");

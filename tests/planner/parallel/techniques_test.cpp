@@ -793,7 +793,7 @@ TEST_CASE("Engines that count layers hold as many on each stage, or count embedd
   const auto cut_of = [](int layers, int stages) {
     OpGraph graph;
     graph.blocks.resize(static_cast<std::size_t>(layers) + 2);
-    return equal_stages(graph, stages);
+    return equal_stages(graph, Engine{}, stages);
   };
   CHECK(cut_of(8, 1) == std::vector{10});
   // Two layers a stage; the embedding is with the first, the head with the last.
@@ -816,6 +816,22 @@ TEST_CASE("Engines that count layers hold as many on each stage, or count embedd
     }
 }
 
+TEST_CASE("Engines whose last stages take more count layers alone, as InternEvo's partition_uniform does") {
+  Engine engine;
+  engine.equal_stages = engine.last_stages_take_more = true;
+  const auto cut_of = [&](int layers, int stages) {
+    OpGraph graph;
+    graph.blocks.resize(static_cast<std::size_t>(layers) + 2);
+    return stages_of_engine(graph, engine, stages).value();
+  };
+  // The embedding is with the first, the head with the last: 10, 11, 11 and 6, 6, 6, 7, 7 layers.
+  CHECK(cut_of(32, 3) == std::vector{11, 11, 12});
+  CHECK(cut_of(32, 5) == std::vector{7, 6, 6, 7, 8});
+  CHECK(cut_of(8, 4) == std::vector{3, 2, 2, 3});
+  // Embedding and head would make eight of three each.
+  CHECK(cut_of(22, 8) == std::vector{3, 2, 3, 3, 3, 3, 3, 4});
+}
+
 TEST_CASE("Engines that share out the weights of products end a stage where they exceed its share") {
   // GPT-2's head multiplies with 50,257 x 768 weights, a layer with 12 x 768^2: 5.45 layers, and
   // all are 17.45. The embedding multiplies with nothing.
@@ -826,6 +842,25 @@ TEST_CASE("Engines that share out the weights of products end a stage where they
   CHECK(stages_by_weights(graph, 4) == std::vector{6, 4, 4, 0});
   // Behind layers 3, 5, 8 and 10; the last two have 8.45 of 17.45, of which each may take 2.91.
   CHECK(stages_by_weights(graph, 6) == std::vector{4, 3, 3, 3, 1, 0});
+
+  // Llama-3 8B: 4 x 4096^2 + 3 x 4096 x 14336 a layer, though four query heads share a key and a
+  // value; its head, 128,256 x 4096, is 2.16 layers, and all are 34.16.
+  const OpGraph grouped = graph_of(models_folder, "llama3-8b", 1024);
+  const std::int64_t layer = 4 * 4096 * 4096 + 3 * 4096 * 14336, head = 128256 * 4096;
+  CHECK(stages_by_weights(grouped, 8) == std::vector{6, 4, 4, 5, 4, 4, 4, 3});
+  for (const int stages : {2, 3, 4, 8, 11, 15}) {  // by the formula, with NumPy's fractions
+    std::vector<int> cut(static_cast<std::size_t>(stages), 0);
+    std::size_t stage = 0;
+    for (int block = 0; block < 34; ++block) {
+      ++cut[stage];
+      const std::int64_t so_far = std::min(block, 32) * layer + (block == 33 ? head : 0);
+      const double share = static_cast<double>(stage + 1) / stages;
+      if (static_cast<double>(so_far) > static_cast<double>(32 * layer + head) * share) ++stage;
+    }
+    CAPTURE(stages);
+    CHECK(stages_by_weights(grouped, stages) == cut);
+    CHECK(cut.back() > 0);
+  }
 
   TrainingSpec training;
   training.engine.name = "weighs";
@@ -838,7 +873,11 @@ TEST_CASE("Engines that share out the weights of products end a stage where they
   spec.mesh.degree.pp = 4;
   CHECK(illegal_pipeline(graph, training, spec) ==
         "engine weighs fills 4 stages by the weights of products, which leaves the last without a block; legal "
-        "degrees: 1, 2, 3");
+        "degrees: 1 to 3");
+  spec.mesh.degree.pp = 15;
+  CHECK(illegal_pipeline(graph, training, spec) ==
+        "pipeline parallelism over 15 cannot give every stage a block: the model has 14 (embedding to head); legal "
+        "degrees: 1 to 3");
   CHECK(stages_of_engine(graph, training.engine, 2) == std::vector{10, 4});
   training.engine.stages_share_weights = false;
   CHECK(stages_of_engine(graph, training.engine, 2) == std::nullopt);
@@ -995,9 +1034,9 @@ TEST_CASE("Megatron's placements of a Llama with sequence parallelism and ZeRO, 
 }
 
 TEST_CASE("Without tensor parallelism nothing is cut") {
-  for (const auto& [parameter, placed] : place(tiny_gpt2(), layout(tiny_gpt2(), 4, 1, 1)).parameters) {
-    const Placement placement = placed.tp;
-    INFO(parameter);
+  for (const auto& placed : place(tiny_gpt2(), layout(tiny_gpt2(), 4, 1, 1)).parameters) {
+    const Placement placement = placed.second.tp;
+    INFO(placed.first);
     CHECK(placement == replicate());
   }
 }

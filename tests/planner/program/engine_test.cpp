@@ -41,7 +41,7 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   model.feature = 4 * sizes.hidden;
   model.layers = 3;
   model.context = std::max(model.context, sizes.sequence);
-  const OpGraph graph = as_run_by(engine, build_graph(model, sizes.sequence), fp8);
+  const OpGraph graph = as_run_by(engine, build_graph(model, sizes.sequence), fp8 ? DataType::fp8 : DataType::bf16);
   TrainingSpec training;
   training.global_batch = sizes.batch;
   training.sequence_length = sizes.sequence;
@@ -58,12 +58,13 @@ LoweredBlock layer(const Sizes& sizes, const Engine& engine, Recompute recompute
   return lower_block(graph, 1, context);
 }
 
-// A layer of a Llama of 8 query heads and 2 key heads of 32, with 3 samples of 128 tokens in bf16.
+// A layer of a Llama of 8 query heads and 2 key heads of 32, with 3 samples of 128 tokens.
 struct LlamaLayer {
   Engine engine;
   int tp = 1, cp = 1, dp = 1;
   int zero_stage = 0;
-  bool sequence_parallel = false, fp8 = false;
+  bool sequence_parallel = false;
+  DataType precision = DataType::bf16;
   Recompute recompute = Recompute::none;
   TensorOverlap tp_overlap = TensorOverlap::none;
 
@@ -75,10 +76,10 @@ struct LlamaLayer {
     model.head_dim = 32;
     model.feature = 512;
     model.layers = 3;
-    const OpGraph graph = as_run_by(engine, build_graph(model, 128), fp8);
-    TrainingSpec training{.global_batch = 3, .sequence_length = 128, .precision = DataType::bf16};
+    const OpGraph graph = as_run_by(engine, build_graph(model, 128), precision);
+    TrainingSpec training{.global_batch = 3, .sequence_length = 128};
+    state_precision(training, precision);
     training.engine = engine;
-    training.fp8 = fp8;
     ParallelSpec spec;
     spec.mesh.degree.tp = tp;
     spec.mesh.degree.cp = cp;
@@ -100,7 +101,7 @@ LoweredBlock gated_layer(const Engine& engine, Recompute recompute, int tp = 1, 
   return LlamaLayer{.engine = engine,
                     .tp = tp,
                     .sequence_parallel = slices,
-                    .fp8 = slices,
+                    .precision = slices ? DataType::fp8 : DataType::bf16,
                     .recompute = recompute,
                     .tp_overlap = slices ? TensorOverlap::ring : TensorOverlap::none}
       .lowered();
@@ -200,8 +201,11 @@ TEST_CASE("a softmax that no one kernel serves keeps probabilities in fp32, and 
                         {{256, 3, 512, 6}, 1, true},  {{256, 2, 512, 6}, 1, false},  {{16, 1, 512, 8}, 1, true},
                         {{20, 1, 512, 8}, 1, false},  {{22, 1, 512, 8}, 1, true},    {{2048, 1, 64, 4}, 1, false},
                         {{2052, 1, 64, 4}, 1, true}};
-  for (const auto& [sizes, tp, is_apart] : cases)
+  for (const Case& row : cases)
     for (const bool drops : {true, false}) {
+      const Sizes& sizes = row.sizes;
+      const int tp = row.tp;
+      const bool is_apart = row.is_apart;
       CAPTURE(sizes.sequence);
       CAPTURE(sizes.batch);
       CAPTURE(tp);
@@ -394,7 +398,7 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
     std::int64_t weights = 0, others = 0;
   };
   const auto casts = [](const Engine& engine, int dp, int zero_stage) {
-    const LoweredBlock block = LlamaLayer{.engine = engine, .dp = dp, .zero_stage = zero_stage, .fp8 = true}.lowered();
+    const LoweredBlock block = LlamaLayer{.engine = engine, .dp = dp, .zero_stage = zero_stage, .precision = DataType::fp8}.lowered();
     Casts sum;
     for (const Segment* segment : {&block.forward, &block.backward})
       for (const Instruction& one : segment->instructions) {
@@ -428,7 +432,7 @@ TEST_CASE("weights in fp8 are transposed once for each gradient of an input, als
       const LoweredBlock block = LlamaLayer{.engine = engine,
                                             .tp = slices ? 2 : 1,
                                             .sequence_parallel = slices,
-                                            .fp8 = true,
+                                            .precision = DataType::fp8,
                                             .tp_overlap = slices ? TensorOverlap::ring : TensorOverlap::none}
                                      .lowered();
       CastElements sum;
@@ -460,7 +464,11 @@ TEST_CASE("rows are copied behind each gather over tensor-parallel ranks and bef
         CAPTURE(sequence_parallel);
         CAPTURE(fp8);
         const auto lowered = [&](const Engine& engine) {
-          return LlamaLayer{.engine = engine, .tp = tp, .sequence_parallel = sequence_parallel, .fp8 = fp8}.lowered();
+          return LlamaLayer{.engine = engine,
+                            .tp = tp,
+                            .sequence_parallel = sequence_parallel,
+                            .precision = fp8 ? DataType::fp8 : DataType::bf16}
+              .lowered();
         };
         const LoweredBlock own = lowered(plain), other = lowered(copies);
         for (const auto& [of_own, of_other] :
@@ -741,6 +749,11 @@ TEST_CASE("an RMS norm in steps keeps its input in fp32 and what it scales, inst
   CHECK(gated_layer(steps, Recompute::none).saved_bytes - gated_layer(fused, Recompute::none).saved_bytes ==
         (6 + 6 - 2) * elements);
   CHECK(gated_layer(steps, Recompute::full).saved_bytes == gated_layer(fused, Recompute::full).saved_bytes);
+  // In fp32 there is nothing to widen: what is scaled is kept beside the inputs.
+  const auto in_fp32 = [](const Engine& engine) {
+    return LlamaLayer{.engine = engine, .precision = DataType::fp32}.lowered().saved_bytes;
+  };
+  CHECK(in_fp32(steps) - in_fp32(fused) == (4 + 4) * elements);
   // It is in no kernel with the sum before it.
   steps.fused_norm = true;
   const LoweredBlock block = gated_layer(steps, Recompute::none);
@@ -807,7 +820,7 @@ namespace {
 // and two tensor-parallel ranks, in four micro-batches.
 constexpr DeviceMesh small_mesh{.degree = {.pp = 2, .dp = 2, .tp = 2}, .order = {}};
 Program small_step(const Engine& engine, DataType precision, int zero, int pipeline_rank) {
-  const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), precision == DataType::fp8);
+  const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), precision);
   TrainingSpec training;
   training.global_batch = 8;
   training.sequence_length = 16;
@@ -832,7 +845,7 @@ Program step_with_scales(const Degrees& degrees, std::vector<std::string> traine
   training.engine = {.name = "other", .fp8_casts_once = true, .scale_history = 16};
   state_precision(training, DataType::fp8);
   if (!trained.empty()) training.trainable = {.all = false, .patterns = std::move(trained)};
-  const OpGraph graph = as_trained(training, as_run_by(training.engine, graph_of("tiny-llama"), true));
+  const OpGraph graph = as_trained(training, as_run_by(training, graph_of("tiny-llama")));
   ParallelSpec spec;
   spec.mesh.degree = degrees;
   spec.micro_batch = 1;
@@ -927,7 +940,7 @@ TEST_CASE("in fp8 magnitudes are reduced over all ranks of a stage behind each p
     CHECK(calls_named(small_step({.name = "other", .fp8_casts_once = true}, DataType::fp8, 1, rank), "scales") == 0);
     const std::vector<Step> steps = steps_of(program);
     // A layer has four products, and a stage all blocks but the embedding or the head as layers.
-    const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), true);
+    const OpGraph graph = as_run_by(engine, graph_of("tiny-gpt2"), DataType::fp8);
     const int blocks = static_cast<int>(graph.blocks.size()), half = blocks / 2;
     const int layers = rank == 0 ? half - 1 : blocks - half - 1;
     std::vector<std::int64_t> bytes;
@@ -1351,6 +1364,11 @@ TEST_CASE("parameters that are gathered together are copied before it and behind
   CHECK(!gathered.empty());
   CHECK(gathered == copied);
   CHECK(static_cast<int>(gathered.size()) == calls_named(plain, "data.all_gather.parameters"));
+  // Lists have copies of their own, and no others.
+  const Engine lists{.name = "other", .lists_shards = true},
+               both{.name = "other", .copies_coalesced = true, .lists_shards = true};
+  CHECK(small_step(both, DataType::bf16, 3, 0).calls.size() == small_step(lists, DataType::bf16, 3, 0).calls.size());
+  CHECK(calls_named(small_step(both, DataType::bf16, 3, 0), "parameters.copy") == 0);
   // Below ZeRO-3, parameters are gathered in place, behind the update.
   for (const int zero : {1, 2}) {
     const Program in_place = small_step(coalesced, DataType::bf16, zero, 0);
@@ -1492,6 +1510,37 @@ TEST_CASE("hooks take the host's time around each module of sharded parameters, 
         Seen{{"embedding.backward", 2 * 10000}, {"layers.backward", 12 * 10000}, {"head.backward", 3 * 10000}});
   CHECK(host(1, Recompute::full, BackendKind::cuda).empty());
   CHECK(host(3, Recompute::none, BackendKind::cpu).empty());  // cores are their own host
+}
+
+TEST_CASE("the host makes lists of gradients and runs hooks, one after the other") {
+  Engine lists{.name = "other", .lists_shards = true}, hooks{.name = "other"}, both;
+  lists.host_per_listed_shard = Seconds(2);
+  hooks.host_per_module_backward = Seconds(3);
+  hooks.host_per_sharded_gradient = Seconds(5);
+  both = hooks;
+  both.lists_shards = true;
+  both.host_per_listed_shard = lists.host_per_listed_shard;
+  hooks.lists_shards = true;  // whose lists take no time
+  const auto of_backwards = [](const Engine& engine) {
+    const Program program = small_step(engine, DataType::bf16, 3, 0);
+    std::vector<double> times;
+    for (const Segment& segment : program.segments) {
+      double host = 0.0;
+      if (segment.name.ends_with(".backward"))
+        for (const Instruction& one : segment.instructions) host += one.submission.value;
+      times.push_back(host);
+    }
+    return times;
+  };
+  const std::vector<double> of_lists = of_backwards(lists), of_hooks = of_backwards(hooks), of_both = of_backwards(both);
+  REQUIRE(of_lists.size() == of_both.size());
+  REQUIRE(of_hooks.size() == of_both.size());
+  double listed = 0.0;
+  for (std::size_t s = 0; s < of_both.size(); ++s) {
+    listed += of_lists[s];
+    CHECK(of_both[s] == doctest::Approx(of_lists[s] + of_hooks[s]));
+  }
+  CHECK(listed > 0.0);
 }
 
 TEST_CASE("engines that copy reduced gradients do so twice before an all-reduce, and once behind") {

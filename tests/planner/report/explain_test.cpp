@@ -586,7 +586,7 @@ TEST_CASE("explain says beside the step what published runs make of it, and whic
                                   format_duration(Seconds(10.0 * band.high)))) != std::string::npos);
       CHECK(flat.find("how sure: " + words_of(band)) != std::string::npos);
     }
-    const Json json = explain_json(
+    Json json = explain_json(
         {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
         plan, small_reasons()).at("error_band");
     CHECK(json.at("low") == band.low);
@@ -657,8 +657,8 @@ TEST_CASE("explain says where products have the rates of loops, beside where ker
   reasons.twice.clear();
   reasons.sensitivity.clear();
   const std::string said =
-      "assumed for a class of devices\nwhat training steps sustain of products in bf16 on box is not known: they have "
-      "the rates of loops, and steps are predicted too fast\n";
+      "assumed for a class of devices\nproducts in bf16 on box are timed as in benchmark loops, since no "
+      "training rate is known: predicted steps are too short\n";
   const auto says = [&] {
     std::string text = explain(plan, reasons);
     // Lines that were folded go on two columns further.

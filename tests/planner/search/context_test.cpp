@@ -19,7 +19,6 @@
 namespace parplan {
 
 using testing::cluster_of;
-using testing::eight_cores;
 using testing::graph_of;
 using testing::random_cluster;
 using testing::random_cut;

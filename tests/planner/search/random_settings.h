@@ -192,7 +192,7 @@ inline Engine random_engine(unsigned seed, OpGraph& graph) {
   engine.transposes_weights = apart() % 2 == 0 && engine.fp8_casts_once;
   if (apart() % 2 == 0 && engine.fp8_casts_once) engine.scale_history = 16;
   for (bool Engine::*const fact : {&Engine::scatters_sharded, &Engine::copies_sharded, &Engine::copies_coalesced,
-                                   &Engine::copies_to_update})
+                                   &Engine::copies_to_update, &Engine::last_stages_take_more})
     engine.*fact = apart() % 2 == 0;
   if (apart() % 2 == 0) engine.bucket_elements = 3000;
   for (Seconds Engine::*const host :

@@ -210,7 +210,8 @@ TEST_CASE("groups of a grid work side by side, many times over") {
       communicator.all_reduce(0, 10 + rank / 2, Reduction::sum, {data.data(), 2000});
       communicator.all_reduce(0, 20 + rank % 2, Reduction::sum, {data.data(), 1 + round % 5});
       wrong += data[0] != static_cast<float>(6 + 4 * round);
-      wrong += data[1999] != static_cast<float>(rank / 2 * 4 + 1 + 2 * round);
+      const int of_pair = rank / 2 * 4 + 1 + 2 * round;
+      wrong += data[1999] != static_cast<float>(of_pair);
     }
   });
   CHECK(wrong == 0);
