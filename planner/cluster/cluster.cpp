@@ -579,13 +579,13 @@ Cluster read_cluster(const YamlNode& document, const ClusterCatalog& catalog) {
   if (const auto by = document.find("calibrated")) cluster.calibrated = printable_line(by->as_string());
   if (const auto notes = document.find("notes"))
     for (const YamlNode& note : notes->items()) cluster.notes.push_back(printable_line(note.as_string()));
-  // Until the two had keys of their own, 'post_overhead' alone stood for EFA, with LL128. The note is
-  // also written, beside the keys, so it says what was given.
+  // Until the two had keys of their own, 'post_overhead' alone stood for EFA, with LL128. The note
+  // is also written, beside the keys, so it says what was given.
   if (const auto network = document.find("network");
       network && network->find("post_overhead") && !network->find("ring_protocols") && !network->find("tree_protocols"))
     cluster.notes.emplace_back(
-        "'post_overhead' was given without 'ring_protocols' and 'tree_protocols': rings and trees over nodes were taken "
-        "to use simple and ll; on EFA rings use [simple, ll, ll128] and trees [ll, ll128]");
+        "'post_overhead' was given without 'ring_protocols' and 'tree_protocols': rings and trees over nodes were "
+        "taken to use simple and ll; on EFA rings use [simple, ll, ll128] and trees [ll, ll128]");
   if (const auto sources = document.find("sources"))
     for (const YamlNode& source : sources->items()) cluster.sources.push_back(printable_line(source.as_string()));
   if (const auto problem = problem_with(cluster)) (groups ? *groups : document.at("node")).fail(*problem);

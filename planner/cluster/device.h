@@ -114,9 +114,9 @@ bool has_units(const DeviceKind& device, DataType type);
 FlopsPerSecond peak(const DeviceKind& device, DataType type);
 // Whether it is known what training steps sustain of products of that type: by a rate of its own,
 // or of kernels that parplan measure timed by a share. Where it is not, products have the rates of
-// benchmark loops, and predicted steps are too short. Always true of cores, and of types of which no
-// file says it, so that nothing is known of an error either: fp32, tf32, and half precision without
-// units.
+// benchmark loops, and predicted steps are too short. Always true of cores, and of types of which
+// no file says it, so that nothing is known of an error either: fp32, tf32, and half precision
+// without units.
 bool knows_sustained(const DeviceKind& device, DataType type);
 
 // A device kind file (configs/devices/NAME.yaml).

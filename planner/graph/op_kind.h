@@ -230,8 +230,8 @@ struct OpShape {
   // layer_norm, rms_norm and linear: gradients of the norm's parameters, or of the bias, have a
   // kernel of their own. cross_entropy_*: the logits are a part of the vocabulary's.
   bool apart = false;
-  // rms_norm and its gradient: each step is a kernel, in fp32. It has a result more, what it scales,
-  // which the gradient reads; `widened` another, x in fp32, which the gradient reads instead of x.
+  // rms_norm and its gradient: each step is a kernel, in fp32. It has a result more, what it
+  // scales, which the gradient reads; `widened` another, x in fp32, which it reads instead of x.
   bool composed = false;
   bool widened = false;
   bool drops = false;         // attention: drops probabilities, in its kernel

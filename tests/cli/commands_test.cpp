@@ -788,7 +788,9 @@ TEST_CASE("each option named for what is left out searches it under every engine
       REQUIRE(called.code == 0);
       return Json::parse(called.out);
     };
-    for (const auto& [what, options] : left_out(suggest({}))) {
+    for (const auto& left : left_out(suggest({}))) {
+      const std::string& what = left.first;
+      const auto& options = left.second;
       CAPTURE(what);
       CHECK((!options.empty() || what == "stages that recompute differently"));
       // With one value of each option.
@@ -801,7 +803,7 @@ TEST_CASE("each option named for what is left out searches it under every engine
         const auto row = std::ranges::find(named_options(), option, &NamedOption::option);
         REQUIRE(row != named_options().end());
         const auto value = std::ranges::find_if(row->values, [&](const std::string& one) {
-          return &one == &row->values.back() || try_with(words_of(option + " " + one)).code == 0;
+          return &one == &row->values.back() || try_with(words_of(fmt::format("{} {}", option, one))).code == 0;
         });
         std::vector<std::string> more = words_of(option + " " + *value);
         if (try_with(more).code == 1) continue;  // searched, and nothing fits

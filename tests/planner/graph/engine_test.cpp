@@ -138,7 +138,8 @@ TEST_CASE("what an engine's facts make of a graph stays where products are cast 
       engine.fused_loss = fused_loss;
       engine.loss_metrics = 2;
       engine.fp8_casts_once = true;
-      const OpGraph plain = as_run_by(engine, graph_of(model, 64)), cast = as_run_by(engine, graph_of(model, 64), DataType::fp8);
+      const OpGraph plain = as_run_by(engine, graph_of(model, 64)),
+                    cast = as_run_by(engine, graph_of(model, 64), DataType::fp8);
       std::vector<OpShape> before, after;
       for (const Op& op : plain.ops) before.push_back(op.attributes);
       for (const Op& op : cast.ops)

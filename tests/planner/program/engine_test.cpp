@@ -398,7 +398,8 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
     std::int64_t weights = 0, others = 0;
   };
   const auto casts = [](const Engine& engine, int dp, int zero_stage) {
-    const LoweredBlock block = LlamaLayer{.engine = engine, .dp = dp, .zero_stage = zero_stage, .precision = DataType::fp8}.lowered();
+    const LoweredBlock block =
+        LlamaLayer{.engine = engine, .dp = dp, .zero_stage = zero_stage, .precision = DataType::fp8}.lowered();
     Casts sum;
     for (const Segment* segment : {&block.forward, &block.backward})
       for (const Instruction& one : segment->instructions) {
@@ -1532,7 +1533,8 @@ TEST_CASE("the host makes lists of gradients and runs hooks, one after the other
     }
     return times;
   };
-  const std::vector<double> of_lists = of_backwards(lists), of_hooks = of_backwards(hooks), of_both = of_backwards(both);
+  const std::vector<double> of_lists = of_backwards(lists), of_hooks = of_backwards(hooks),
+                            of_both = of_backwards(both);
   REQUIRE(of_lists.size() == of_both.size());
   REQUIRE(of_hooks.size() == of_both.size());
   double listed = 0.0;
