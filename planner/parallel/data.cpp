@@ -79,7 +79,8 @@ std::optional<std::string> illegal_data(const OpGraph& /*graph*/, const Training
   if (batch / spec.micro_batch % spec.mesh.batch_ranks() == 0) return std::nullopt;
   const bool may_be_unlike = is_own(training.engine) && spec.dp() <= batch / spec.micro_batch;
   return fmt::format(
-      "data parallelism over {} cannot split a global batch of {} sequences in micro-batches of {}; legal degrees: {}{}",
+      "data parallelism over {} cannot split a global batch of {} sequences in micro-batches of {}; legal degrees: "
+      "{}{}",
       spec.dp(), batch, spec.micro_batch, list_degrees(divisors(batch / spec.micro_batch)),
       may_be_unlike ? ", or any with replica_micro_batches" : "");
 }

@@ -196,8 +196,8 @@ std::optional<std::string> other_stages_than_pp(const ParallelSpec& spec, const 
   return fmt::format("stage_blocks has {} stages, and {}", spec.stage_blocks.size(), stages_text(spec));
 }
 
-// That a request's schedule asks for, or --virtual-stages.
-// Of `stages` that are interleaved without that: the fewest of several, unless --pp says how many.
+// That a request's schedule asks for, or --virtual-stages; where so many stages are interleaved
+// without that, the fewest of several, unless --pp says how many.
 std::int64_t stages_of_a_rank(const LayoutRequest& request, std::int64_t stages) {
   const std::optional<ScheduleKind> schedule = given<ScheduleKind>(request, Choice::schedule);
   if (schedule && is_v_shaped(*schedule)) return 2;
@@ -927,7 +927,8 @@ ParallelSpec with_given(const LayoutRequest& request, const TrainingSpec& traini
   const std::vector<int>& replicas = spec.replica_micro_batches;
   if (replicas.empty() || request[Choice::micro_batch]) return spec;
   const auto micro_batches = std::accumulate(replicas.begin(), replicas.end(), std::int64_t{0});
-  if (micro_batches > 0 && training.global_batch % micro_batches == 0) spec.micro_batch = training.global_batch / micro_batches;
+  if (micro_batches > 0 && training.global_batch % micro_batches == 0)
+    spec.micro_batch = training.global_batch / micro_batches;
   return spec;
 }
 

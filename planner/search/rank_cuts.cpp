@@ -80,9 +80,9 @@ class RankCuts {
  private:
   // How many blocks each stage of a rank may have, first what is most even: stages with the first
   // and the last block of the model come first where there is one more. What is even takes the
-  // least memory, as stages share it, but not in a V: there the first stage keeps nothing for weight
-  // gradients, which the last one, beside it, does, and the input of the stage behind the turn lies
-  // apart.
+  // least memory, as stages share it, but not in a V: there the first stage keeps nothing for
+  // weight gradients, which the last one, beside it, does, and the input of the stage behind the
+  // turn lies apart.
   std::vector<std::vector<int>> shares(int rank, int count) const {
     std::vector<int> sizes(static_cast<std::size_t>(stages_), count / stages_);
     const int more = count % stages_;
@@ -94,7 +94,8 @@ class RankCuts {
     if (!is_v_shaped(spec_.schedule)) return {sizes};
     std::vector<std::vector<int>> all;
     for (int first = 1; first < count; ++first) all.push_back({first, count - first});
-    std::ranges::stable_sort(all, {}, [&](const std::vector<int>& one) { return std::abs(one.front() - sizes.front()); });
+    const auto unevenness = [&](const std::vector<int>& one) { return std::abs(one.front() - sizes.front()); };
+    std::ranges::stable_sort(all, {}, unevenness);
     return all;
   }
   // The first of them with which the rank has room, wherever its inner blocks begin.

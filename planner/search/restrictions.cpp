@@ -195,8 +195,8 @@ std::optional<Restriction> other_shard_groups(const SearchedSpace& space) {
 }
 
 // Floors of time hold however far ahead parameters are gathered or brought from the host, and in
-// however many collectives. The layouts are those that fit where that is not ahead at all, since each block ahead takes a
-// buffer, and block by block, since parameters one by one are padded more.
+// however many collectives. The layouts are those that fit where that is not ahead at all, since
+// each block ahead takes a buffer, and block by block, since parameters one by one are padded more.
 std::optional<Restriction> other_gathers(const SearchedSpace& space) {
   const Engine& engine = space.training.engine;
   const bool may_gather = given<std::int64_t>(space.request, Choice::zero_stage).value_or(3) == 3 &&
@@ -602,8 +602,8 @@ Seconds device_seconds_of_batch(const SearchedSpace& space, LayoutFloors& floors
   return least;
 }
 
-// The fewest samples of the fullest of so many replicas where they cannot have as many micro-batches
-// each; nothing where all sizes of micro-batch share the batch out evenly.
+// The fewest samples of the fullest of so many replicas where they cannot have as many
+// micro-batches each; nothing where all sizes of micro-batch share the batch out evenly.
 std::optional<std::int64_t> fewest_with_remainder(const SearchedSpace& space, int replicas) {
   const auto size = given<std::int64_t>(space.request, Choice::micro_batch);
   std::optional<std::int64_t> fewest;

@@ -56,8 +56,8 @@ void try_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec
   if (with.time.total() < without.time.total() * (1 - 1e-9)) all.push_back({spec, with});
 }
 
-// Every spec on so many devices with every cut and every choice of stages that recompute, where that
-// is searched.
+// Every spec on so many devices with every cut and every choice of stages that recompute, where
+// that is searched.
 void try_every_layout(const OpGraph& graph, NetworkCache& networks, const TrainingSpec& training, int devices,
                       const LayoutRequest& request, KnownBlocks& blocks, std::vector<Tried>& all) {
   for (const ParallelSpec& spec : enumerate_specs(graph, training, devices, request))
@@ -270,8 +270,9 @@ TEST_CASE("on any number of devices the search finds what simulating every layou
         options.objective = objective;
         const SearchResult found = search(graph, cluster, training, request, options);
         INFO("setting " << setting << " by " << std::string(name(objective)) << " on " << cluster.devices()
-                        << " devices, batch " << training.global_batch << ", " << limit.count << " bytes: " << found.counts.simulated
-                        << " of " << found.counts.candidates << " simulated, " << all.size() << " by brute force");
+                        << " devices, batch " << training.global_batch << ", " << limit.count
+                        << " bytes: " << found.counts.simulated << " of " << found.counts.candidates
+                        << " simulated, " << all.size() << " by brute force");
         REQUIRE(found.plans.empty() == scores.empty());
         CHECK(found.counts.candidates ==
               found.counts.infeasible_memory + found.counts.pruned_by_bound + found.counts.simulated);
