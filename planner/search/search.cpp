@@ -149,7 +149,9 @@ class SpaceSearch {
       others_->add(part.place, std::move(other));
     }
     others_->leave(simulator_->score_of_second(part.spec) * std::max(made.others_from, part.floor.time).value);
-    for (ParallelSpec& spec : made.unfitting) unfitting_.push_back({.spec = std::move(spec), .time = part.floor.time});
+    if (options_.bounds_left_out)
+      for (ParallelSpec& spec : made.unfitting)
+        unfitting_.push_back({.spec = std::move(spec), .time = part.floor.time});
     if (made.least_memory_left) others_->leave(static_cast<double>(made.least_memory_left->count));
     // The smallest candidate that fits; where none fits, the smallest of all.
     const auto take_smallest = [this](const Candidate& one, bool fits) {
@@ -351,7 +353,7 @@ class SpaceSearch {
     for (const Restriction& restriction : restrictions(space())) {
       double least =
           least_beyond(restriction, space(), best, *parts_, *floors_, *makers_.front()).value_or(infinity);
-      if (restriction.fits_other_cuts) {
+      if (restriction.fits_other_cuts && best_score(search_)) {
         if (!unfitting) unfitting = least_unfitting();
         if (*unfitting < best.first) least = std::min(least, *unfitting);
       }
