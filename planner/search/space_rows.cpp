@@ -102,7 +102,7 @@ void micro_batch_sizes(const SpaceContext& context, const ParallelSpec& spec, Va
     const std::int64_t batch = context.training.global_batch;
     const std::int64_t all =
         std::accumulate(spec.replica_micro_batches.begin(), spec.replica_micro_batches.end(), std::int64_t{0});
-    if (batch % all == 0) values.emplace_back(batch / all);
+    if (all > 0 && batch % all == 0) values.emplace_back(batch / all);
     return;
   }
   for (const std::int64_t size : divisors(context.training.global_batch / spec.mesh.batch_ranks())) {

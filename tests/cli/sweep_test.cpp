@@ -45,9 +45,9 @@ TEST_CASE("each point's plan is the first that suggest finds there") {
                                     fmt::format("{}", row.at("cluster_devices").get<int>()), "--global-batch",
                                     fmt::format("{}", row.at("global_batch").get<int>()), "--top", "1"});
     const Json& plan = suggested.at("plans").at(0);
-    for (const auto& [key, value] : plan.items()) {
-      INFO(key << " on " << row.at("cluster_devices") << " devices, batch " << row.at("global_batch"));
-      CHECK(row.at(key) == value);
+    for (const auto& part : plan.items()) {
+      INFO(part.key() << " on " << row.at("cluster_devices") << " devices, batch " << row.at("global_batch"));
+      CHECK(row.at(part.key()) == part.value());
     }
   }
 }
