@@ -418,7 +418,8 @@ TEST_CASE("weights that are cast as they are gathered are cast by no product, an
   CHECK(apart.weights == 0);
   CHECK(apart.others == own.others);
   // Where nothing is gathered, products cast.
-  for (const auto& [dp, zero_stage] : {std::pair(1, 3), std::pair(2, 0), std::pair(2, 1), std::pair(2, 2)}) {
+  for (const auto& layout : {std::pair(1, 3), std::pair(2, 0), std::pair(2, 1), std::pair(2, 2)}) {
+    const int dp = layout.first, zero_stage = layout.second;
     CAPTURE(dp);
     CAPTURE(zero_stage);
     CHECK(casts(gathers, dp, zero_stage).weights == own.weights);
@@ -710,8 +711,9 @@ TEST_CASE("slices of a product in fp8 cast its weight once, and in parplan's own
           std::map<std::string, std::vector<OpShape>> slices;
           for (const Instruction& one : segment->instructions)
             if (one.kind == InstructionKind::kernel && one.op == op) slices[one.name].push_back(one.shape);
-          for (const auto& [name, shapes] : slices) {
-            CAPTURE(name);
+          for (const auto& product : slices) {
+            const std::vector<OpShape>& shapes = product.second;
+            CAPTURE(product.first);
             std::int64_t cast = 0;
             for (const OpShape& shape : shapes) cast += row_of(op).casts(shape).right;
             const std::int64_t weight = shapes.front().columns * shapes.front().inner;
