@@ -45,8 +45,8 @@ struct Restriction {
   std::vector<std::string> options;  // see LeftOut::options
   std::vector<Wider> wider;
   // Layouts whose degrees are not among the space's, with `wider` empty: nothing but the devices
-  // bounds them, however many of these are used; or they have a number of replicas that does not
-  // divide the batch, of which one then has a sample more than its share.
+  // bounds them, however many of these are used; or some of their replicas have a micro-batch more
+  // than others.
   enum class Bound { wider, devices, remainder } bound = Bound::wider;
   // Whether cuts may fit there that do not in layouts of the space, of which others do: no such cut
   // is faster than its own bound, with what the space keeps or recomputes.
