@@ -37,6 +37,26 @@ Seconds alone(const Work& work) {
   return all;
 }
 
+// The pieces by their starts, those of equal ones in their order. Few streams compute at once, so
+// that most pieces are in their places, or close to them.
+void sort_by_start(std::span<const Played> pieces, std::vector<int>& indices) {
+  const auto earlier = [&](int a, int b) {
+    return pieces[a].start < pieces[b].start;
+  };
+  std::size_t moves_left = 8 * indices.size();
+  for (std::size_t i = 1; i < indices.size(); ++i) {
+    const int own = indices[i];
+    std::size_t place = i;
+    for (; place > 0 && moves_left > 0 && earlier(own, indices[place - 1]); --place, --moves_left)
+      indices[place] = indices[place - 1];
+    indices[place] = own;
+    if (moves_left == 0) {
+      std::ranges::stable_sort(indices, earlier);
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 double times_as_long(const Played& piece) {
@@ -62,11 +82,7 @@ SplitTime attribute(std::span<const Played> pieces, std::optional<int> last, std
   StepTime& time = split.parts;
   for (int i = 0; i < static_cast<int>(pieces.size()); ++i)
     if (pieces[i].work.computes) computing.push_back(i);
-  const auto earlier = [&](int a, int b) {
-    return pieces[a].start < pieces[b].start;
-  };
-  if (!std::is_sorted(computing.begin(), computing.end(), earlier))
-    std::stable_sort(computing.begin(), computing.end(), earlier);
+  sort_by_start(pieces, computing);
 
   Seconds covered;
   for (const int i : computing) {

@@ -222,7 +222,7 @@ Floor LayoutFloors::of_devices(int devices) const {
 }
 
 Floor LayoutFloors::of_micro_batch_at_peak(const ParallelSpec& spec, Seconds below) {
-  if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
+  if (may_be_unlike(spec) || samples_of_ == SampleFloors::none) return of_devices(spec.mesh.size());
   return of_samples(spec, seconds_of_sample(spec), below);
 }
 
@@ -300,7 +300,7 @@ const std::vector<Seconds>& LayoutFloors::seconds_of_any_sample(const ParallelSp
 }
 
 Floor LayoutFloors::of_degrees(const ParallelSpec& spec) {
-  if (may_be_unlike(spec)) return of_devices(spec.mesh.size());
+  if (may_be_unlike(spec) || samples_of_ == SampleFloors::none) return of_devices(spec.mesh.size());
   Floor least{.time = infinite, .memory = of_devices(spec.mesh.size()).memory};
   const std::vector<Seconds>& kernels = seconds_of_any_sample(spec);
   ParallelSpec one = spec;
@@ -338,9 +338,7 @@ std::span<const LoweredBlock> LayoutFloors::divided_blocks(ParallelSpec spec, Re
 }
 
 LayoutFloors::LeastBlocks& LayoutFloors::least_blocks(const ParallelSpec& spec) {
-  const auto [entry, inserted] =
-      least_blocks_.try_emplace({spec.tp(), spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method,
-                                 spec.mesh.cp_ulysses, spec.micro_batch});
+  const auto [entry, inserted] = least_blocks_.try_emplace(blocks_key(spec));
   LeastBlocks& blocks = entry->second;
   if (!inserted) return blocks;
   constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
@@ -523,10 +521,13 @@ Seconds LayoutFloors::data_time(const ParallelSpec& spec) {
   return known->second = std::max(work.all / spec.pp(), work.slowest) * (1 - 1e-9);
 }
 
-Seconds LayoutFloors::data_time_of_any_order(const ParallelSpec& spec) {
+Seconds LayoutFloors::data_time_of_any_order(const ParallelSpec& spec, Seconds enough) {
   if (may_be_unlike() || spec.zero_stage < 2) return Seconds(0.0);
   Seconds data = infinite;
-  for (const ParallelSpec& one : orders_of(spec)) data = std::min(data, data_time(one));
+  for (const ParallelSpec& one : orders_of(spec)) {
+    data = std::min(data, data_time(one));
+    if (data <= enough) break;
+  }
   return data;
 }
 

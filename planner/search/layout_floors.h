@@ -36,8 +36,9 @@ struct Floor {
 // for any context parallelism, from what samples take without it, of which each rank has its share,
 // since what is cut into parts takes no less; or, for communication over the tensor axis that is
 // hidden however well, from all else; or, for replicas with unlike numbers of micro-batches, from
-// the devices of all replicas together. The latter three have no other floors.
-enum class SampleFloors { as_run, shared_over_context, without_tensor_communication, shared_by_unlike_replicas };
+// the devices of all replicas together. The latter three have no other floors. Where time does not
+// matter, they follow from nothing: the number of devices alone tells.
+enum class SampleFloors { as_run, shared_over_context, without_tensor_communication, shared_by_unlike_replicas, none };
 
 // Floors of layouts whose choices are made step by step: each step costs more and tells more. They
 // never exceed the simulation (a property test holds this). The graph, the cluster, the training,
@@ -74,8 +75,9 @@ class LayoutFloors {
   // each of some orders.
   Seconds time_of_any_order(const ParallelSpec& spec);
   std::vector<Seconds> times_in_orders(const ParallelSpec& spec, std::span<const AxisOrder> orders);
-  // Communication over the data axis, with the ZeRO stage, for any order of the axes.
-  Seconds data_time_of_any_order(const ParallelSpec& spec);
+  // Communication over the data axis, with the ZeRO stage, for any order of the axes; any time up
+  // to `enough` where it is not above that.
+  Seconds data_time_of_any_order(const ParallelSpec& spec, Seconds enough);
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
   bool may_be_unlike() const { return samples_of_ == SampleFloors::shared_by_unlike_replicas; }
   // Whether layouts may be given such as are balanced.
@@ -230,6 +232,12 @@ class LayoutFloors {
   std::span<const LoweredBlock> blocks_of(ParallelSpec spec, Recompute recompute);
   std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
+  // What they follow from, with the micro-batch last.
+  using BlocksKey = std::tuple<int, bool, TensorOverlap, int, ContextMethod, int, std::int64_t>;
+  static BlocksKey blocks_key(const ParallelSpec& spec) {
+    return {spec.tp(),        spec.sequence_parallel, spec.tp_overlap, spec.cp(), spec.cp_method, spec.mesh.cp_ulysses,
+            spec.micro_batch};
+  }
   // What the kernels of a block take at least for a sample, in any micro-batch, by Block::kind; and
   // with the degrees alone. 0 on heterogeneous devices.
   const std::vector<Seconds>& seconds_of_sample(const ParallelSpec& spec);
@@ -272,7 +280,7 @@ class LayoutFloors {
   bool switches_add_ = false;     // has_nvlink_sharp
   // By tensor degree, sequence parallelism and overlap, context degree, method and groups, and
   // micro-batch.
-  std::map<std::tuple<int, bool, TensorOverlap, int, ContextMethod, int, std::int64_t>, LeastBlocks> least_blocks_;
+  std::map<BlocksKey, LeastBlocks> least_blocks_;
   // seconds_of_sample by the device, whose rates follow from how many of a node are at work, tensor
   // degree, sequence parallelism and overlap, context degree, method and groups, and
   // seconds_of_any_sample by the device, tensor and context degree.

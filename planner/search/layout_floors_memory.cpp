@@ -29,26 +29,33 @@ double LayoutFloors::bytes_beside_state(const ParallelSpec& spec, const LeastBlo
   return static_cast<double>(spec.mesh.size()) * (saved / stages + scratch);
 }
 
+// A larger micro-batch takes no less, unless one kernel makes its softmax (SoftmaxKernel): smaller
+// ones that are known may tell. Blocks take about in proportion to it, so that one that hardly lacks
+// room tells for all that are larger.
 bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
-  const auto lacks = [&](const LeastBlocks& blocks) {
-    return bound_.lacks_room(spec.mesh.size(), bytes_beside_state(spec, blocks));
+  const int devices = spec.mesh.size();
+  const auto lacks = [&](const ParallelSpec& of) {
+    return bound_.lacks_room(devices, bytes_beside_state(of, least_blocks(of)));
   };
-  // A larger micro-batch takes no less, unless one kernel makes its softmax (SoftmaxKernel): the
-  // next smaller one that is known may tell.
-  if (training_.engine.softmax_multiple > 1) return lacks(least_blocks(spec));
-  const auto key_of = [](const ParallelSpec& of) {
-    return std::tuple(of.tp(), of.sequence_parallel, of.tp_overlap, of.cp(), of.cp_method, of.mesh.cp_ulysses,
-                      of.micro_batch);
+  if (training_.engine.softmax_multiple > 1) return lacks(spec);
+  const auto with_size = [&](std::int64_t micro_batch) {
+    ParallelSpec one = spec;
+    one.micro_batch = micro_batch;
+    return one;
   };
-  const auto larger = least_blocks_.lower_bound(key_of(spec));
-  if (larger != least_blocks_.begin()) {
-    ParallelSpec smaller = spec;
-    smaller.micro_batch = std::get<6>(std::prev(larger)->first);
-    if (key_of(smaller) == std::prev(larger)->first && smaller.micro_batch < spec.micro_batch &&
-        lacks(std::prev(larger)->second))
-      return true;
+  ParallelSpec smaller = with_size(micro_batches_.front());
+  if (const auto known = least_blocks_.lower_bound(blocks_key(spec)); known != least_blocks_.begin()) {
+    const ParallelSpec before = with_size(std::get<std::int64_t>(std::prev(known)->first));
+    if (blocks_key(before) == std::prev(known)->first) smaller = before;
   }
-  return lacks(least_blocks(spec));
+  if (smaller.micro_batch >= spec.micro_batch) return lacks(spec);
+  if (lacks(smaller)) return true;
+  const double of_sample = bytes_beside_state(smaller, least_blocks(smaller)) / static_cast<double>(smaller.micro_batch);
+  const auto likely = std::ranges::find_if(micro_batches_, [&](std::int64_t size) {
+    return size > smaller.micro_batch && bound_.lacks_room(devices, of_sample * static_cast<double>(size));
+  });
+  if (likely != micro_batches_.end() && *likely < spec.micro_batch && lacks(with_size(*likely))) return true;
+  return lacks(spec);
 }
 
 LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds) {
@@ -300,7 +307,6 @@ Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<con
   // What the slowest stage takes at least for a micro-batch, in steps.
   const Seconds first = least.time / (shape.micro_batches + shape.stages);
   const Seconds step = (least.time / shape.micro_batches * 2.0 - first) / 64;
-  if (can_hold(spec, choices, first)) return least.time;
   int below = 0, above = 64;
   const auto slowest = [&](int steps) { return first + steps * step; };
   if (floor_of(slowest(above)) >= enough) {
@@ -309,6 +315,7 @@ Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<con
     (can_hold(spec, choices, slowest(steps)) ? above : below) = steps;
     if (below == steps) return floor_of(slowest(steps));
   }
+  if (can_hold(spec, choices, first)) return least.time;
   while (above - below > 1) {
     const int middle = std::midpoint(below, above);
     (can_hold(spec, choices, slowest(middle)) ? above : below) = middle;

@@ -37,6 +37,7 @@ std::vector<Open> OpenParts::open_all() {
   const auto [devices, wanted] = devices_of(cluster_, request_, least_devices_);
   std::vector<SpacePart> parts = on_enough(space_.parts(devices, wanted));
   for (const SpacePart& one : parts) count_all_ += one.layouts;
+  counts_ = true;
   return open_degrees(std::move(parts));
 }
 
@@ -167,7 +168,7 @@ std::vector<Open> OpenParts::leave_out(std::size_t number) {
 
 std::vector<Open> OpenParts::look_into_degrees(std::size_t number) {
   std::vector<Open> opened;
-  for (SpaceGroups& listed : space_.groups(parts_[number].space)) {
+  for (SpaceGroups& listed : space_.groups(parts_[number].space, counts_)) {
     Groups& groups = groups_.emplace_back(Groups{.spec = std::move(listed.spec), .sizes = {}});
     ParallelSpec one = groups.spec;
     for (const SpaceGroups::Size& size : listed.sizes) {
@@ -362,7 +363,7 @@ std::vector<Open> OpenParts::look_into_shards(std::size_t number) {
     Part part = parts_[number];
     part.step = Step::any_recompute;
     part.place += static_cast<std::uint64_t>(group.front().place - all.front().place) << candidate_bits;
-    part.floor.time = std::max(part.floor.time, floors_.data_time_of_any_order(group.front().spec));
+    part.floor.time = std::max(part.floor.time, floors_.data_time_of_any_order(group.front().spec, part.floor.time));
     opened.push_back(open_recomputing(std::move(part), std::move(group)));
   }
   return opened;

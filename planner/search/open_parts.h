@@ -174,6 +174,7 @@ class OpenParts {
   std::deque<Groups> groups_;
   std::deque<Recomputing> recomputing_;
   std::vector<std::size_t> left_out_;  // parts that hold nothing that fits
+  bool counts_ = false;  // layouts
   std::int64_t count_all_ = 0, count_left_out_ = 0;
   bool is_heap_ = false;  // left_out_, once the smallest has been asked for
 };

@@ -198,10 +198,10 @@ class SpaceWalk {
     }
   }
 
-  // Visits every legal combination of these and a micro-batch, with its layouts.
+  // Visits every legal combination of these and a micro-batch, with its layouts where `counts`.
   template <class Visit>
-  void count_each_micro_batch(const Visit& visit) {
-    decide(0, [&] { count_each_micro_batch(deciding_, visit); });
+  void visit_micro_batches(bool counts, const Visit& visit) {
+    decide(0, [&] { visit_micro_batches(deciding_, counts, visit); });
   }
 
  private:
@@ -287,13 +287,13 @@ class SpaceWalk {
 
   // Rows before that of the micro-batch have no part in it.
   template <class Visit>
-  void count_each_micro_batch(std::size_t row, const Visit& visit) {
+  void visit_micro_batches(std::size_t row, bool counts, const Visit& visit) {
     for (std::size_t at = 0; at < values(row).size(); ++at) {
       set(row, at);
       if (steps_[row].space->choice == Choice::micro_batch)
-        visit(spec_, count_from(row + 1));
+        visit(spec_, counts ? count_from(row + 1) : 0);
       else
-        count_each_micro_batch(row + 1, visit);
+        visit_micro_batches(row + 1, counts, visit);
     }
   }
 
@@ -461,11 +461,11 @@ std::vector<SpacePart> Space::degrees(int devices, Devices wanted) {
   return most_devices_first(std::move(parts));
 }
 
-std::vector<SpaceGroups> Space::groups(const SpacePart& part) {
+std::vector<SpaceGroups> Space::groups(const SpacePart& part, bool counts) {
   std::vector<SpaceGroups> all;
   const LayoutRequest fixed = with_degrees(request_, part.spec);
   SpaceWalk(graph_, training_, part.spec.mesh.size(), fixed, width_, *known_)
-      .count_each_micro_batch([&](const ParallelSpec& spec, std::int64_t layouts) {
+      .visit_micro_batches(counts, [&](const ParallelSpec& spec, std::int64_t layouts) {
         auto groups = std::ranges::find_if(all, [&](const SpaceGroups& one) { return are_alike(one.spec, spec); });
         if (groups == all.end()) {
           groups = all.insert(all.end(), {.spec = part.spec, .sizes = {}});

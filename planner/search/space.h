@@ -63,7 +63,8 @@ class Space {
   // The values of choices that words for the space name, as legal layouts of parts() have them.
   using NamedValues = std::vector<std::pair<Choice, std::vector<ChoiceValue>>>;
   const NamedValues& named_values() const { return named_values_; }
-  std::vector<SpaceGroups> groups(const SpacePart& part);
+  // With `counts` false no layouts are counted.
+  std::vector<SpaceGroups> groups(const SpacePart& part, bool counts = true);
   std::vector<PlacedSpec> specs(const SpacePart& group) const;
   // Each of these layouts, and the orders in which they are listed.
   std::vector<PlacedSpec> orders(const PlacedSpec& placed) const;
