@@ -175,7 +175,11 @@ std::vector<Open> OpenParts::look_into_degrees(std::size_t number) {
       one.micro_batch = size.micro_batch;
       groups.sizes.push_back({size, floors_.of_micro_batch_at_peak(one).time});
     }
-    std::ranges::stable_sort(groups.sizes, {}, &Groups::Size::floor);
+    if (smallest_takes_least())
+      for (std::size_t i = groups.sizes.size(); i-- > 1;)
+        groups.sizes[i - 1].floor = std::min(groups.sizes[i - 1].floor, groups.sizes[i].floor);
+    else
+      std::ranges::stable_sort(groups.sizes, {}, &Groups::Size::floor);
     opened.push_back(open_groups(number, groups, 0));
   }
   return opened;
@@ -199,17 +203,21 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
   std::vector<Open> opened;
   const Groups& groups = *parts_[number].groups;
   const std::size_t size = parts_[number].size;
-  if (size + 1 < groups.sizes.size()) opened.push_back(open_groups(number, groups, size + 1));
   Part& part = parts_[number];
+  if (size + 1 < groups.sizes.size()) opened.push_back(open_groups(number, groups, size + 1));
   part.space.layouts = groups.sizes[size].layouts;
   if (!has_room(Beyond::Room::any) && floors_.lacks_room(part.space.spec)) {
     leave_out(number);
     looked_into_.push_back(number);
-  } else {
-    const bool by_memory = objective_ == Objective::memory;
-    opened.push_back(open_again(number, Step::micro_batch, by_memory ? floors_.memory_of_micro_batch(part.space.spec)
-                                                                     : floors_.of_micro_batch(part.space.spec)));
+    return opened;
   }
+  const Floor floor = objective_ == Objective::memory ? floors_.memory_of_micro_batch(part.space.spec)
+                                                      : floors_.of_micro_batch(part.space.spec);
+  if (!opened.empty() && smallest_takes_least()) {
+    const std::size_t larger = opened.front().part;
+    opened.front() = open_again(larger, parts_[larger].step, {.time = {}, .memory = floor.memory});
+  }
+  opened.push_back(open_again(number, Step::micro_batch, floor));
   return opened;
 }
 

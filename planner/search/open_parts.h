@@ -100,7 +100,8 @@ class OpenParts {
     refined_layout,  // with the best floor that there is
   };
   // Groups of a part that differ in their micro-batches, by their floors: while the first is open
-  // it stands for all.
+  // it stands for all. Where the smallest takes the least, the smallest first, with the floor of
+  // all from it on.
   struct Groups {
     ParallelSpec spec;
     struct Size : SpaceGroups::Size {
@@ -143,6 +144,8 @@ class OpenParts {
   bool is_open(const ParallelSpec& spec) const { return !beyond_ || !beyond_->layout || beyond_->layout(spec); }
   // The time of a layout that scores as much.
   Seconds time_for(const ParallelSpec& spec, double score_of_it) const;
+  // A larger micro-batch takes no less memory, unless one kernel makes its softmax (SoftmaxKernel).
+  bool smallest_takes_least() const { return objective_ == Objective::memory && engine_.softmax_multiple <= 1; }
   bool has_room(Beyond::Room room) const { return beyond_ && beyond_->room == room; }
   Open open_on_links(std::size_t number);
   Open open_layout(Part part);
