@@ -11,6 +11,7 @@
 #include "planner/search/best_first.h"
 #include "planner/search/input_slots.h"
 #include "planner/search/layout_floors.h"
+#include "planner/search/made_candidates.h"
 #include "planner/search/open_parts.h"
 
 namespace parplan {

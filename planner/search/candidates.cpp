@@ -8,16 +8,15 @@
 #include <numeric>
 #include <utility>
 
-#include "planner/base/parallel_for.h"
 #include "planner/parallel/cut_stages.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/recompute.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/unlike_replicas.h"
 #include "planner/schedule/schedules.h"
-#include "planner/search/layout_cuts.h"
 #include "planner/search/rank_cuts.h"
 #include "planner/search/replica_shares.h"
+#include "planner/search/stage_recompute.h"
 
 namespace parplan {
 namespace {
@@ -151,167 +150,14 @@ const CandidateMaker::FastestCut& CandidateMaker::fastest_cut(const ParallelSpec
   return cuts_.emplace(std::move(key), std::move(cut)).first->second;
 }
 
-namespace {
-
-// What each stage of a layout may recompute.
-std::span<const Recompute> recomputes_of(const ParallelSpec& spec, const Engine& engine, bool mixes) {
-  if (mixes && spec.recompute == Recompute::none) return searched_recomputes(engine);
-  return {&spec.recompute, 1};
-}
-
-// Whether all choices of so many ranks are few.
-bool lists_choices(int ranks, const Engine& engine) {
-  std::size_t choices = 1;
-  for (int rank = 0; rank < ranks && choices <= most_choices; ++rank) choices *= searched_recomputes(engine).size();
-  return choices <= most_choices;
-}
-
-}  // namespace
-
-std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine) {
-  const std::span<const Recompute> each = searched_recomputes(engine);
-  std::vector<std::vector<StageRecompute>> all;
-  std::vector<std::size_t> numbers(static_cast<std::size_t>(spec.pp()), 0);  // by rank
-  // Counts up, the first rank fastest.
-  const auto next = [&] {
-    return std::ranges::any_of(numbers, [&](std::size_t& number) {
-      number = (number + 1) % each.size();
-      return number != 0;
-    });
-  };
-  while (next()) {
-    if (std::ranges::adjacent_find(numbers, std::ranges::not_equal_to()) == numbers.end()) continue;
-    std::vector<StageRecompute>& choices = all.emplace_back();
-    for (int stage = 0; stage < spec.stages(); ++stage) choices.emplace_back(each[numbers[rank_of_stage(spec, stage)]]);
-  }
-  return all;
-}
-
-std::optional<ParallelSpec> CandidateMaker::recomputing_where_needed(const ParallelSpec& spec) {
-  const Placements& placements = placements_of(spec);
-  const std::span<const Recompute> recomputes = searched_recomputes(training_.engine);
-  if (!has_few_cuts(spec)) {
-    const LayoutCuts by_memory(estimator_, spec, placements, shape_of(spec, training_), recomputes);
-    std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks);
-    if (!choices) return std::nullopt;
-    return with_cut(spec, {spec.stage_blocks, std::move(*choices)}, recomputes);
-  }
-  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
-  StageCut cut{spec.stage_blocks, std::vector<int>(static_cast<std::size_t>(spec.stages()), 0)};
-  for (int rank = 0; rank < spec.pp(); ++rank) {
-    std::vector<BlockRange> stages;
-    for (int stage = 0, end = 0; stage < spec.stages(); ++stage) {
-      const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
-      if (rank_of_stage(spec, stage) == rank) stages.push_back({begin, end});
-    }
-    std::optional<std::pair<Seconds, int>> fastest;
-    for (int choice = 0; choice < static_cast<int>(recomputes.size()); ++choice) {
-      if (estimator_.peak(spec, placements, schedule, rank, stages, recomputes[choice]) >
-          estimator_.capacity(spec.mesh, rank))
-        continue;
-      const std::vector<Seconds> by_kind = estimator_.kind_seconds(spec, placements, rank, recomputes[choice]);
-      Seconds time;
-      for (const BlockRange& stage : stages)
-        for (int block = stage.first; block < stage.last; ++block) time += by_kind[graph_.blocks[block].kind];
-      if (!fastest || time < fastest->first) fastest = {time, choice};
-    }
-    if (!fastest) return std::nullopt;
-    for (const int stage : stages_of_rank(spec, rank)) cut.options[stage] = fastest->second;
-  }
-  return with_cut(spec, cut, recomputes);
-}
-
-namespace {
-
-// The blocks of a stage that are layers.
-BlockRange layers_of(BlockRange stage, int blocks) {
-  return {std::max(stage.first, 1), std::min(stage.last, blocks - 1)};
-}
-
-// Stages of ranks that recompute so many layers each, in the fewest words.
-ParallelSpec with_layers(ParallelSpec spec, std::span<const StageRecompute> of_ranks, int blocks) {
-  int most = 0, end = 0;
-  for (int stage = 0; stage < spec.stages(); ++stage) {
-    const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
-    const int layers = layers_of({begin, end}, blocks).size();
-    most = std::max(most, layers);
-    StageRecompute own = of_ranks[static_cast<std::size_t>(rank_of_stage(spec, stage))];
-    if (own.layers >= layers) own.layers = 0;
-    spec.stage_recompute.push_back(own);
-  }
-  spec.recompute = Recompute::per_stage;
-  if (std::ranges::adjacent_find(of_ranks, std::ranges::not_equal_to()) == of_ranks.end()) {
-    spec.stage_recompute.clear();
-    spec.recompute = of_ranks.front().rule;
-    spec.recompute_layers = of_ranks.front().layers < most ? of_ranks.front().layers : 0;
-  }
-  return spec;
-}
-
-}  // namespace
-
-std::optional<ParallelSpec> CandidateMaker::recomputing_fewest_layers(const ParallelSpec& spec) {
-  const Placements& placements = placements_of(spec);
-  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
-  const int blocks = static_cast<int>(graph_.blocks.size());
-  std::vector<StageRecompute> of_ranks;
-  bool some = false;
-  for (int rank = 0; rank < spec.pp(); ++rank) {
-    std::vector<BlockRange> stages;
-    int most = 0;  // layers of a stage
-    for (int stage = 0, end = 0; stage < spec.stages(); ++stage) {
-      const int begin = std::exchange(end, end + spec.stage_blocks[stage]);
-      if (rank_of_stage(spec, stage) != rank) continue;
-      stages.push_back({begin, end});
-      most = std::max(most, layers_of(stages.back(), blocks).size());
-    }
-    const Bytes capacity = estimator_.capacity(spec.mesh, rank);
-    const auto fits = [&](StageRecompute recompute) {
-      return estimator_.peak(spec, placements, schedule, rank, stages, recompute) <= capacity;
-    };
-    if (fits(Recompute::none)) {
-      of_ranks.emplace_back(Recompute::none);
-      continue;
-    }
-    const std::vector<Seconds> kept = estimator_.kind_seconds(spec, placements, rank, Recompute::none);
-    std::optional<std::pair<Seconds, StageRecompute>> fastest;
-    for (const Recompute rule : searched_recomputes(training_.engine)) {
-      const bool is_had = rule == Recompute::full ? training_.engine.has_recompute_of_some_layers
-                                                  : training_.engine.has_modules_of_some_layers;
-      if (rule == Recompute::none || !fits(rule)) continue;
-      // More layers that recompute need no more memory.
-      int too_few = is_had ? 0 : most - 1, enough = most;
-      while (enough - too_few > 1) {
-        const int middle = too_few + (enough - too_few) / 2;
-        (fits({rule, middle}) ? enough : too_few) = middle;
-      }
-      const std::vector<Seconds> again = estimator_.kind_seconds(spec, placements, rank, rule);
-      Seconds added;
-      for (const BlockRange& stage : stages) {
-        const BlockRange layers = layers_of(stage, blocks);
-        for (int block = layers.first; block < std::min(layers.first + enough, layers.last); ++block) {
-          const auto kind = static_cast<std::size_t>(graph_.blocks[block].kind);
-          added += again[kind] - kept[kind];
-        }
-      }
-      if (!fastest || added < fastest->first) fastest = {added, StageRecompute(rule, enough)};
-      some = some || enough < most;
-    }
-    if (!fastest) return std::nullopt;
-    of_ranks.push_back(fastest->second);
-  }
-  if (!some) return std::nullopt;
-  ParallelSpec fewest = with_layers(spec, of_ranks, blocks);
-  return recomputes_some_layers(fewest) ? std::optional(std::move(fewest)) : std::nullopt;
-}
-
 void CandidateMaker::add_fewest_layers(const ParallelSpec& cut, bool mixes, std::vector<Candidate>& candidates) {
   ParallelSpec none = cut;
   none.recompute = Recompute::none;
   none.recompute_layers = 0;
   none.stage_recompute.clear();
   if (!has_fewest_layers(none, mixes)) return;
-  std::optional<ParallelSpec> fewest = recomputing_fewest_layers(none);
+  std::optional<ParallelSpec> fewest =
+      recomputing_fewest_layers(estimator_, graph_, training_, placements_of(none), none);
   if (!fewest) return;
   Candidate candidate = estimated(std::move(*fewest));
   if (candidate.bound.spare.count >= 0) candidates.push_back(std::move(candidate));
@@ -348,7 +194,8 @@ std::vector<int> CandidateMaker::cut_of(const ParallelSpec& spec) {
 // What fits with all stages recomputing alike is the layout with that recompute.
 void CandidateMaker::add_mix(const ParallelSpec& spec, std::vector<Candidate>& candidates) {
   if (candidates.back().bound.room_in_all.count < 0) return;
-  std::optional<ParallelSpec> mixed = recomputing_where_needed(spec);
+  std::optional<ParallelSpec> mixed =
+      recomputing_where_needed(estimator_, graph_, training_, placements_of(spec), spec);
   if (mixed && mixed->recompute == Recompute::per_stage) candidates.push_back(estimated(std::move(*mixed)));
 }
 
@@ -581,116 +428,6 @@ CandidateMaker::LeastCut CandidateMaker::least_cut(const ParallelSpec& spec, boo
   LeastCut result{.candidate = std::nullopt, .others = least_beside(spec, *least)};
   if (!is_candidate) result.candidate = estimated(std::move(chosen));
   return result;
-}
-
-// Specs whose blocks have equal shapes go to one maker together, since they share lowered Segments.
-MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
-                               bool mixes, Objective objective) {
-  std::map<std::tuple<std::int64_t, int, bool>, std::vector<std::size_t>> by_shape;
-  for (std::size_t i = 0; i < specs.size(); ++i)
-    by_shape[{specs[i].micro_batch, specs[i].tp(), specs[i].sequence_parallel}].push_back(i);
-  std::vector<const std::vector<std::size_t>*> tasks;
-  for (const auto& [shape, members] : by_shape) tasks.push_back(&members);
-  using Numbered = std::pair<std::size_t, Candidate>;  // with the number of its spec
-  struct OfTask {
-    std::vector<Numbered> fitting;
-    std::optional<Numbered> smallest;
-    std::int64_t count = 0;
-    std::vector<std::pair<std::size_t, OfAnyCut>> others;
-    std::vector<ParallelSpec> unfitting;
-  };
-  const auto smaller = [](const Numbered& a, const Numbered& b) {
-    return std::pair(a.second.bound.memory.peak(), a.first) < std::pair(b.second.bound.memory.peak(), b.first);
-  };
-  std::vector<OfTask> made(tasks.size());
-  parallel_for(static_cast<int>(makers.size()), tasks.size(), [&](int thread, std::size_t task) {
-    std::vector<Candidate> candidates;
-    OfTask& to = made[task];
-    for (const std::size_t i : *tasks[task]) {
-      candidates.clear();
-      if (const std::optional<OfAnyCut> open = makers[thread]->add(specs[i], mixes, candidates)) {
-        to.others.emplace_back(i, *open);
-        if (open->unfitting) to.unfitting.push_back(*open->unfitting);
-      }
-      to.count += static_cast<std::int64_t>(candidates.size());
-      for (Candidate& candidate : candidates) {
-        if (candidate.bound.spare.count >= 0) {
-          to.fitting.emplace_back(i, std::move(candidate));
-          continue;
-        }
-        if (candidate.spec.recompute == specs[i].recompute && (!mixes || specs[i].recompute == Recompute::none))
-          to.unfitting.push_back(candidate.spec);
-        if (Numbered one(i, std::move(candidate)); !to.smallest || smaller(one, *to.smallest))
-          to.smallest = std::move(one);
-      }
-    }
-  });
-  MadeCandidates all;
-  std::vector<Numbered> fitting;
-  std::optional<Numbered> smallest;
-  std::vector<std::pair<std::size_t, OfAnyCut>> others;
-  for (OfTask& one : made) {
-    all.count += one.count;
-    std::ranges::move(one.unfitting, std::back_inserter(all.unfitting));
-    std::ranges::move(one.fitting, std::back_inserter(fitting));
-    std::ranges::move(one.others, std::back_inserter(others));
-    if (one.smallest && (!smallest || smaller(*one.smallest, *smallest))) smallest = std::move(one.smallest);
-  }
-  std::ranges::stable_sort(fitting, {}, &Numbered::first);
-  std::ranges::sort(others, {}, &std::pair<std::size_t, OfAnyCut>::first);
-  if (objective == Objective::memory || fitting.empty()) {
-    // Where no candidate fits, another cut may: by the objectives time and cost, `others` keeps
-    // these layouts.
-    std::vector<std::pair<std::size_t, OfAnyCut>> open_by_memory = others;
-    const auto peak = [](const Numbered& one) { return one.second.bound.memory.peak(); };
-    const auto least = std::ranges::min_element(fitting, {}, peak);
-    std::optional<Bytes> most;
-    if (least != fitting.end())
-      most = peak(*least);
-    else if (smallest)
-      most = peak(*smallest);
-    const auto memory = [&](const auto& open) {
-      return makers.front()->least_memory(specs[open.first], open.second.room_in_all);
-    };
-    std::erase_if(open_by_memory, [&](const auto& open) { return !most || memory(open) > *most; });
-    std::vector<CandidateMaker::LeastCut> cuts(open_by_memory.size());
-    parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
-      const ParallelSpec& spec = specs[open_by_memory[i].first];
-      if (makers[thread]->has_one_cut(spec))
-        cuts[i].others = memory(open_by_memory[i]);
-      else
-        cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
-    });
-    for (std::size_t i = 0; i < open_by_memory.size(); ++i) {
-      if (const std::optional<Bytes> least_left = cuts[i].others; least_left && objective == Objective::memory)
-        all.least_memory_left = std::min(all.least_memory_left.value_or(*least_left), *least_left);
-      if (!cuts[i].candidate) continue;
-      Numbered one(open_by_memory[i].first, *std::move(cuts[i].candidate));
-      if (one.second.bound.spare.count >= 0) {
-        fitting.push_back(std::move(one));
-        ++all.count;
-      } else if (!smallest || smaller(one, *smallest)) {
-        smallest = std::move(one);
-      }
-    }
-    std::ranges::stable_sort(fitting, {}, &Numbered::first);
-    if (objective == Objective::memory) others.clear();
-  }
-  // The best plan seldom takes twice as long as the least bound.
-  constexpr double far = 2.0;
-  Seconds least(std::numeric_limits<double>::infinity());
-  for (const auto& [number, candidate] : fitting) least = std::min(least, candidate.bound.lower_bound);
-  all.others_from = Seconds(std::numeric_limits<double>::infinity());
-  for (const auto& [number, open] : others) {
-    if (open.time >= far * least) {
-      all.others_from = std::min(all.others_from, open.time);
-      continue;
-    }
-    all.others.push_back({.spec = specs[number], .time = open.time});
-  }
-  for (auto& [number, candidate] : fitting) all.fitting.push_back(std::move(candidate));
-  if (smallest) all.smallest = std::move(smallest->second);
-  return all;
 }
 
 }  // namespace parplan

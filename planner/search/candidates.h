@@ -16,6 +16,7 @@
 #include "planner/plan/placement.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/spec_hash.h"
+#include "planner/search/layout_cuts.h"
 #include "planner/search/space.h"
 #include "planner/simulator/estimate.h"
 
@@ -26,14 +27,6 @@ struct Candidate {
   ParallelSpec spec;
   Bound bound;
 };
-
-// Whether of a layout's many cuts only the fastest is a candidate, and stages recompute where that
-// does not fit: what a stage saves on its devices then does not grow with its blocks by one size of
-// slots, or not by as much with each.
-inline bool has_few_cuts(const ParallelSpec& spec) {
-  return spec.virtual_stages > 1 || runs_backward_in_parts(spec.schedule) || spec.recompute_layers > 0 ||
-         spec.offload_layers > 0;
-}
 
 // What holds for any cut of a layout, with any recompute that the search may choose for each stage.
 struct OfAnyCut {
@@ -55,12 +48,9 @@ struct CutsBelow {
 };
 
 // A model's cuts are all candidates where they are few enough, and so are the choices of stages
-// that recompute; beyond that, a layout is represented by what the dynamic programming chooses.
+// that recompute (most_choices); beyond that, a layout is represented by what the dynamic
+// programming chooses.
 inline constexpr std::int64_t most_cuts = 32;
-inline constexpr std::size_t most_choices = 64;
-// What stages may recompute under the engine, but for all of them the same. The stages of a rank
-// recompute alike: their saved activations take turns in the same slots.
-std::vector<std::vector<StageRecompute>> recompute_choices(const ParallelSpec& spec, const Engine& engine);
 
 // Makes candidates of enumerated specs. The graph, the cluster and the training must outlive it;
 // used by one thread. Where `width` balances replicas, candidates are `balanced`, but by the
@@ -105,12 +95,6 @@ class CandidateMaker {
   // A lower bound of the memory of the fullest stage of any cut.
   Bytes least_memory(const ParallelSpec& spec, Bytes room_in_all);
 
-  // A layout with its cut and without recompute, in which each rank recomputes so that its stages
-  // fit: as few of the first layers of each as that takes, by the rule that adds the least time,
-  // one for all stages of the rank. Nothing where a rank has no room in any way, or no stage is
-  // left that recomputes some of its layers alone.
-  std::optional<ParallelSpec> recomputing_fewest_layers(const ParallelSpec& spec);
-
   // The cut of a layout that is complete but for its cut: the cut whose slowest stage is fastest,
   // among those that fit where any fits; or what the engine does.
   std::vector<int> cut_of(const ParallelSpec& spec);
@@ -143,9 +127,6 @@ class CandidateMaker {
   // The best cut that fits with the recompute of the spec; if none does and `mixes`, the best in
   // which each stage recomputes or does not.
   std::optional<Candidate> cut_that_fits(const ParallelSpec& spec, bool mixes);
-  // A layout with its cut, in which the stages of each rank recompute the least that lets it fit;
-  // nothing where that does not help.
-  std::optional<ParallelSpec> recomputing_where_needed(const ParallelSpec& spec);
   // Appends that where stages then differ. The last candidate is the layout without recompute.
   void add_mix(const ParallelSpec& spec, std::vector<Candidate>& candidates);
   // Appends the cut with the fewest layers that recompute, where the space has it.
@@ -169,25 +150,5 @@ class CandidateMaker {
   // By fitting_cut_key, and by whether stages choose what they recompute.
   std::map<std::tuple<ParallelSpec, Paces, bool>, std::optional<StageCut>> fitting_cuts_;
 };
-
-// Candidates of several specs, by whether they fit.
-struct MadeCandidates {
-  std::vector<Candidate> fitting;     // in the order of their specs
-  // The candidate that needs the least memory among those that do not fit.
-  std::optional<Candidate> smallest;
-  std::int64_t count = 0;  // of all candidates
-  // By the objectives time and cost, the layouts with other cuts, as far as these may be of use: no
-  // cut of those that were left out takes less than `others_from`.
-  std::vector<OpenLayout> others;
-  Seconds others_from;
-  // By the objective memory, the least that the layouts may take with other cuts.
-  std::optional<Bytes> least_memory_left;
-  // Layouts with cuts that do not fit, without what mixes add: with those that are candidates, else
-  // with the fastest.
-  std::vector<ParallelSpec> unfitting;
-};
-// Each maker works in a thread of its own; the result is the same for any number of them.
-MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::span<const ParallelSpec> specs,
-                               bool mixes, Objective objective = Objective::time);
 
 }  // namespace parplan

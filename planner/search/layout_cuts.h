@@ -16,6 +16,14 @@
 
 namespace parplan {
 
+// Whether of a layout's many cuts only the fastest is a candidate, and stages recompute where that
+// does not fit: what a stage saves on its devices then does not grow with its blocks by one size of
+// slots, or not by as much with each.
+inline bool has_few_cuts(const ParallelSpec& spec) {
+  return spec.virtual_stages > 1 || runs_backward_in_parts(spec.schedule) || spec.recompute_layers > 0 ||
+         spec.offload_layers > 0;
+}
+
 // The cuts of one layout by the memory of its stages, to the byte. The memory of a stage depends on
 // its own blocks and recompute alone, so that each stage chooses for itself.
 class LayoutCuts {

@@ -77,7 +77,7 @@ class LayoutFloors {
   std::vector<Seconds> times_in_orders(const ParallelSpec& spec, std::span<const AxisOrder> orders);
   // Communication over the data axis, with the ZeRO stage, for any order of the axes; any time up
   // to `enough` where it is not above that.
-  Seconds data_time_of_any_order(const ParallelSpec& spec, Seconds enough);
+  Seconds data_time_of_any_order(const ParallelSpec& spec, Seconds enough = {});
   // Whether replicas may have unlike numbers of micro-batches: then the devices alone tell.
   bool may_be_unlike() const { return samples_of_ == SampleFloors::shared_by_unlike_replicas; }
   // Whether layouts may be given such as are balanced.

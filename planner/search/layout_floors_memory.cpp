@@ -4,7 +4,6 @@
 #include <iterator>
 #include <limits>
 #include <numeric>
-#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -30,8 +29,8 @@ double LayoutFloors::bytes_beside_state(const ParallelSpec& spec, const LeastBlo
 }
 
 // A larger micro-batch takes no less, unless one kernel makes its softmax (SoftmaxKernel): smaller
-// ones that are known may tell. Blocks take about in proportion to it, so that one that hardly lacks
-// room tells for all that are larger.
+// ones that are known may tell. Blocks take about in proportion to it, so that one that hardly
+// lacks room tells for all that are larger.
 bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   const int devices = spec.mesh.size();
   const auto lacks = [&](const ParallelSpec& of) {
@@ -50,7 +49,8 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   }
   if (smaller.micro_batch >= spec.micro_batch) return lacks(spec);
   if (lacks(smaller)) return true;
-  const double of_sample = bytes_beside_state(smaller, least_blocks(smaller)) / static_cast<double>(smaller.micro_batch);
+  const double of_sample =
+      bytes_beside_state(smaller, least_blocks(smaller)) / static_cast<double>(smaller.micro_batch);
   const auto likely = std::ranges::find_if(micro_batches_, [&](std::int64_t size) {
     return size > smaller.micro_batch && bound_.lacks_room(devices, of_sample * static_cast<double>(size));
   });
@@ -310,8 +310,11 @@ Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<con
   int below = 0, above = 64;
   const auto slowest = [&](int steps) { return first + steps * step; };
   if (floor_of(slowest(above)) >= enough) {
-    const auto all = std::views::iota(1, above);
-    const int steps = *std::ranges::partition_point(all, [&](int n) { return floor_of(slowest(n)) < enough; });
+    int too_few = 0, steps = above;
+    while (steps - too_few > 1) {
+      const int middle = std::midpoint(too_few, steps);
+      (floor_of(slowest(middle)) < enough ? too_few : steps) = middle;
+    }
     (can_hold(spec, choices, slowest(steps)) ? above : below) = steps;
     if (below == steps) return floor_of(slowest(steps));
   }

@@ -542,10 +542,11 @@ namespace {
 std::optional<double> least_of(const Restriction::Wider& wider, int most_parts, const SearchedSpace& space,
                                const Score& best, const OpenParts* than, LayoutFloors& floors, CandidateMaker& maker) {
   std::optional<LayoutFloors> own;
-  const bool by_memory = space.objective == Objective::memory && wider.samples != SampleFloors::shared_by_unlike_replicas;
+  const bool needs_no_times =
+      space.objective == Objective::memory && wider.samples != SampleFloors::shared_by_unlike_replicas;
   if (!wider.has_same_floors)
     own.emplace(space.graph, space.cluster, space.training, wider.request, wider.width, maker,
-                by_memory ? SampleFloors::none : wider.samples);
+                needs_no_times ? SampleFloors::none : wider.samples);
   OpenParts parts(space.graph, space.cluster, space.training, wider.request, wider.width, space.objective,
                   space.least_devices, own ? *own : floors);
   std::vector<Open> open = parts.open_beyond(wider.beyond, own ? nullptr : than);

@@ -20,6 +20,7 @@
 #include "planner/search/candidate_simulator.h"
 #include "planner/search/candidates.h"
 #include "planner/search/input_slots.h"
+#include "planner/search/made_candidates.h"
 #include "planner/search/open_parts.h"
 #include "planner/search/other_cuts.h"
 #include "planner/search/restrictions.h"

@@ -21,6 +21,7 @@
 #include "planner/search/node_group_arrangements.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/search/space.h"
+#include "planner/search/stage_recompute.h"
 #include "planner/suggest.h"
 #include "tests/planner/search/random_settings.h"
 

@@ -19,6 +19,7 @@
 #include "planner/program/lower.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
+#include "planner/search/made_candidates.h"
 #include "planner/search/layout_floors.h"
 #include "planner/search/replica_shares.h"
 #include "planner/search/search.h"
