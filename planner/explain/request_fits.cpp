@@ -22,6 +22,8 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   options.most_simulated = simulated;
   options.fewer_devices = fewer_devices;
   options.threads = request.options.threads;
+  options.counts_layouts = false;
+  options.finds_smallest = false;
   return search(*request.graph, request.cluster, request.training,
                 with_implied(request.training.engine, request.layout), options);
 }
@@ -30,7 +32,7 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
 
 std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices) {
   const SearchResult found = search_for(request, Objective::memory, 0, fewer_devices);
-  if (found.counts.candidates == found.counts.infeasible_memory) return std::nullopt;
+  if (!found.fits) return std::nullopt;
   return found.smallest->result.memory.peak();
 }
 
@@ -55,11 +57,12 @@ std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of,
   const ModelSummary model{.name = changed.model_name,
                            .parameters = parameter_count(*changed.graph),
                            .flops_per_sample = model_flops_per_sample(*changed.graph)};
+  request.cluster.memory_headroom = changed.headroom_of_remedies;
   return Remedy{.of = of,
                 .instead = std::move(instead),
                 .value = std::move(value),
                 .model = model,
-                .cluster = changed.cluster,
+                .cluster = std::move(request.cluster),
                 .training = changed.training,
                 .plan = std::move(found.plans.front())};
 }

@@ -70,8 +70,7 @@ bool is_beaten(const BestFirst& search, const BestFirstSteps& steps, const Open&
   for (const Ranked& one : search.best)
     if (one.plan.spec.mesh.degree == open.mesh->degree && ++of_degrees == search.top_each)
       return open.bound >= one.score ||
-             (!may_tie && (open.bound.first >= one.bound.first * (1.0 + alike_above_bounds) ||
-                           std::ranges::count(search.behind, open.mesh->degree) >= most_variants_behind));
+             (!may_tie && std::ranges::count(search.behind, open.mesh->degree) >= most_variants_behind);
   return false;
 }
 

@@ -88,6 +88,8 @@ class LayoutFloors {
   bool may_be_unlike_in_order(const ParallelSpec& spec);
   // Whether the devices together lack the memory for any layout of these.
   bool lacks_room(const ParallelSpec& spec);
+  // What they hold at least, by that micro-batch or a smaller one that was asked about.
+  Bytes memory_known(const ParallelSpec& spec);
 
   // A layout without its cut: blocks and transfers on the links that they cross, or communication
   // over the data axis. Stages may choose between `choices` what they recompute.
@@ -232,6 +234,7 @@ class LayoutFloors {
   std::span<const LoweredBlock> blocks_of(ParallelSpec spec, Recompute recompute);
   std::span<const LoweredBlock> divided_blocks(ParallelSpec spec, Recompute recompute);
   LeastBlocks& least_blocks(const ParallelSpec& spec);
+  std::optional<std::int64_t> known_size_below(const ParallelSpec& spec) const;
   // What they follow from, with the micro-batch last.
   using BlocksKey = std::tuple<int, bool, TensorOverlap, int, ContextMethod, int, std::int64_t>;
   static BlocksKey blocks_key(const ParallelSpec& spec) {

@@ -28,6 +28,24 @@ double LayoutFloors::bytes_beside_state(const ParallelSpec& spec, const LeastBlo
   return static_cast<double>(spec.mesh.size()) * (saved / stages + scratch);
 }
 
+// The largest smaller micro-batch whose blocks are known.
+std::optional<std::int64_t> LayoutFloors::known_size_below(const ParallelSpec& spec) const {
+  const auto known = least_blocks_.lower_bound(blocks_key(spec));
+  if (known == least_blocks_.begin()) return std::nullopt;
+  const BlocksKey& before = std::prev(known)->first;
+  ParallelSpec smaller = spec;
+  smaller.micro_batch = std::get<std::int64_t>(before);
+  return blocks_key(smaller) == before ? std::optional(smaller.micro_batch) : std::nullopt;
+}
+
+Bytes LayoutFloors::memory_known(const ParallelSpec& spec) {
+  if (may_be_unlike(spec)) return of_devices(spec.mesh.size()).memory;
+  ParallelSpec known = spec;
+  if (training_.engine.softmax_multiple <= 1 && !least_blocks_.contains(blocks_key(spec)))
+    known.micro_batch = known_size_below(spec).value_or(spec.micro_batch);
+  return bound_.memory(spec.mesh.size(), bytes_beside_state(known, least_blocks(known)));
+}
+
 // A larger micro-batch takes no less, unless one kernel makes its softmax (SoftmaxKernel): smaller
 // ones that are known may tell. Blocks take about in proportion to it, so that one that hardly
 // lacks room tells for all that are larger.
@@ -42,11 +60,7 @@ bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
     one.micro_batch = micro_batch;
     return one;
   };
-  ParallelSpec smaller = with_size(micro_batches_.front());
-  if (const auto known = least_blocks_.lower_bound(blocks_key(spec)); known != least_blocks_.begin()) {
-    const ParallelSpec before = with_size(std::get<std::int64_t>(std::prev(known)->first));
-    if (blocks_key(before) == std::prev(known)->first) smaller = before;
-  }
+  const ParallelSpec smaller = with_size(known_size_below(spec).value_or(micro_batches_.front()));
   if (smaller.micro_batch >= spec.micro_batch) return lacks(spec);
   if (lacks(smaller)) return true;
   const double of_sample =

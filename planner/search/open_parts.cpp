@@ -455,19 +455,19 @@ std::vector<PlacedSpec> OpenParts::orders_of(std::size_t number) const {
   return space_.orders({.place = 0, .spec = space.spec, .orders = space.layouts});
 }
 
-// All layouts of a part that are not single ones yet, with places that count from where its own
-// do.
+// The layouts of a part that are not single ones yet, with places that count from where its own do:
+// all of them, but on equal devices the first of those that differ in the order of axes alone.
 std::vector<PlacedSpec> OpenParts::layouts_of(std::size_t number) const {
   const Part& part = parts_[number];
-  if (part.step == Step::any_order) return orders_of(number);
+  if (part.step == Step::any_order) return {{.place = 0, .spec = part.space.spec, .orders = 1}};
   if (part.recomputing == nullptr) {
-    std::vector<PlacedSpec> listed = list_layouts(number, true);
+    std::vector<PlacedSpec> listed = list_layouts(number, !are_equal());
     std::erase_if(listed, [this](const PlacedSpec& placed) { return !is_open(placed.spec); });
     return listed;
   }
   std::vector<PlacedSpec> all;
   for (const PlacedSpec& placed : *part.recomputing)
-    if (placed.orders == 1)
+    if (placed.orders == 1 || are_equal())
       all.push_back(placed);
     else
       std::ranges::move(space_.orders(placed), std::back_inserter(all));
@@ -509,6 +509,14 @@ std::optional<OpenParts::Layouts> OpenParts::take_smallest_left_out(std::optiona
     left_out_.pop_back();
     Part part = parts_[number];
     if (most && part.floor.memory >= *most) break;
+    if (part.step == Step::micro_batch_at_peak) {
+      part.step = Step::micro_batch;
+      if (const Bytes floor = floors_.memory_known(part.space.spec); floor > part.floor.memory) {
+        part.floor.memory = floor;
+        add_left_out(std::move(part));
+        continue;
+      }
+    }
     if (part.step < Step::layout) {
       std::vector<PlacedSpec> layouts = layouts_of(number);
       part.step = Step::layout;

@@ -286,8 +286,9 @@ class SpaceSearch {
   }
 
   SearchResult take_result() {
-    if (!fits_any_ && !search_.to_beat) find_smallest();
+    if (!fits_any_ && !search_.to_beat && options_.finds_smallest) find_smallest();
     SearchResult result;
+    result.fits = fits_any_;
     if (smallest_) result.smallest = makers_.front()->with_times(smallest_->spec);
     result.counts = counts_;
     result.counts.candidates += trials_->tried();
