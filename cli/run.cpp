@@ -234,6 +234,7 @@ RunComparison comparison_of(const PlanToRun& to_run, const RunReport& report, co
           .promised = report.arena_bytes,
           .touched = report.touched_bytes,
           .process_growth = report.process_growth,
+          .hosted = report.hosted,
           .device_used = report.device_used,
           .instructions = join_instructions(to_run.loaded, report),
           .first_step = report.first_step,

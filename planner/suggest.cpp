@@ -107,7 +107,7 @@ void note_unused(const LayoutRequest& given, Plan& plan) {
     if (!value || !row.applies || row.applies(plan.spec) || is_implied(row)) continue;
     ParallelSpec with = plan.spec;
     row.set(with, *value);
-    if (row.get(with) == row.get(plan.spec)) continue;
+    if (row.get(with) == row.get(ParallelSpec{})) continue;
     const bool is_flag = std::holds_alternative<bool>(*value);
     plan.notes.push_back(fmt::format("{}{} does not apply to {}", row.option,
                                      is_flag ? "" : " " + write_value(*value), layout_text(plan.spec)));

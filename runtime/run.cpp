@@ -250,6 +250,7 @@ RunReport report_of(const LocalJob& job, const StepLog& log, Bytes process_growt
   report.step_times = log.lists.time.kept();
   report.listed_every = log.lists.loss.every();
   report.process_growth = process_growth;
+  report.hosted = job.hosted();
   for (const Home home : all_homes)
     for (const Program& program : job.programs())
       report.arena_bytes[home].push_back(Bytes(program.arena_bytes[home]));

@@ -86,6 +86,7 @@ struct RunReport {
   PerHome<std::vector<Bytes>> arena_bytes;    // promised, per rank
   PerHome<std::vector<Bytes>> touched_bytes;  // highest arena byte touched, per rank
   Bytes process_growth;              // of this process's resident memory from start to end
+  std::vector<int> hosted;           // the ranks of this process
   // GPUs, one per rank: memory of the fullest in use at the end, by all programs.
   std::optional<Bytes> device_used;
   std::vector<InstructionComparison> instructions;  // of `measured_rank`

@@ -43,8 +43,11 @@ class AmongLayouts {
                            .is_new = {},
                            .simulate = [this](std::span<const Open> turns) { return simulate(turns); }});
     if (search_.to_beat && !is_ahead(search_))
-      return {.rival = {}, .certified = search_.open.empty() || search_.open.front().bound >= *search_.to_beat};
+      return {.rival = {},
+              .certified = search_.to_beat->first <= least_of_other_cuts_ &&
+                           (search_.open.empty() || search_.open.front().bound >= *search_.to_beat)};
     if (search_.best.empty()) return smallest();
+    const bool is_best = is_certified(search_) && search_.best.front().score.first <= least_of_other_cuts_;
     RankedPlan& best = search_.best.front().plan;
     if (best.spec.input_slots == InputSlots::one_more) {
       ParallelSpec without = best.spec;
@@ -52,7 +55,7 @@ class AmongLayouts {
       RankedPlan plan = simulated(without);
       if (!needs_input_slot(best.result.time.total(), plan.result.time.total())) best = std::move(plan);
     }
-    return {.rival = rival(cluster(), std::move(best)), .certified = is_certified(search_)};
+    return {.rival = rival(cluster(), std::move(best)), .certified = is_best};
   }
 
  private:
@@ -85,6 +88,10 @@ class AmongLayouts {
     MadeCandidates made = make_candidates(std::array{&maker_}, {&layout.spec, 1}, mixes());
     if (made.smallest && (!smallest_ || made.smallest->bound.memory.peak() < smallest_->bound.memory.peak()))
       smallest_ = std::move(made.smallest);
+    Seconds least_other = made.others_from;
+    for (const OpenLayout& other : made.others) least_other = std::min(least_other, other.time);
+    least_of_other_cuts_ = std::min(
+        least_of_other_cuts_, counted(layout.spec, std::max(least_other, layout.floor.time), {}).first);
     std::vector<Open> opened;
     for (Candidate& one : made.fitting) {
       const Candidate& candidate = candidates_.emplace_back(std::move(one));
@@ -123,6 +130,8 @@ class AmongLayouts {
   OpenParts parts_;
   std::optional<Candidate> smallest_;
   std::deque<Candidate> candidates_;
+  // What the layouts score at least with cuts that are no candidates.
+  double least_of_other_cuts_ = std::numeric_limits<double>::infinity();
   BestFirst search_;
 };
 

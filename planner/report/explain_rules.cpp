@@ -66,11 +66,12 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
           "one device{} is enough: {} needs {} of {} and {} a step; more devices only make it faster",
           kind.empty() ? kind : fmt::format(" ({})", kind), layout_text(least.plan.spec), format_bytes(needed),
           format_bytes(least.capacity), format_duration(least.plan.result.time.total())));
-    else
+    const double times = static_cast<double>(needed.count) / static_cast<double>(least.capacity.count);
+    if (!least.fits())
       lines.push_back(fmt::format(
-          "one device is not enough{}: at least {} are needed ({}), {:.1f} times its {}; something has to be divided",
-          kind.empty() ? kind : ", not even " + kind, format_bytes(needed), layout_text(least.plan.spec),
-          static_cast<double>(needed.count) / static_cast<double>(least.capacity.count), format_bytes(least.capacity)));
+          "one device is not enough{}: at least {} are needed ({}), {:.{}f} times its {}; something has to be divided",
+          kind.empty() ? kind : ", not even " + kind, format_bytes(needed), layout_text(least.plan.spec), times,
+          times < 1.1 ? 2 : 1, format_bytes(least.capacity)));
   }
   if (found.largest_block)
     lines.push_back(

@@ -46,7 +46,8 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
   for (const Home home : all_homes) {
     const std::vector<Bytes>& promised = comparison.promised[home];
     const Bytes of_home = std::accumulate(promised.begin(), promised.end(), Bytes(0));
-    if (home != Home::nvme) arenas += of_home;
+    if (home != Home::nvme && !promised.empty())
+      for (const int rank : comparison.hosted) arenas += promised[static_cast<std::size_t>(rank)];
     if (home != Home::device && of_home == Bytes(0)) continue;
     for (std::size_t rank = 0; rank < promised.size(); ++rank)
       bytes(fmt::format("peak of rank {}{}", rank, where(home)), promised[rank], comparison.touched[home][rank]);
@@ -58,9 +59,10 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
                                static_cast<double>(comparison.device_used->count))});
     return align_columns(rows, 1);
   }
-  // A process holds the arenas in memory of all ranks; the rest of its growth is threads, the text
+  // A process holds the arenas in memory of its ranks; the rest of its growth is threads, the text
   // and libraries.
-  rows.push_back({"process memory growth", format_bytes(arenas), format_bytes(comparison.process_growth),
+  const bool has_all = comparison.hosted.size() == comparison.promised[Home::device].size();
+  rows.push_back({has_all ? "process memory growth" : "memory growth of the first process", format_bytes(arenas), format_bytes(comparison.process_growth),
                   difference(static_cast<double>(arenas.count), static_cast<double>(comparison.process_growth.count))});
   return align_columns(rows, 1);
 }

@@ -25,7 +25,8 @@ struct RunComparison {
   std::vector<Seconds> step_times;   // the same steps
   PerHome<std::vector<Bytes>> promised;   // arenas, per rank
   PerHome<std::vector<Bytes>> touched;    // highest byte touched, per rank
-  Bytes process_growth;                   // of resident memory from start to end
+  Bytes process_growth;                   // of this process's resident memory from start to end
+  std::vector<int> hosted;                // the ranks of this process
   std::optional<Bytes> device_used = {};  // GPUs: memory in use on the fullest device according to its driver
   std::vector<InstructionTimes> instructions;
   std::int64_t first_step = 0;  // behind the checkpoint that the run went on from

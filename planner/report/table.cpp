@@ -54,7 +54,7 @@ std::string format_cost(const Cluster& cluster, int devices, Seconds time) {
   const std::optional<std::string> of = currency(cluster);
   const bool priced = hour && of;
   const double cost = priced ? *hour / 3600.0 * time.value : devices * time.value;
-  return fmt::format("{} {}", cost >= 999.5 ? fmt::format("{:.0f}", cost) : fmt::format("{:#.3g}", cost),
+  return fmt::format("{} {}", cost >= 99.95 ? fmt::format("{:.0f}", cost) : fmt::format("{:#.3g}", cost),
                      priced ? *of : "device-seconds");
 }
 

@@ -79,17 +79,14 @@ struct BestFirstSteps {
 
 void add(BestFirst& search, std::span<const Open> open);
 
-// Plans of the same degrees take longer than their bounds by as much, but for so much: once none
-// can be the best plan, or tie with it, those whose bound is that far above the one of a ranked
-// plan of their degrees are not taken to be faster than that plan.
-inline constexpr double alike_above_bounds = 0.01;
-// Nor are any others of these degrees, once so many were simulated.
+// Once none can be the best plan, or tie with it, no others of the same degrees are taken to be
+// faster than a ranked one after so many were simulated.
 inline constexpr std::int64_t most_variants_behind = 4;
 
 // Takes open parts by their bounds, the least bound first: looks into parts, simulates candidates.
 // Ends once no remaining bound beats the worst of the best `top` (or, before any plan does, what is
 // to be beaten), or there is no room. The ranks behind a certain best plan may lack a variant of
-// their degrees (`alike_above_bounds`, `most_variants_behind`).
+// their degrees (`most_variants_behind`).
 void run(BestFirst& search, const BestFirstSteps& steps);
 
 // The best score of all spaces so far.

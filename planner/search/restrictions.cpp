@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "planner/cluster/routes.h"
 #include "planner/parallel/context.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/recompute.h"
@@ -17,6 +18,7 @@
 #include "planner/plan/recompute.h"
 #include "planner/search/best_first.h"
 #include "planner/search/space_rows.h"
+#include "planner/search/tried_with_best.h"
 
 namespace parplan {
 namespace {
@@ -321,12 +323,14 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
   std::vector<std::string> options;
   if (has_rings) options.emplace_back("--cp-method ring");
   if (!exchanges) options.emplace_back("--cp-method ulysses");
-  return context_by_samples(space,
-                            !has_rings   ? "context parallelism in exchange for heads"
-                            : !exchanges ? "context parallelism around a ring or in exchange for heads"
-                            : most == 1  ? "context parallelism around a ring"
-                                         : fmt::format("context parallelism around rings of more than {} ranks", most),
-                            std::move(options), most, space.width.most_context_ranks);
+  // Groups of heads are tried with any method.
+  const auto heads = std::ranges::find(tried_rows(), Choice::cp_ulysses, &TriedRow::choice);
+  const std::string what = !has_rings   ? "context parallelism in exchange for heads"
+                           : !exchanges ? "context parallelism around a ring or in exchange for heads"
+                           : most == 1  ? "context parallelism around a ring"
+                                        : fmt::format("context parallelism around rings of more than {} ranks", most);
+  return context_by_samples(space, what + (is_tried(*heads, space) ? ", of other layouts" : ""), std::move(options), most,
+                            space.width.most_context_ranks);
 }
 
 // Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the
@@ -516,6 +520,29 @@ std::optional<Restriction> some_layers_to_recompute(const SearchedSpace& space) 
                                            .also_what_fits = true}}}};
 }
 
+// Switches and shared memory join all devices of a node alike.
+bool joins_all_alike(const NodeKind& node) {
+  const auto& between = routes_of(node)->between;
+  for (std::size_t a = 0; a < between.size(); ++a)
+    for (std::size_t b = 0; b < between.size(); ++b)
+      if (a != b && (between[a][b].distance != between[0][1].distance ||
+                     between[a][b].bandwidth != between[0][1].bandwidth))
+        return false;
+  return true;
+}
+
+// Ranks are on the first devices of each node, in their order.
+std::optional<Restriction> other_devices_of_nodes(const SearchedSpace& space) {
+  const auto joins = [](const NodeGroup& group) { return joins_all_alike(group.node); };
+  if (space.objective == Objective::memory || std::ranges::all_of(space.cluster.groups, joins)) return std::nullopt;
+  const bool has_option = space.cluster.nodes() == 1;
+  return Restriction{.what = has_option ? "other devices of the node, or in another order, as --device-ids gives"
+                                        : "other devices of nodes, or in another order",
+                     .options = {},
+                     .wider = {},
+                     .bound = Restriction::Bound::devices};
+}
+
 constexpr std::array restriction_rows = {
     other_interleaved,    larger_groups,
     interleaved_in_given_stages, zero_bubble,
@@ -525,7 +552,7 @@ constexpr std::array restriction_rows = {
     context_rings,        hierarchical_context,
     host_offload,         offload_of_fewer_layers,
     other_recompute,      some_layers_to_recompute,
-    unlike_stages_with_offload};
+    unlike_stages_with_offload, other_devices_of_nodes};
 
 }  // namespace
 

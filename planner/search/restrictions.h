@@ -44,9 +44,8 @@ struct Restriction {
   std::string what;                  // is left out, in words
   std::vector<std::string> options;  // see LeftOut::options
   std::vector<Wider> wider;
-  // Layouts whose degrees are not among the space's, with `wider` empty: nothing but the devices
-  // bounds them, however many of these are used; or some of their replicas have a micro-batch more
-  // than others.
+  // With `wider` empty: nothing but the devices bounds them, however many of these are used, and
+  // however they are joined; or some of their replicas have a micro-batch more than others.
   enum class Bound { wider, devices, remainder } bound = Bound::wider;
   // Whether cuts may fit there that do not in layouts of the space, of which others do: no such cut
   // is faster than its own bound, with what the space keeps or recomputes.

@@ -101,6 +101,7 @@ class SpaceSearch {
     // With them, plans that are ranked beside those of other searches may beat these.
     if (options_.tries_more_with_best && (is_ahead(search_) || !search_.elsewhere.empty())) try_with_best();
     if (!is_ahead(search_)) drop_beaten_elsewhere(search_);
+    if (options_.tries_more_with_best && is_ahead(search_)) try_with_each_behind();
     if (is_ahead(search_) || !search_.elsewhere.empty()) drop_idle_input_slots();
     return take_result();
   }
@@ -257,6 +258,38 @@ class SpaceSearch {
     trials_->run(std::move(variants), std::move(above), VariantsOf::several);
   }
 
+  // What cannot beat the best plan may still beat plans behind it: with the cut of each, as far as
+  // that is little work.
+  void try_with_each_behind() {
+    std::int64_t calls = 0;
+    for (std::size_t i = 1; i < search_.best.size(); ++i) {
+      Ranked& one = search_.best[i];
+      for (const TriedRow& row : tried_rows()) {
+        if (!row.with_each || !is_tried(row, space())) continue;
+        for (const ParallelSpec& spec : row.layouts({.space = space(),
+                                                     .networks = makers_.front()->estimator().networks(),
+                                                     .layout = trials_->layout_of(one.plan.spec),
+                                                     .time = one.plan.result.time,
+                                                     .behind = 1.0})) {
+          if (!is_legal(graph_, training_, spec)) continue;
+          for (const Candidate& candidate : candidates_with({.spec = spec, .cut = one.plan.spec.stage_blocks})) {
+            if (candidate.spec.stage_blocks != one.plan.spec.stage_blocks || !simulator_->is_new(candidate) ||
+                simulator_->bound_of(candidate) >= one.score)
+              continue;
+            calls += simulator_->all_calls(candidate.spec);
+            if (calls > free_calls_behind_first) return rank(search_);
+            const SimulatedSpec with = simulator_->simulate_apart(candidate.spec);
+            const Score its = simulator_->score_of(candidate.spec, with.result.time.total(), with.result.memory);
+            if (its >= one.score) continue;
+            one.score = its;
+            one.plan = {candidate.spec, with.result};
+          }
+        }
+      }
+    }
+    rank(search_);
+  }
+
   // Plans that are as fast without another buffer for arriving activations go without: the best
   // ones, as far as looking at them is little work.
   void drop_idle_input_slots() {
@@ -408,8 +441,9 @@ class SpaceSearch {
   }
 
   // Calls that are little work: behind a certain best plan for the ranks behind it, lowering
-  // included; and to look for idle buffers.
-  static constexpr std::int64_t free_calls_behind = 250'000, free_calls_for_slots = 100'000;
+  // included; to try more with these; and to look for idle buffers.
+  static constexpr std::int64_t free_calls_behind = 250'000, free_calls_behind_first = 100'000,
+                                free_calls_for_slots = 100'000;
 
   const OpGraph& graph_;
   const Cluster& cluster_;

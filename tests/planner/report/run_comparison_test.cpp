@@ -17,6 +17,7 @@ TEST_CASE("predicted stands beside measured") {
                            .promised = {.device = {Bytes(620), Bytes(600)}},
                            .touched = {.device = {Bytes(620), Bytes(600)}},
                            .process_growth = Bytes(1830),
+                           .hosted = {0, 1},
                            .instructions = {}};
   comparison.measured.time.compute = Seconds(7.0);
   CHECK(write_comparison(plan, comparison) ==

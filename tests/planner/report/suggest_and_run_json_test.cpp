@@ -21,6 +21,7 @@ TEST_CASE("the JSON of a run has both rows with the same keys") {
                                  .promised = {.device = {Bytes(620)}},
                                  .touched = {.device = {Bytes(620)}},
                                  .process_growth = Bytes(5),
+                                 .hosted = {0},
                                  .instructions = {}};
   const Json json = run_json(
       {.version = "1.2.3", .model = plan.model, .cluster = plan.cluster, .training = plan.training, .defaults = {}},
