@@ -97,7 +97,7 @@ std::string tight_memory(const Plan& plan) {
 void note_unused(const LayoutRequest& given, Plan& plan) {
   const auto is_implied = [&](const ChoiceRow& row) {
     return std::ranges::any_of(choice_rows(), [&](const ChoiceRow& other) {
-      if (!other.implies || !given[other.choice]) return false;
+      if (other.choice == row.choice || !other.implies || !given[other.choice]) return false;
       const ImpliedChoices implied = other.implies(*given[other.choice], LayoutRequest{});
       return std::ranges::find(implied, row.choice, &std::pair<Choice, ChoiceValue>::first) != implied.end();
     });

@@ -184,7 +184,7 @@ void choose_devices(Cluster& cluster, NodesOf nodes_of, const ClusterOptions& op
     const std::string asked = fmt::format("--devices {}{}", devices, options.nodes ? " with " + asked_nodes : "");
     if (devices < 1) refuse(asked);
     if (options.nodes && alike && devices != *options.nodes * per_node && (*options.nodes > 1 || devices > per_node))
-      throw ConfigError(fmt::format("{}: {} of cluster '{}' {} {}; give one of the two, or both as they are", asked,
+      throw ConfigError(fmt::format("{}: {} of cluster '{}' {} {}; leave one of the two out, or make them agree", asked,
                                     pluralized(*options.nodes, "node"), cluster.name,
                                     *options.nodes == 1 ? "has" : "have",
                                     pluralized(*options.nodes * per_node, "device")));

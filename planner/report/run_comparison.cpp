@@ -62,7 +62,8 @@ std::string write_comparison(const Plan& plan, const RunComparison& comparison) 
   // A process holds the arenas in memory of its ranks; the rest of its growth is threads, the text
   // and libraries.
   const bool has_all = comparison.hosted.size() == comparison.promised[Home::device].size();
-  rows.push_back({has_all ? "process memory growth" : "memory growth of the first process", format_bytes(arenas), format_bytes(comparison.process_growth),
+  rows.push_back({has_all ? "process memory growth" : "memory growth of the first process", format_bytes(arenas),
+                  format_bytes(comparison.process_growth),
                   difference(static_cast<double>(arenas.count), static_cast<double>(comparison.process_growth.count))});
   return align_columns(rows, 1);
 }

@@ -46,9 +46,9 @@ Bytes LayoutFloors::memory_known(const ParallelSpec& spec) {
   return bound_.memory(spec.mesh.size(), bytes_beside_state(known, least_blocks(known)));
 }
 
-// A larger micro-batch takes no less, unless one kernel makes its softmax (SoftmaxKernel): smaller
-// ones that are known may tell. Blocks take about in proportion to it, so that one that hardly
-// lacks room tells for all that are larger.
+// Blocks of a larger micro-batch take no less, unless one kernel makes its softmax (SoftmaxKernel):
+// smaller ones that are known may tell. They take about in proportion to it, so that one that
+// hardly lacks room tells for all that are larger.
 bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
   const int devices = spec.mesh.size();
   const auto lacks = [&](const ParallelSpec& of) {

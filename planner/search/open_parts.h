@@ -144,7 +144,8 @@ class OpenParts {
   bool is_open(const ParallelSpec& spec) const { return !beyond_ || !beyond_->layout || beyond_->layout(spec); }
   // The time of a layout that scores as much.
   Seconds time_for(const ParallelSpec& spec, double score_of_it) const;
-  // A larger micro-batch takes no less memory, unless one kernel makes its softmax (SoftmaxKernel).
+  // Floors of memory grow with the micro-batch, unless one kernel makes its softmax
+  // (SoftmaxKernel).
   bool smallest_takes_least() const { return objective_ == Objective::memory && engine_.softmax_multiple <= 1; }
   bool has_room(Beyond::Room room) const { return beyond_ && beyond_->room == room; }
   Open open_on_links(std::size_t number);

@@ -329,8 +329,8 @@ std::optional<Restriction> context_rings(const SearchedSpace& space) {
                            : !exchanges ? "context parallelism around a ring or in exchange for heads"
                            : most == 1  ? "context parallelism around a ring"
                                         : fmt::format("context parallelism around rings of more than {} ranks", most);
-  return context_by_samples(space, what + (is_tried(*heads, space) ? ", of other layouts" : ""), std::move(options), most,
-                            space.width.most_context_ranks);
+  return context_by_samples(space, what + (is_tried(*heads, space) ? ", of other layouts" : ""), std::move(options),
+                            most, space.width.most_context_ranks);
 }
 
 // Where sequences are shared out, a group of two is the least, and two groups. Their kernels do the

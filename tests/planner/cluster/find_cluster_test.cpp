@@ -324,8 +324,8 @@ TEST_CASE("numbers of devices that there are not are refused with those that the
         "error: --devices 0: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed are 1 to 8 "
         "devices and multiples of 8");
   CHECK(error_of("dgx-a100", {.device = {}, .network = {}, .devices = 16, .nodes = 4}) ==
-        "error: --devices 16 with --nodes 4: cluster 'dgx-a100' has 8 devices a node and any number of nodes; allowed "
-        "are 1 to 8 devices and multiples of 8");
+        "error: --devices 16 with --nodes 4: 4 nodes of cluster 'dgx-a100' have 32 devices; leave one of the two "
+        "out, or make them agree");
   CHECK(error_of("titan-rtx-2", nodes(2)) ==
         "error: --nodes 2: cluster 'titan-rtx-2' has 2 devices a node and no network, so it is one node; allowed are 1 "
         "to 2 devices");
