@@ -67,11 +67,7 @@ void add_layouts(const SuggestRequest& request, const std::function<void(std::op
       if (!fits(changed)) continue;
       if (std::optional<Remedy> found = remedy(changed, choice->key, "", {})) {
         const ParallelSpec& spec = found->plan.spec;
-        // No option takes what each stage chooses for itself.
-        found->instead = choice->choice == Choice::recompute && spec.recompute == Recompute::per_stage
-                             ? fmt::format("recompute as each stage needs it, without {}, instead of {}",
-                                           choice->option, write_value(*given))
-                             : instead(*choice, spec, *given);
+        found->instead = instead(*choice, spec, *given);
         found->value = remedy_value(choice->get(spec));
         add(std::move(found));
       }

@@ -589,6 +589,14 @@ constexpr std::array rows = {
               if (recompute == Recompute::none) return std::string("without recompute");
               return recompute == Recompute::full ? std::string("with full recompute")
                                                   : fmt::format("with recompute of {}", name(recompute));
+            },
+        // No option takes what each stage chooses for itself.
+        .instead =
+            [](const ParallelSpec& now, const ChoiceValue& given) {
+              return now.recompute == Recompute::per_stage
+                         ? fmt::format("recompute as each stage needs it, without --recompute, instead of {}",
+                                       write_value(given))
+                         : fmt::format("recompute {} instead of {}", name(now.recompute), write_value(given));
             }},
     // In texts, it is part of recompute's word.
     ChoiceRow{
