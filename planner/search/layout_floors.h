@@ -209,6 +209,11 @@ class LayoutFloors {
     std::vector<Holding> each;
   };
 
+  // can_hold without the closed form that tells most often (`Shares`).
+  bool can_hold_in_turn(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
+                        std::optional<Bytes> memory);
+  // Whether what a stage holds besides the state does not grow with its blocks alone.
+  static bool has_own_peaks(const ParallelSpec& spec);
   // Whether cuts of a layout are not told apart by what stages hold.
   bool holds_anything(const ParallelSpec& spec) const;
   // Letters: rank s holds blocks of kind k in a_ks bytes each, with the recompute that takes least.

@@ -111,6 +111,10 @@ void LayoutFloors::forget_holdings() {
   holdings_.clear();
 }
 
+bool LayoutFloors::has_own_peaks(const ParallelSpec& spec) {
+  return spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule);
+}
+
 bool LayoutFloors::holds_anything(const ParallelSpec& spec) const {
   return spec.virtual_stages > 1 &&
          (!alike_inside_ || spec.input_slots == InputSlots::one_more || is_v_shaped(spec.schedule));
@@ -155,8 +159,7 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
 
 // Shards over all ranks are the smallest; only libraries may take less with groups.
 bool LayoutFloors::lacks_room_in_any_shards(const ParallelSpec& spec, std::span<const Recompute> choices) {
-  if (holds_anything(spec) || spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule))
-    return false;
+  if (holds_anything(spec) || has_own_peaks(spec)) return false;
   ParallelSpec smallest = spec;
   smallest.mesh.dp_shard = 0;
   const Shares shares = shares_of(smallest, choices);
@@ -168,9 +171,7 @@ bool LayoutFloors::lacks_room_in_any_shards(const ParallelSpec& spec, std::span<
 }
 
 Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {
-  if (may_be_unlike_in_order(spec)) return Bytes(0);
-  if (holds_anything(spec) || spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule))
-    return Bytes(0);
+  if (may_be_unlike_in_order(spec) || holds_anything(spec) || has_own_peaks(spec)) return Bytes(0);
   const Shares shares = shares_of(spec, choices);
   double room = 0.0;
   for (const double of_byte : shares.of_byte) room += of_byte;
@@ -203,22 +204,26 @@ Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTa
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
   if (holds_anything(spec) || may_be_unlike_in_order(spec)) return true;
-  const Placements& placements = maker_.placements_of(spec);
-  Estimator& estimator = maker_.estimator();
-  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
-  const PipelineShape shape = shape_of(spec, training_);
-  const std::size_t blocks = graph_.blocks.size();
-  const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
-  // What a stage holds besides the state does not grow with its blocks alone.
-  const bool in_parts = runs_backward_in_parts(spec.schedule);
-  const bool has_own_peaks = spec.input_slots == InputSlots::one_more || in_parts;
-  if (!most && !has_own_peaks) {
+  if (!most && !has_own_peaks(spec)) {
+    const std::vector<Bytes>& capacities = maker_.estimator().capacities(spec.mesh);
     const Shares shares = shares_of(spec, choices);
     double room = 0.0;
     for (std::size_t s = 0; s < shares.of_byte.size(); ++s)
       room += shares.of_byte[s] * static_cast<double>(memory.value_or(capacities[s]).count - shares.least_fixed);
     if (shares.needed * (1 - 1e-9) > room) return false;
   }
+  return can_hold_in_turn(spec, choices, most, memory);
+}
+
+bool LayoutFloors::can_hold_in_turn(const ParallelSpec& spec, std::span<const Recompute> choices,
+                                    std::optional<Seconds> most, std::optional<Bytes> memory) {
+  const Placements& placements = maker_.placements_of(spec);
+  Estimator& estimator = maker_.estimator();
+  const ScheduleForms schedule = forms_of(row_of(spec.schedule));
+  const PipelineShape shape = shape_of(spec, training_);
+  const std::size_t blocks = graph_.blocks.size();
+  const std::vector<Bytes>& capacities = estimator.capacities(spec.mesh);
+  const bool in_parts = runs_backward_in_parts(spec.schedule);
   constexpr std::size_t most_kept = 256;
   if (holdings_.size() + choices.size() > most_kept) forget_holdings();
   std::vector<Holdings*> holdings;
@@ -349,12 +354,14 @@ Bytes LayoutFloors::memory_of(const ParallelSpec& spec, std::span<const Recomput
   key.mesh.order = {};
   const auto [entry, inserted] = memories_.try_emplace({std::move(key), choices.size()}, least);
   if (!inserted) return std::max(entry->second, least);
-  if (can_hold(spec, choices, {}, least)) return least;
+  if (holds_anything(spec) || may_be_unlike_in_order(spec)) return least;
+  least = std::max(least, memory_by_share(spec, choices));
+  if (can_hold_in_turn(spec, choices, {}, least)) return entry->second = least;
   Bytes enough = std::max(2 * least, Bytes(1));
-  for (; !can_hold(spec, choices, {}, enough); enough = 2 * enough) least = enough;
+  for (; !can_hold_in_turn(spec, choices, {}, enough); enough = 2 * enough) least = enough;
   for (int halvings = 0; halvings < 10; ++halvings) {
     const Bytes middle = least + Bytes((enough - least).count / 2);
-    (can_hold(spec, choices, {}, middle) ? enough : least) = middle;
+    (can_hold_in_turn(spec, choices, {}, middle) ? enough : least) = middle;
   }
   return entry->second = least;
 }

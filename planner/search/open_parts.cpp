@@ -529,9 +529,13 @@ std::optional<OpenParts::Layouts> OpenParts::take_smallest_left_out(std::optiona
       }
       continue;
     }
-    if (part.step != Step::refined_layout) {
+    // The first is looked at for a limit. What has no room within it is not taken.
+    if (most && part.step != Step::refined_layout) {
+      const ParallelSpec& spec = part.space.spec;
+      const std::vector<Recompute> choices = choices_of(spec);
+      if (are_equal() && !floors_.can_hold(spec, choices, {}, *most - Bytes(1))) continue;
       part.step = Step::refined_layout;
-      const Bytes floor = floors_.memory_of(part.space.spec, choices_of(part.space.spec), part.floor.memory);
+      const Bytes floor = floors_.memory_of(spec, choices, part.floor.memory);
       if (floor > part.floor.memory) {
         part.floor.memory = floor;
         add_left_out(std::move(part));
