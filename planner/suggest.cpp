@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@
 #include "planner/search/candidates.h"
 #include "planner/search/node_group_arrangements.h"
 #include "planner/search/simulate_spec.h"
+#include "planner/simulator/block_shapes.h"
 #include "planner/simulator/simulate.h"
 
 namespace parplan {
@@ -144,17 +146,21 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
                                     const LayoutRequest& given, const SearchOptions& options,
                                     const PrecisionOf& precision_of) {
   const LayoutRequest layout = with_implied(training.engine, given);
-  ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, options, precision_of);
   const Engine& engine = training.engine;
   const bool keeps = engine.allocator_reserve > 0.0 || engine.copies_gradients;
-  const bool may_be_tight = keeps || cluster.memory_headroom > 0.0;
-  if (!arranged.found.plans.empty() || !may_be_tight || options.to_beat) return arranged;
+  const bool may_be_tight = !options.to_beat && (keeps || cluster.memory_headroom > 0.0);
+  SearchOptions usual = options;
+  if (!usual.shapes) usual.shapes = std::make_shared<KnownBlockShapes>();  // for both searches
+  usual.says_what_may_fit = !may_be_tight && options.says_what_may_fit;
+  ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, usual, precision_of);
+  if (!arranged.found.plans.empty() || !may_be_tight) return arranged;
+  usual.says_what_may_fit = options.says_what_may_fit;
   Cluster whole = cluster;
   whole.memory_headroom = 0.0;
   TrainingSpec without = training;
   without.engine.allocator_reserve = 0.0;
   without.engine.copies_gradients = false;
-  arranged = search_arrangements(graph, whole, without, layout, options, precision_of);
+  arranged = search_arrangements(graph, whole, without, layout, usual, precision_of);
   arranged.cluster.memory_headroom = cluster.memory_headroom;
   TrainingSpec with = training;
   with.precision = arranged.precision;
@@ -186,6 +192,7 @@ SuggestResult suggest(const SuggestRequest& request) {
   result.counts.objective = request.options.objective;
   if (found.plans.empty()) {
     SuggestRequest whole = request;
+    whole.options.shapes = std::make_shared<KnownBlockShapes>();  // for all remedies
     whole.headroom_of_remedies = std::exchange(whole.cluster.memory_headroom, 0.0);
     result.remedies = find_remedies(whole, found);
     if (found.smallest) result.shortage = shortage_of(whole.cluster, found.smallest->spec, found.smallest->result);

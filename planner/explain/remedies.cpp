@@ -160,6 +160,15 @@ std::optional<Remedy> smaller_batch(const SuggestRequest& request) {
                 (now - fewer) * unit);
 }
 
+// Nothing is known of the shapes of its blocks, and what is learned of them serves nothing else.
+SuggestRequest with_training(const SuggestRequest& request, const OpGraph& graph, TrainingSpec training) {
+  SuggestRequest changed = request;
+  changed.graph = &graph;
+  changed.training = std::move(training);
+  changed.options.shapes = nullptr;
+  return changed;
+}
+
 std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& graph) {
   if (!request.graph_of_length) return std::nullopt;
   // Sequences in steps that suit kernels, and not too short to be of use.
@@ -167,11 +176,10 @@ std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& g
   const std::int64_t unit = now > 128 ? 128 : 1;
   const std::int64_t count = (now - 1) / unit;  // the longest that is shorter
   const auto with = [&](std::int64_t units) {
-    SuggestRequest changed = request;
     graph = request.graph_of_length(units * unit);
-    changed.graph = &graph;
-    changed.training.sequence_length = units * unit;
-    return changed;
+    TrainingSpec training = request.training;
+    training.sequence_length = units * unit;
+    return with_training(request, graph, std::move(training));
   };
   if (count < 1 || !fits(with(1))) return std::nullopt;
   const std::int64_t fewer =
@@ -185,12 +193,12 @@ std::optional<Remedy> shorter_sequence(const SuggestRequest& request, OpGraph& g
 // been trained before.
 std::optional<Remedy> adapters_alone(const SuggestRequest& request) {
   if (!request.graph_of_training || request.training.lora || !request.training.trainable.all) return std::nullopt;
-  SuggestRequest changed = request;
-  changed.training.lora.emplace();
-  changed.training.trainable = {.all = false, .patterns = {}};
-  const std::optional<OpGraph> graph = request.graph_of_training(changed.training);
+  TrainingSpec training = request.training;
+  training.lora.emplace();
+  training.trainable = {.all = false, .patterns = {}};
+  const std::optional<OpGraph> graph = request.graph_of_training(training);
   if (!graph) return std::nullopt;
-  changed.graph = &*graph;
+  const SuggestRequest changed = with_training(request, *graph, std::move(training));
   if (!fits(changed)) return std::nullopt;
   return remedy(changed, "trainable",
                 fmt::format("LoRA (--trainable lora) instead of training all parameters, for fine-tuning: adapters of "
@@ -217,20 +225,19 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
   add(shorter_sequence(request, shorter));
   OpGraph padded;  // as parplan's own runtime pads it in half precision
   for (const DataType half : {DataType::bf16, DataType::fp16}) {
-    SuggestRequest changed = request;
-    changed.training.precision = half;
-    if (is_own(changed.training.engine)) {
-      padded = as_run_by(changed.training, *request.graph);
-      changed.graph = &padded;
-    }
+    TrainingSpec training = request.training;
+    training.precision = half;
+    padded = is_own(training.engine) ? as_run_by(training, *request.graph) : *request.graph;
+    const SuggestRequest changed = with_training(request, padded, std::move(training));
     if (is_half(request.training.precision) || !has_units(request.cluster, half) || !fits(changed)) continue;
     add(remedy(changed, "precision",
                fmt::format("precision {} instead of {}", name(half), name(request.training.precision)), name(half)));
     break;
   }
   for (const Optimizer other : {Optimizer::adamw_8bit, Optimizer::sgd}) {
-    SuggestRequest changed = request;
-    changed.training.optimizer = other;
+    TrainingSpec training = request.training;
+    training.optimizer = other;
+    const SuggestRequest changed = with_training(request, *request.graph, std::move(training));
     if (bytes_of_moments(changed.training) >= bytes_of_moments(request.training) || !fits(changed)) continue;
     add(remedy(changed, "optimizer",
                fmt::format("optimizer {} instead of {}, which keeps less state", name(other),

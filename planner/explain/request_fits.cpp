@@ -23,7 +23,8 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   options.fewer_devices = fewer_devices;
   options.threads = request.options.threads;
   options.counts_layouts = false;
-  options.finds_smallest = false;
+  options.says_what_may_fit = false;
+  options.shapes = request.options.shapes;
   return search(*request.graph, request.cluster, request.training,
                 with_implied(request.training.engine, request.layout), options);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -88,6 +89,8 @@ class LayoutFloors {
   bool may_be_unlike_in_order(const ParallelSpec& spec);
   // Whether the devices together lack the memory for any layout of these.
   bool lacks_room(const ParallelSpec& spec);
+  // Whether the fullest of them holds so much.
+  bool takes(const ParallelSpec& spec, Bytes memory);
   // What they hold at least, by that micro-batch or a smaller one that was asked about.
   Bytes memory_known(const ParallelSpec& spec);
 
@@ -209,6 +212,9 @@ class LayoutFloors {
     std::vector<Holding> each;
   };
 
+  // Whether `of_bytes`, which holds for more bytes if it does for fewer, holds for those beside the
+  // state.
+  bool tells(const ParallelSpec& spec, const std::function<bool(double)>& of_bytes);
   // can_hold without the closed form that tells most often (`Shares`).
   bool can_hold_in_turn(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                         std::optional<Bytes> memory);

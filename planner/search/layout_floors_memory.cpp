@@ -49,27 +49,33 @@ Bytes LayoutFloors::memory_known(const ParallelSpec& spec) {
 // Blocks of a larger micro-batch take no less, unless one kernel makes its softmax (SoftmaxKernel):
 // smaller ones that are known may tell. They take about in proportion to it, so that one that
 // hardly lacks room tells for all that are larger.
-bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
-  const int devices = spec.mesh.size();
-  const auto lacks = [&](const ParallelSpec& of) {
-    return bound_.lacks_room(devices, bytes_beside_state(of, least_blocks(of)));
-  };
-  if (training_.engine.softmax_multiple > 1) return lacks(spec);
+bool LayoutFloors::tells(const ParallelSpec& spec, const std::function<bool(double)>& of_bytes) {
+  const auto holds = [&](const ParallelSpec& of) { return of_bytes(bytes_beside_state(of, least_blocks(of))); };
+  if (training_.engine.softmax_multiple > 1) return holds(spec);
   const auto with_size = [&](std::int64_t micro_batch) {
     ParallelSpec one = spec;
     one.micro_batch = micro_batch;
     return one;
   };
   const ParallelSpec smaller = with_size(known_size_below(spec).value_or(micro_batches_.front()));
-  if (smaller.micro_batch >= spec.micro_batch) return lacks(spec);
-  if (lacks(smaller)) return true;
+  if (smaller.micro_batch >= spec.micro_batch) return holds(spec);
+  if (holds(smaller)) return true;
   const double of_sample =
       bytes_beside_state(smaller, least_blocks(smaller)) / static_cast<double>(smaller.micro_batch);
   const auto likely = std::ranges::find_if(micro_batches_, [&](std::int64_t size) {
-    return size > smaller.micro_batch && bound_.lacks_room(devices, of_sample * static_cast<double>(size));
+    return size > smaller.micro_batch && of_bytes(of_sample * static_cast<double>(size));
   });
-  if (likely != micro_batches_.end() && *likely < spec.micro_batch && lacks(with_size(*likely))) return true;
-  return lacks(spec);
+  if (likely != micro_batches_.end() && *likely < spec.micro_batch && holds(with_size(*likely))) return true;
+  return holds(spec);
+}
+
+bool LayoutFloors::lacks_room(const ParallelSpec& spec) {
+  return tells(spec, [&](double bytes) { return bound_.lacks_room(spec.mesh.size(), bytes); });
+}
+
+bool LayoutFloors::takes(const ParallelSpec& spec, Bytes memory) {
+  if (may_be_unlike(spec)) return of_devices(spec.mesh.size()).memory >= memory;
+  return tells(spec, [&](double bytes) { return bound_.memory(spec.mesh.size(), bytes) >= memory; });
 }
 
 LayoutFloors::Holdings& LayoutFloors::holdings_of(const ParallelSpec& spec, Recompute choice, bool with_seconds) {

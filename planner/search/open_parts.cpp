@@ -511,6 +511,7 @@ std::optional<OpenParts::Layouts> OpenParts::take_smallest_left_out(std::optiona
     if (most && part.floor.memory >= *most) break;
     if (part.step == Step::micro_batch_at_peak) {
       part.step = Step::micro_batch;
+      if (most && floors_.takes(part.space.spec, *most)) continue;
       if (const Bytes floor = floors_.memory_known(part.space.spec); floor > part.floor.memory) {
         part.floor.memory = floor;
         add_left_out(std::move(part));

@@ -319,7 +319,8 @@ class SpaceSearch {
   }
 
   SearchResult take_result() {
-    if (!fits_any_ && !search_.to_beat && options_.finds_smallest) find_smallest();
+    const bool says_nothing = !fits_any_ && !options_.says_what_may_fit;
+    if (!fits_any_ && !search_.to_beat && !says_nothing) find_smallest();
     SearchResult result;
     result.fits = fits_any_;
     if (smallest_) result.smallest = makers_.front()->with_times(smallest_->spec);
@@ -327,7 +328,7 @@ class SpaceSearch {
     result.counts.candidates += trials_->tried();
     result.counts.simulated = simulator_->count() + simulator_->equal();
     result.counts.infeasible_memory += parts_->count_left_out();
-    if (options_.bounds_left_out) {
+    if (options_.bounds_left_out && !says_nothing) {
       result.outside = outside_of_space();
       if (!best_score(search_)) result.counts.left_out = parplan::left_out(result.outside, std::nullopt);
     }

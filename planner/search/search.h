@@ -43,8 +43,9 @@ struct SearchOptions {
   // Whether to count the layouts of parts that are not looked into; else `candidates` and
   // `pruned_by_bound` are without them.
   bool counts_layouts = true;
-  // Where nothing fits, whether to find the candidate that needs the least memory.
-  bool finds_smallest = true;
+  // Where nothing fits, whether to find the candidate that needs the least memory, and to say which
+  // layouts outside of the space may fit.
+  bool says_what_may_fit = true;
   bool recomputes_fewest_layers = false;  // SpaceWidth
   // Whether each layout gives its replicas the numbers of micro-batches that suit their devices by
   // the bound (replica_shares.h).
@@ -80,7 +81,7 @@ struct SearchResult {
   SearchCounts counts;
   std::vector<OutsideSpace> outside;  // SearchOptions::bounds_left_out
   bool fits = false;                  // whether a candidate does
-  // Where nothing fits, the candidate that needs the least memory (SearchOptions::finds_smallest);
+  // Where nothing fits, the candidate that needs the least memory (SearchOptions::says_what_may_fit);
   // else the one that does among those that were made and fit, which by the objective memory no
   // other beats. Its times are estimated; its memory equals the simulated one.
   std::optional<RankedPlan> smallest;
