@@ -143,7 +143,8 @@ std::optional<std::string> lacked_by_engine(const Engine& engine, const Parallel
         "engine {} gives all replicas equally many micro-batches: replica_micro_batches must be left "
         "out",
         engine.name);
-  if (spec.zero_stage > Engine{}.most_zero) return std::nullopt;  // no engine has it: the technique's own reason
+  static const int most_zero_of_any = Engine{}.most_zero;
+  if (spec.zero_stage > most_zero_of_any) return std::nullopt;  // the technique's own reason
   if (spec.zero_stage > engine.most_zero)
     return fmt::format("engine {} has no ZeRO stage {}; its highest is {}", engine.name, spec.zero_stage,
                        engine.most_zero);

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include <boost/container/small_vector.hpp>
+
 namespace parplan {
 namespace {
 
@@ -23,7 +25,7 @@ class DegreeCounts {
   }
 
  private:
-  std::vector<std::pair<Degrees, int>> counts_;
+  boost::container::small_vector<std::pair<Degrees, int>, 16> counts_;  // asked for often
 };
 
 // Scores below it are as good as the best one.

@@ -222,16 +222,17 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
 }
 
 // What the stages of a layout may choose from.
-std::vector<Recompute> OpenParts::choices_of(const ParallelSpec& spec) const {
+std::span<const Recompute> OpenParts::choices_of(const ParallelSpec& spec) const {
   const bool is_given = request_[Choice::recompute] || request_[Choice::recompute_layers];
-  if (is_given || spec.recompute != Recompute::none || !engine_.has_recompute_per_stage) return {spec.recompute};
-  const std::span<const Recompute> searched = searched_recomputes(engine_);
-  return {searched.begin(), searched.end()};
+  if (is_given || spec.recompute != Recompute::none || !engine_.has_recompute_per_stage)
+    return {&spec.recompute, 1};
+  return searched_recomputes(engine_);
 }
 
 // What the stages of layouts that differ in their recompute may choose from.
 std::vector<Recompute> OpenParts::choices_of(const Recomputing& group) const {
-  std::vector<Recompute> choices = choices_of(group.front().spec);
+  const std::span<const Recompute> of_first = choices_of(group.front().spec);
+  std::vector<Recompute> choices(of_first.begin(), of_first.end());
   for (const PlacedSpec& placed : group)
     if (std::ranges::find(choices, placed.spec.recompute) == choices.end()) choices.push_back(placed.spec.recompute);
   return choices;
@@ -404,7 +405,7 @@ std::vector<Open> OpenParts::look_into_recomputing(std::size_t number) {
   const Recomputing& group = *parts_[number].recomputing;
   std::vector<Open> opened;
   for (const PlacedSpec& placed : group) {
-    const std::vector<Recompute> choices = choices_of(placed.spec);
+    const std::span<const Recompute> choices = choices_of(placed.spec);
     const bool fits_alike = floors_.can_hold(placed.spec, {&placed.spec.recompute, 1});
     // Beyond what fits, the layout that recomputes nothing takes the least time.
     if (beyond_ && beyond_->room != Beyond::Room::enough &&
@@ -480,7 +481,7 @@ std::optional<std::vector<Open>> OpenParts::refine(std::size_t number, double en
   const Part& part = parts_[number];
   const ParallelSpec& spec = part.space.spec;
   Floor floor = part.floor;
-  const std::vector<Recompute> choices = choices_of(spec);
+  const std::span<const Recompute> choices = choices_of(spec);
   if (objective_ == Objective::memory)
     floor.memory = floors_.memory_of(spec, choices, floor.memory);
   else if (part.has_to_mix && (!beyond_ || beyond_->room == Beyond::Room::enough))
@@ -533,7 +534,7 @@ std::optional<OpenParts::Layouts> OpenParts::take_smallest_left_out(std::optiona
     // The first is looked at for a limit. What has no room within it is not taken.
     if (most && part.step != Step::refined_layout) {
       const ParallelSpec& spec = part.space.spec;
-      const std::vector<Recompute> choices = choices_of(spec);
+      const std::span<const Recompute> choices = choices_of(spec);
       if (are_equal() && !floors_.can_hold(spec, choices, {}, *most - Bytes(1))) continue;
       part.step = Step::refined_layout;
       const Bytes floor = floors_.memory_of(spec, choices, part.floor.memory);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "planner/cluster/cluster.h"
@@ -127,7 +128,8 @@ class OpenParts {
 
   // Equal devices hold the same in every order of the axes.
   bool are_equal() const { return cluster_.groups.size() == 1; }
-  std::vector<Recompute> choices_of(const ParallelSpec& spec) const;
+  // As long as the layout lives.
+  std::span<const Recompute> choices_of(const ParallelSpec& spec) const;
   std::vector<Recompute> choices_of(const Recomputing& group) const;
   std::uint64_t place_of(std::size_t part, const PlacedSpec& placed) const;
   std::vector<PlacedSpec> list_layouts(std::size_t number, bool each_order) const;

@@ -179,8 +179,10 @@ void RankMemories::share_slots_for_weights(const ParallelSpec& spec, std::span<c
         if ((b < stage.first_on_device ? costs_.home_of_saved(spec, kind) : Home::device) == home)
           sizes_for_weights_.emplace_back(lowered.for_weights_bytes, lowered.left_bytes);
       }
-      std::ranges::stable_sort(sizes_for_weights_, std::ranges::greater(),
-                               [](const auto& block) { return block.first + block.second; });
+      const auto both = [](const auto& block) { return block.first + block.second; };
+      // Layers that are alike, as most are, need no sorting.
+      if (!std::ranges::is_sorted(sizes_for_weights_, std::ranges::greater(), both))
+        std::ranges::stable_sort(sizes_for_weights_, std::ranges::greater(), both);
       for_weights_.resize(std::max(for_weights_.size(), begin + sizes_for_weights_.size()));
       left_.resize(for_weights_.size());
       for (std::size_t i = 0; i < sizes_for_weights_.size(); ++i) {

@@ -6,8 +6,12 @@
 
 #include <doctest/doctest.h>
 
+#include "planner/cluster/mesh.h"
+#include "planner/cost/cost_model.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/parallel_spec_text.h"
 #include "planner/search/search.h"
+#include "planner/search/simulate_spec.h"
 #include "tests/planner/search/random_settings.h"
 
 namespace parplan {
@@ -98,6 +102,51 @@ TEST_CASE("each row makes layouts that have its choice, and differ in what it sa
   layout.mesh.degree = {.dp = 4, .tp = 2};
   const BestLayout behind{.space = space, .networks = networks, .layout = layout, .time = time, .behind = 1.51};
   CHECK(rings.layouts(behind).empty());
+}
+
+TEST_CASE("plans behind the best one are tried with their products in slices, too") {
+  const ModelSpec model = load_model(testing::source + "/models/llama2-7b.yaml", "").spec;
+  const OpGraph graph = build_graph(model, 4096);
+  const Cluster cluster = testing::cluster_of("l40s-8", 8);
+  TrainingSpec training = training_of(64, DataType::bf16);
+  training.sequence_length = 4096;
+  const LayoutRequest none;
+  SearchOptions options;
+  options.top = 5;
+  options.top_each = 1;
+  options.tries_more_with_best = true;
+  const SearchResult found = search(graph, cluster, training, none, options);
+  REQUIRE(found.plans.size() > 1);
+  const SearchedSpace space{.graph = graph,
+                            .cluster = cluster,
+                            .training = training,
+                            .request = none,
+                            .width = usual_width(graph, training.engine, none),
+                            .objective = Objective::time};
+  const TriedRow& rings = *std::ranges::find(tried_rows(), Choice::tp_overlap, &TriedRow::choice);
+  REQUIRE(is_tried(rings, space));
+  NetworkCache networks(cluster);
+  int tried = 0;
+  for (const RankedPlan& plan : found.plans) {
+    ParallelSpec layout = plan.spec;  // without what its stages recompute
+    layout.stage_recompute.clear();
+    if (layout.recompute == Recompute::per_stage) layout.recompute = Recompute::none;
+    for (const ParallelSpec& spec : rings.layouts({.space = space,
+                                                   .networks = networks,
+                                                   .layout = layout,
+                                                   .time = plan.result.time,
+                                                   .behind = 1.0})) {
+      if (!is_legal(graph, training, spec)) continue;
+      const Placements placements = place(graph, spec);
+      const StepResult with =
+          simulate_soon(graph, cluster, training, spec, placements, cost_models(networks, spec)).result;
+      if (with.memory.peak() > usable_memory(cluster, spec.mesh, 0)) continue;
+      INFO(layout_text(plan.spec) << ", with slices " << layout_text(spec));
+      CHECK(with.time.total() >= (1 - 1e-9) * plan.result.time.total());
+      ++tried;
+    }
+  }
+  CHECK(tried > 0);
 }
 
 }  // namespace parplan
