@@ -372,7 +372,8 @@ void add_limits(CLI::App& app, LimitArguments& limits) {
         limits.most_candidates = parse_whole("--max-candidates", text, 1, most_counted);
       });
   add(app, group, "--threads", "N",
-      "plan with so many threads (default: as many as the machine has cores); the plan is the same with any number",
+      "plan with so many threads (default: as many as the machine has cores, up to 16 for a search); the plan is "
+      "the same with any number",
       [&](const std::string& text) { limits.threads = static_cast<int>(parse_whole("--threads", text, 1, 1024)); });
   add_choice(app, group, "--objective",
              "what the best plan has least of: time of a step, its cost (without prices: device-seconds), or memory "

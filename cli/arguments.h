@@ -72,7 +72,7 @@ struct LimitArguments {
   std::optional<double> headroom;               // absent: memory_headroom, or none with a memory limit
   std::optional<std::int64_t> most_candidates;  // absent: the default of SearchOptions
   std::optional<Objective> objective;           // absent: time
-  int threads = 0;                              // 0: as many as the machine has cores
+  int threads = 0;                              // 0: as many as the machine has cores, up to 16 for a search
 };
 void add_limits(CLI::App& app, LimitArguments& limits);
 // The option --memory-headroom alone.

@@ -35,7 +35,7 @@ int carry_out(const ExplainArguments& arguments, Terminal& terminal) {
   ReasonsOptions options;
   options.searches = !arguments.quick;
   options.progress = [&](const std::string& doing) { progress.show(doing); };
-  loaded.plan = simulated_anew(loaded.graph, std::move(loaded.plan));
+  loaded.plan = simulated_anew(loaded.graph, std::move(loaded.plan), arguments.calibration.has_value());
   const Reasons reasons = find_reasons(loaded.graph, loaded.plan, options);
   progress.clear();
   if (arguments.output.shows_table()) fmt::print(terminal.out, "{}", explain(loaded.plan, reasons));

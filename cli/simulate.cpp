@@ -57,7 +57,13 @@ LoadedPlan simulate_file(const SimulateArguments& arguments, Terminal& terminal,
       throw ConfigError(
           fmt::format("the plan takes {} devices; cluster '{}' has {}; give more with --devices or --nodes",
                       loaded.plan.spec.mesh.size(), loaded.plan.cluster.name, loaded.plan.cluster.devices()));
+    const Cluster used = first_nodes(loaded.plan.cluster, loaded.plan.spec.mesh.size());
+    if (const auto reason = lacks_homes(used, loaded.plan.spec.offload)) throw ConfigError(*reason);
+    if (loaded.plan.training.fp8)
+      if (const auto reason = lacks_fp8(loaded.plan.cluster, loaded.plan.training.engine)) throw ConfigError(*reason);
+    leave_headroom(loaded.plan.cluster, loaded.plan.training.engine, arguments.headroom, false);
   }
+  if (arguments.headroom) loaded.plan.cluster.memory_headroom = *arguments.headroom;
   if (arguments.where.calibration)
     if (const std::string note =
             calibrate(loaded.plan.cluster, loaded.plan.training.engine, *arguments.where.calibration);
@@ -66,6 +72,7 @@ LoadedPlan simulate_file(const SimulateArguments& arguments, Terminal& terminal,
   set_price(loaded.plan.cluster, arguments.where.price);
   loaded.plan.alternatives.clear();
   loaded.plan.search = {};
+  loaded.plan.notes.clear();  // of that search
   loaded.plan.prediction = simulate_plan(loaded.graph, loaded.plan, timeline);
   return loaded;
 }
@@ -147,10 +154,16 @@ int carry_out(const SimulateArguments& arguments, Terminal& terminal) {
     case MemoryVerdict::fits:
       break;
     case MemoryVerdict::tight:
-      fmt::print(terminal.err,
-                 "warning: the plan is tight: it needs {} of memory on its worst rank, and of the {} that a device has "
-                 "{} should be free for what predictions miss\n",
-                 format_bytes(needed), format_bytes(capacity), format_share(plan.cluster.memory_headroom, 1.0));
+      if (needed > capacity)
+        fmt::print(terminal.err,
+                   "warning: the plan is tight: it needs {} of memory on its worst rank, of a device's {}, and fits "
+                   "only where the engine's allocator gives back {} that it keeps\n",
+                   format_bytes(needed), format_bytes(capacity), format_bytes(plan.prediction.memory.reserve));
+      else
+        fmt::print(terminal.err,
+                   "warning: the plan is tight: it needs {} of memory on its worst rank, and of the {} that a device "
+                   "has {} should be free for what predictions miss\n",
+                   format_bytes(needed), format_bytes(capacity), format_share(plan.cluster.memory_headroom, 1.0));
       break;
     case MemoryVerdict::does_not_fit:
       fmt::print(terminal.err, "warning: the plan does not fit: {}\n", words_of(shortage_of(subject_of(plan)).value()));

@@ -42,18 +42,14 @@ struct SuggestArguments {
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
   if (result.counts.candidates == 0) return "no feasible plan: the batch, the model and the devices allow no layout\n";
-  // Where the devices have room for one, the host or its drives have not.
-  std::string text = fmt::format("no feasible plan: of {} candidates none fits", result.counts.candidates);
-  if (result.shortage && result.shortage->home != Home::device)
-    text += fmt::format("; of the one that needs the least memory on a device: {}\n", words_of(*result.shortage));
-  else
-    text += fmt::format(" in {} of memory a device\n", device_memory(cluster));
+  std::string text =
+      fmt::format("no feasible plan: {}\n", why_none_fits(result.counts.candidates, cluster, result.shortage));
   text += explain_space(result.counts);
   for (const Remedy& remedy : result.remedies) text += fmt::format("what would make it fit: {}\n", describe(remedy));
   if (result.remedies.empty())
     text +=
-        "what would make it fit: nothing that was tried (memory, devices, layout, offload, batch, sequence, "
-        "precision, optimizer, LoRA)\n";
+        "what would make it fit: nothing that was tried (memory, devices, layout, context parallelism, gathers, "
+        "offload, batch, sequence, precision, optimizer, LoRA)\n";
   return text;
 }
 
@@ -145,9 +141,11 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   if (arguments.output.shows_table() && !writes_plan_out) {
     fmt::print(terminal.out, "{}", describe_inputs(reported));
     if (result.plan) {
-      fmt::print(terminal.out, "\n{}\n{}\n{}", write_table(*result.plan), explain_search(result.counts),
-                 explain_space(result.counts));
-      for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
+      fmt::print(terminal.out, "\n{}", write_table(*result.plan));
+      if (!arguments.output.verbose) {  // which ends with them
+        fmt::print(terminal.out, "\n{}\n{}", explain_search(result.counts), explain_space(result.counts));
+        for (const std::string& note : result.plan->notes) fmt::print(terminal.out, "note: {}\n", note);
+      }
       const LaunchLine line = launch_line(*result.plan, plan_file);
       const bool to_be_written = arguments.plan_file.empty() && !line.commands.empty();
       fmt::print(terminal.out, "\n{}{}",

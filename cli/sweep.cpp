@@ -222,11 +222,12 @@ std::string why_there_is_none(const SearchResult& found, const Cluster& cluster,
   if (found.counts.candidates == 0)
     return fmt::format("the batch, the model and the devices allow no layout{}",
                        layout == LayoutRequest{} ? "" : " with the parts that are given");
-  std::string text = fmt::format("none of {} candidates fits in {} of memory a device", found.counts.candidates,
-                                 device_memory(cluster));
-  if (found.smallest)
-    text += fmt::format("; the smallest needs {}", format_bytes(found.smallest->result.memory.peak()));
-  return text;
+  if (!found.smallest) return why_none_fits(found.counts.candidates, cluster, std::nullopt);
+  const std::optional<Shortage> shortage = shortage_of(cluster, found.smallest->spec, found.smallest->result);
+  const std::string text = why_none_fits(found.counts.candidates, cluster, shortage);
+  return shortage && shortage->home == Home::device
+             ? text + fmt::format("; the smallest needs {}", format_bytes(shortage->needed))
+             : text;
 }
 
 // What the points of a sweep may differ in of what their graphs depend on.
@@ -273,6 +274,8 @@ void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& argument
         point.search = found.counts;
         if (found.plans.empty()) point.reason = why_there_is_none(found, point.cluster, arguments.layout);
         else point.best = std::move(found.plans.front());
+      } catch (const ConfigError& error) {
+        point.reason = error.what();  // the other points are planned all the same
       } catch (...) {
         failures[i] = std::current_exception();
       }

@@ -62,7 +62,7 @@ CommandBody declare_validate(CLI::App& app) {
   add_option(app,
              {.names = "--threads",
               .type = "N",
-              .description = "simulate so many runs at once (default: as many as the machine has cores)"},
+              .description = "simulate so many runs at once (default: as many as the machine has cores, 16 at most)"},
              [arguments](const std::string& text) {
                arguments->threads = static_cast<int>(parse_whole("--threads", text, 1, 1024));
              });

@@ -88,11 +88,16 @@ std::string groups_taken(const SuggestRequest& request, const Plan& plan, const 
 std::string tight_memory(const Plan& plan) {
   const double headroom = plan.cluster.memory_headroom;
   const Bytes capacity = memory_capacity(plan.cluster, plan.spec, plan.prediction);
-  if (memory_verdict(plan.prediction.memory, capacity, headroom) == MemoryVerdict::fits) return "";
+  const MemoryUse& use = plan.prediction.memory;
+  if (memory_verdict(use, capacity, headroom) == MemoryVerdict::fits) return "";
+  if (use.peak() > capacity)
+    return fmt::format("tight: takes {} of a device's {}, of which the engine's allocator has to give back {} that it "
+                       "keeps; no plan of this space fits with it",
+                       format_bytes(use.peak()), format_bytes(capacity), format_bytes(use.reserve));
   return fmt::format(
       "tight: takes {} of a device's {}; no plan of this space leaves {:.1f} % of memory free, as it should for "
       "what predictions miss (--memory-headroom)",
-      format_bytes(plan.prediction.memory.peak()), format_bytes(capacity), 100.0 * headroom);
+      format_bytes(use.peak()), format_bytes(capacity), 100.0 * headroom);
 }
 
 // Values that were given and that the plan's layout has no use for; not those that others imply.

@@ -74,7 +74,7 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return found.empty() ? "" : fmt::format("; did you mean '{}'?", found);
 }
 
-std::string pluralized(int count, std::string_view what) {
+std::string pluralized(std::int64_t count, std::string_view what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 

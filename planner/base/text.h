@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 // "1 node", "2 nodes".
-std::string pluralized(int count, std::string_view what);
+std::string pluralized(std::int64_t count, std::string_view what);
 
 // A text from elsewhere, to be printed: what would act on a terminal, or turn the order of reading,
 // is escaped: control characters (ESC, CR ...) and Unicode's marks of direction, as "\u001b" and

@@ -85,13 +85,17 @@ class AmongLayouts {
   }
 
   std::vector<Open> candidates_of(const OpenParts::Layouts& layout) {
-    MadeCandidates made = make_candidates(std::array{&maker_}, {&layout.spec, 1}, mixes());
+    MadeCandidates made = make_candidates(std::array{&maker_}, {&layout.spec, 1}, mixes(), explained_.objective());
     if (made.smallest && (!smallest_ || made.smallest->bound.memory.peak() < smallest_->bound.memory.peak()))
       smallest_ = std::move(made.smallest);
-    Seconds least_other = made.others_from;
-    for (const OpenLayout& other : made.others) least_other = std::min(least_other, other.time);
-    least_of_other_cuts_ = std::min(
-        least_of_other_cuts_, counted(layout.spec, std::max(least_other, layout.floor.time), {}).first);
+    if (explained_.objective() != Objective::memory) {
+      Seconds least_other = made.others_from;
+      for (const OpenLayout& other : made.others) least_other = std::min(least_other, other.time);
+      const Score least = counted(layout.spec, std::max(least_other, layout.floor.time), {});
+      least_of_other_cuts_ = std::min(least_of_other_cuts_, least.first);
+    } else if (made.least_memory_left) {
+      least_of_other_cuts_ = std::min(least_of_other_cuts_, static_cast<double>(made.least_memory_left->count));
+    }
     std::vector<Open> opened;
     for (Candidate& one : made.fitting) {
       const Candidate& candidate = candidates_.emplace_back(std::move(one));

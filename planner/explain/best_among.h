@@ -22,7 +22,9 @@ struct Among {
 };
 struct BestAmong {
   std::optional<Rival> rival;  // nothing where there are no layouts, or none beats what was to be beaten
-  bool certified = true;       // false where `most_simulated` ended the search before the bounds did
+  // False where `most_simulated` ended the search before the bounds did, or where another cut of a
+  // layout may be better.
+  bool certified = true;
 };
 // The floors of all layouts on the maker's cluster, for several searches among them.
 LayoutFloors floors_of(const ExplainedPlan& explained, CandidateMaker& maker);

@@ -23,7 +23,7 @@ struct ReasonsOptions {
   // Without searches, reasons are limited to simulations of the plan and its neighbours.
   bool searches = true;
   std::int64_t most_simulated = 8;  // by each search
-  int threads = 0;                  // 0: as many as the machine has cores; the reasons do not depend on it
+  int threads = 0;                  // 0: as many as the machine has cores, 16 at most; the reasons do not depend on it
   // May be empty; called by one thread at a time.
   std::function<void(const std::string& doing)> progress;
 };

@@ -109,11 +109,20 @@ std::string edited_note(const StepResult& promise, const StepResult& now) {
                      format_duration(now.time.total()), format_bytes(now.memory.peak()));
 }
 
-Plan simulated_anew(const OpGraph& graph, Plan plan) {
+namespace {
+
+std::string calibrated_note(const StepResult& promise, const StepResult& now) {
+  return fmt::format("the file promises a step of {}, and with the calibration this plan takes {}",
+                     format_duration(promise.time.total()), format_duration(now.time.total()));
+}
+
+}  // namespace
+
+Plan simulated_anew(const OpGraph& graph, Plan plan, bool is_calibrated) {
   const std::optional<StepResult> now = prediction_now(graph, plan);
   if (!now) return plan;
   plan.notes.push_back(
-      edited_note(plan.prediction, *now) +
+      (is_calibrated ? calibrated_note : edited_note)(plan.prediction, *now) +
       ". All here is simulated anew; what the file says of its search and of alternatives is left out");
   plan.prediction = *now;
   plan.alternatives.clear();
@@ -154,8 +163,8 @@ Reasons find_reasons(const OpGraph& graph, const Plan& plan, const ReasonsOption
     Variations variations = vary_resources(explained, is_best_of_all);
     reasons.twice = std::move(variations.twice);
     reasons.sensitivity = std::move(variations.sensitivity);
-    // The best of all is also the best of its family.
-    if (is_best_of_all)
+    // The best of all, whatever its cut, is also the best of its family.
+    if (is_best_of_all && !now.counts.cut_gap)
       for (FamilyBest& family : reasons.families)
         family.certified |= family.best && family.best->plan.spec == plan.spec;
     reasons.binding = binding_constraint(plan, reasons.twice, today.best ? *today.best : own);

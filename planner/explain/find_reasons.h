@@ -21,7 +21,7 @@ std::string edited_note(const StepResult& promise, const StepResult& now);
 // of the time or more, in memory, or in bytes sent) means that the plan was edited or written by
 // another version: a note says so, and the alternatives and counts of the file's search, which
 // describe another plan, are dropped.
-Plan simulated_anew(const OpGraph& graph, Plan plan);
+Plan simulated_anew(const OpGraph& graph, Plan plan, bool is_calibrated = false);
 
 // Why the plan is as it is. The plan's prediction is that of `simulated_anew`. The reasons are the
 // plan simulated stage by stage, the layouts one choice away, the best of each family, the guides'

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -20,23 +21,40 @@ namespace {
 struct ChangedBatch {
   std::int64_t global_batch = 0;
   std::int64_t micro_batch = 0;
+  std::vector<int> replica_micro_batches = {};  // where replicas have unlike numbers
 };
+
+ParallelSpec with_batch(ParallelSpec spec, const ChangedBatch& batch) {
+  spec.micro_batch = batch.micro_batch;
+  spec.replica_micro_batches = batch.replica_micro_batches;
+  return spec;
+}
 
 bool is_legal(const ExplainedPlan& explained, const ChangedBatch& batch) {
   TrainingSpec training = explained.plan.training;
   training.global_batch = batch.global_batch;
-  ParallelSpec spec = explained.plan.spec;
-  spec.micro_batch = batch.micro_batch;
-  return !illegal(explained.graph, training, spec);
+  return !illegal(explained.graph, training, with_batch(explained.plan.spec, batch));
 }
 
 // About `factor` times the batch, but never the same batch: in whole micro-batches of the plan, the
 // nearest number that is legal (groups of micro-batches in an interleaved pipeline) and close
 // enough; else in sequences of a data-parallel rank, with the micro-batch size closest to the
-// plan's that divides them. Nothing where a rank has one sequence and is to have fewer, or where
-// that is not legal.
+// plan's that divides them. Replicas with unlike numbers of micro-batches have each about `factor`
+// times as many. Nothing where a rank has one sequence and is to have fewer, or where that is not
+// legal.
 std::optional<ChangedBatch> changed_batch(const ExplainedPlan& explained, double factor) {
   const Plan& plan = explained.plan;
+  if (!plan.spec.replica_micro_batches.empty()) {
+    ChangedBatch batch{.global_batch = 0,
+                       .micro_batch = plan.spec.micro_batch,
+                       .replica_micro_batches = plan.spec.replica_micro_batches};
+    for (int& count : batch.replica_micro_batches) {
+      count = static_cast<int>(std::max(std::lround(count * factor), 1L));
+      batch.global_batch += count * batch.micro_batch;
+    }
+    return batch.global_batch != plan.training.global_batch && is_legal(explained, batch) ? std::optional(batch)
+                                                                                          : std::nullopt;
+  }
   const std::int64_t ranks = plan.spec.mesh.batch_ranks();
   const auto scaled = [&](std::int64_t count) {
     const std::int64_t then = std::llround(static_cast<double>(count) * factor);
@@ -61,8 +79,8 @@ std::optional<ChangedBatch> changed_batch(const ExplainedPlan& explained, double
     return std::abs(std::log(static_cast<double>(micro) / static_cast<double>(plan.spec.micro_batch)));
   };
   std::int64_t nearest = 1;
-  for (std::int64_t micro = 2; micro <= each; ++micro)
-    if (each % micro == 0 && apart(micro) <= apart(nearest)) nearest = micro;
+  for (const std::int64_t micro : divisors(each))
+    if (apart(micro) <= apart(nearest)) nearest = micro;
   const ChangedBatch batch{.global_batch = each * ranks, .micro_batch = nearest};
   return is_legal(explained, batch) ? std::optional(batch) : std::nullopt;
 }
@@ -83,7 +101,7 @@ std::optional<Circumstances> changed(const ExplainedPlan& explained, Resource re
     const std::optional<ChangedBatch> batch = changed_batch(explained, factor);
     if (!batch) return std::nullopt;
     then.training.global_batch = batch->global_batch;
-    spec.micro_batch = batch->micro_batch;
+    spec = with_batch(std::move(spec), *batch);
     factor = static_cast<double>(batch->global_batch) / static_cast<double>(plan.training.global_batch);
   }
   NetworkCache networks(then.variation.cluster, then.training.engine);
@@ -216,7 +234,9 @@ std::vector<Variation> double_without_searches(const ExplainedPlan& explained) {
   for (const Resource resource :
        {Resource::compute, Resource::node_links, Resource::network, Resource::links, Resource::host, Resource::nvme,
         Resource::global_batch})
-    if (has(plan, resource, nodes)) twice.push_back(std::move(changed(explained, resource, 2.0)->variation));
+    if (has(plan, resource, nodes))
+      if (std::optional<Circumstances> then = changed(explained, resource, 2.0))
+        twice.push_back(std::move(then->variation));
   return twice;
 }
 

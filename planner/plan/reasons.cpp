@@ -35,7 +35,8 @@ std::uint64_t groups_of(const Plan& plan, const RankResult& rank) {
 
 Rival rival(const Cluster& cluster, RankedPlan plan) {
   const Bytes capacity = memory_capacity(cluster, plan.spec, plan.result);
-  return {.plan = std::move(plan), .capacity = capacity};
+  const std::optional<Shortage> shortage = shortage_of(cluster, plan.spec, plan.result);
+  return {.plan = std::move(plan), .capacity = capacity, .shortage = shortage};
 }
 
 namespace {
@@ -104,7 +105,7 @@ namespace {
 
 // In any home.
 bool lacks_room(const Plan& plan) {
-  return memory_share(plan) > 1.0 || shortage_of(plan.cluster, plan.spec, plan.prediction);
+  return shortage_of(plan.cluster, plan.spec, plan.prediction).has_value();
 }
 
 }  // namespace

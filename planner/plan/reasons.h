@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/plan.h"
 #include "planner/plan/step_details.h"
 
@@ -57,8 +58,9 @@ Constraint binding_constraint(const Plan& plan);
 // A layout to compare with the plan. One that does not fit carries its estimate.
 struct Rival {
   RankedPlan plan;
-  Bytes capacity;  // of the devices of the stage that needs the most memory
-  bool fits() const { return plan.result.memory.peak() <= capacity; }
+  Bytes capacity;                         // of the devices of the stage that needs the most memory
+  std::optional<Shortage> shortage = {};  // where it does not fit, in any home
+  bool fits() const { return !shortage; }
 };
 Rival rival(const Cluster& cluster, RankedPlan plan);  // on this cluster
 
@@ -70,8 +72,8 @@ struct FamilyBest {
   // The fastest that fits; where none fits, the one that needs the least memory; absent where the
   // family has no layout.
   std::optional<Rival> best;
-  // Nothing else of the family on so many devices is better; false where a limit on simulated
-  // candidates ended the search.
+  // Nothing else of the family on so many devices is better, whatever its cut; false where a limit
+  // on simulated candidates ended the search, or another cut may be better.
   bool certified = true;
   bool of_the_plan = false;   // the plan is of this family
 };

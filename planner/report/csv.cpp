@@ -11,7 +11,7 @@ namespace {
 std::string field(const Json& value) {
   if (value.is_null()) return "";
   std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  if (value.is_string() && !text.empty() && std::string_view("=+@\t\r").find(text.front()) != std::string_view::npos)
+  if (value.is_string() && !text.empty() && std::string_view("=+-@\t\r").find(text.front()) != std::string_view::npos)
     text.insert(text.begin(), '\'');
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string quoted = "\"";

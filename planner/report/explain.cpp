@@ -74,11 +74,10 @@ std::string signs_of(Constraint constraint, const Plan& plan) {
   switch (constraint) {
     case Constraint::memory: {
       std::vector<std::string> signs;
-      if (const std::optional<Shortage> lack = shortage_of(plan.cluster, plan.spec, plan.prediction);
-          lack && lack->home != Home::device)
-        signs.push_back(fmt::format("the plan does not fit: {}", words_of(*lack)));
-      else if (memory_share(plan) > 1.0)
-        signs.emplace_back("the plan does not fit");
+      // The device's peak is said in any case.
+      if (const std::optional<Shortage> lack = shortage_of(plan.cluster, plan.spec, plan.prediction))
+        signs.push_back(lack->home == Home::device ? "the plan does not fit"
+                                                   : fmt::format("the plan does not fit: {}", words_of(*lack)));
       if (time.recompute.value > 0.0)
         signs.push_back(
             fmt::format("{} of the step recomputes activations that there is no room to keep", share(time.recompute)));
@@ -132,8 +131,8 @@ std::string what_binds(const Plan& plan, Constraint constraint) {
 std::string explain_search(const SearchCounts& search) {
   if (search.candidates == 0) return "no search was made: the layout was given";
   std::string text =
-      fmt::format("{} candidates: {} do not fit in memory, {} cannot be {} by their lower bound, {} simulated",
-                  search.candidates, search.infeasible_memory, search.pruned_by_bound,
+      fmt::format("{}: {} do not fit in memory, {} cannot be {} by their lower bound, {} simulated",
+                  pluralized(search.candidates, "candidate"), search.infeasible_memory, search.pruned_by_bound,
                   search.objective == Objective::time ? "faster" : "better", search.simulated);
   if (const std::int64_t left =
           search.candidates - search.infeasible_memory - search.pruned_by_bound - search.simulated;

@@ -36,9 +36,10 @@ std::string what_found_means(const std::vector<Found>& several) {
 // The plan itself under a variation.
 std::string plan_then(const Variation& variation, const Plan& plan) {
   const RankedPlan& own = variation.plan.plan;
-  if (!variation.plan.fits())
-    return fmt::format("does not fit: {} of {}", format_bytes(own.result.memory.peak()),
-                       format_bytes(variation.plan.capacity));
+  if (const std::optional<Shortage>& lack = variation.plan.shortage)
+    return lack->home == Home::device
+               ? fmt::format("does not fit: {} of {}", format_bytes(lack->needed), format_bytes(lack->available))
+               : fmt::format("does not fit: {}", words_of(*lack));
   const double change = slower(own.result, plan.prediction);
   if (variation.resource != Resource::global_batch)
     return std::abs(change) < tied_plans

@@ -63,11 +63,14 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
     const std::string kind = has_several_kinds(plan.cluster) ? device_name(found.one_device->cluster) : "";
     if (least.fits())
       lines.push_back(fmt::format(
-          "one device{} is enough: {} needs {} of {} and {} a step; more devices only make it faster",
+          "one device{} is enough: {} needs {} of {} and {} a step; no more are needed to fit it",
           kind.empty() ? kind : fmt::format(" ({})", kind), layout_text(least.plan.spec), format_bytes(needed),
           format_bytes(least.capacity), format_duration(least.plan.result.time.total())));
     const double times = static_cast<double>(needed.count) / static_cast<double>(least.capacity.count);
-    if (!least.fits())
+    if (!least.fits() && least.shortage->home != Home::device)
+      lines.push_back(fmt::format("one device is not enough{}: {}", kind.empty() ? kind : ", not even " + kind,
+                                  words_of(*least.shortage)));
+    else if (!least.fits())
       lines.push_back(fmt::format(
           "one device is not enough{}: at least {} are needed ({}), {:.{}f} times its {}; something has to be divided",
           kind.empty() ? kind : ", not even " + kind, format_bytes(needed), layout_text(least.plan.spec), times,
@@ -95,7 +98,7 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
     const StepResult& other = sharded.rival.plan.result;
     lines.push_back(fmt::format(
         "ZeRO-{} in this pipeline {} in each of {} micro-batches: a device sends {} a step for it instead of {}, "
-        "{:.1f} times as much; the step {} ({})",
+        "{:.1f} times as much; the step takes {} ({})",
         sharded.rival.plan.spec.zero_stage,
         sharded.rival.plan.spec.zero_stage == 2 ? "reduces gradients" : "gathers parameters and reduces gradients",
         sharded.micro_batches, format_bytes(other.communication.dp), format_bytes(sharded.sent),
@@ -106,7 +109,7 @@ std::string rules_of_thumb(const Plan& plan, const Reasons& reasons) {
   if (found.gathered)
     lines.push_back(fmt::format(
         "ZeRO-3 gathers parameters in each of {} micro-batches, forward and backward: a device sends {} a step for "
-        "data parallelism; {} of it are waited for, the rest hides behind computation",
+        "data parallelism; the step waits {} for it, the rest hides behind computation",
         found.gathered->micro_batches, format_bytes(found.gathered->sent), format_duration(found.gathered->exposed)));
   if (found.bubble) {
     lines.push_back(bubble_rule(*found.bubble, plan.spec));

@@ -170,6 +170,7 @@ std::string describe(const CriticalWork& work) {
     const bool of_block = std::ranges::find(block_axes, axis) != block_axes.end();
     return of_block ? fmt::format("{} over {} ranks", found->words, axis_word(axis)) : std::string(found->words);
   }
+  if (work.segment.starts_with("offload.")) return "copies of what is kept off the device";
   const std::string block = work.segment.substr(0, work.segment.rfind('.'));
   if (work.label == Label::recompute) return block + " again (recompute)";
   const std::optional<Axis> axis = axis_of(work.label);

@@ -9,7 +9,7 @@
 // Where the step's time and memory go, stage by stage and along the critical path.
 namespace parplan {
 
-// A work of the critical path in words: "forward of layers", "reduction of gradients".
+// A work of the critical path in words: "layers", "reductions of gradients".
 std::string describe(const CriticalWork& work);
 
 // Each stage's time and memory; empty where there is one stage.

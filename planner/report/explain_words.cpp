@@ -77,8 +77,10 @@ std::string differences(const StepTime& best, const StepTime& other) {
 
 std::string loss(const Plan& plan, const Rival& rival) {
   if (rival.fits()) return differences(plan.prediction.time, rival.plan.result.time);
-  return fmt::format("does not fit: {} more than the {} of a device",
-                     format_bytes(rival.plan.result.memory.peak() - rival.capacity), format_bytes(rival.capacity));
+  const Shortage& lack = *rival.shortage;
+  if (lack.home != Home::device) return fmt::format("does not fit: {}", words_of(lack));
+  return fmt::format("does not fit: {} more than the {} of a device", format_bytes(lack.needed - lack.available),
+                     format_bytes(lack.available));
 }
 
 std::string indent(const std::string& text) {

@@ -2,10 +2,18 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/text.h"
 #include "planner/plan/parallel_spec_text.h"
 #include "planner/report/plan_row.h"
 
 namespace parplan {
+
+std::string why_none_fits(std::int64_t candidates, const Cluster& cluster, const std::optional<Shortage>& smallest) {
+  const std::string none = fmt::format("of {} none fits", pluralized(candidates, "candidate"));
+  if (smallest && smallest->home != Home::device)
+    return none + "; of the one that needs the least memory on a device: " + words_of(*smallest);
+  return none + fmt::format(" in {} of memory a device", device_memory(cluster));
+}
 
 std::string describe(const Remedy& remedy) {
   return fmt::format("{} ({}, {} a step, {} a device)", remedy.instead, layout_text(remedy.plan.spec),

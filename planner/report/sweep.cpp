@@ -80,9 +80,9 @@ constexpr std::array what_it_takes = {
     PointColumn{"energy_kwh", "kWh",
                 "days * 24 * power_w / 1000: at most what the devices take; hosts, network and cooling are not in it",
                 [](const PointView& v) { return optional_number(v.spent.energy_kwh); }},
-    PointColumn{"certified", "", "nothing in the plan's search space is faster under the cost model",
+    PointColumn{"certified", "", "nothing in the plan's search space is better by the objective under the cost model",
                 [](const PointView& v) { return of_plan(v, v.point.search.certified); }},
-    PointColumn{"gap", "", "else: the plan's step time over the smallest bound left, minus one",
+    PointColumn{"gap", "", "else: what the plan takes, by the objective, over the smallest bound left, minus one",
                 [](const PointView& v) { return optional_number(v.point.search.gap); }},
     PointColumn{"knee", "",
                 "of the points that differ in devices alone, the one beyond which more devices pay off ever less",
@@ -281,7 +281,8 @@ std::vector<std::string> assumptions(const Sweep& sweep) {
         "sensitivity 1: Satopaa et al. 2011); it depends "
         "on the sizes swept");
   if (several_sizes && std::ranges::none_of(marks(sweep), &SweepMarks::knee))
-    notes.emplace_back("no knee: over the sizes swept speed grows nearly in proportion, or they are too few");
+    notes.emplace_back(
+        "no knee: over the sizes swept speed grows nearly in proportion or not at all, or they are too few");
   const SweepPoint& first = sweep.points.front();
   if (std::ranges::any_of(sweep.points, [&](const SweepPoint& p) {
         return stated_precision(p.training) != stated_precision(first.training);

@@ -48,10 +48,19 @@ bool CandidateSimulator::are_equal(const Work& a, const Work& b) const {
   return same_order == as_1f1b(b.spec, space_.training) && equal_costs(a.models, b.models);
 }
 
-bool CandidateSimulator::is_new(const Candidate& candidate) {
-  Work work{.spec = candidate.spec,
-            .models = cost_models(makers_.front()->estimator().networks(), candidate.spec)};
-  if (std::ranges::any_of(known_, [&](const Work& other) { return are_equal(work, other); })) {
+CandidateSimulator::Work CandidateSimulator::work_of(const Candidate& candidate) const {
+  return {.spec = candidate.spec, .models = cost_models(makers_.front()->estimator().networks(), candidate.spec)};
+}
+
+bool CandidateSimulator::is_known(const Work& work) const {
+  return std::ranges::any_of(known_, [&](const Work& other) { return are_equal(work, other); });
+}
+
+bool CandidateSimulator::is_known(const Candidate& candidate) const { return is_known(work_of(candidate)); }
+
+bool CandidateSimulator::take_if_new(const Candidate& candidate) {
+  Work work = work_of(candidate);
+  if (is_known(work)) {
     ++equal_;
     return false;
   }

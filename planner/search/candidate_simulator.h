@@ -39,8 +39,10 @@ class CandidateSimulator {
 
   // A better bound of a candidate than by the closed form of its pipeline, or the same.
   Score sharpened(const Candidate& candidate, const Score& bound);
-  // Whether no equal work was taken before. What is new is taken.
-  bool is_new(const Candidate& candidate);
+  // Whether no equal work was taken before. What is new is taken; what is not counts as equal.
+  bool take_if_new(const Candidate& candidate);
+  // Whether equal work was taken before.
+  bool is_known(const Candidate& candidate) const;
   // The candidates are those that were taken last, in this order. Returns them with another input
   // slot where they have room for it.
   std::vector<Ranked> simulate(std::span<const Open> turns);
@@ -74,6 +76,8 @@ class CandidateSimulator {
     std::vector<CostModel> models;  // by rank of the pipeline
   };
   bool are_equal(const Work& a, const Work& b) const;
+  Work work_of(const Candidate& candidate) const;
+  bool is_known(const Work& work) const;
   SimulatedSpec simulate(CandidateMaker& maker, const ParallelSpec& spec, std::span<const CostModel> models);
 
   static constexpr std::int64_t usual_simulated = 64, free_calls = 400'000, long_calls = 20'000;

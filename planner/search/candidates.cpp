@@ -167,7 +167,7 @@ std::optional<Candidate> CandidateMaker::cut_that_fits(const ParallelSpec& spec,
   const Placements& placements = placements_of(spec);
   const std::span<const Recompute> recomputes = recomputes_of(spec, training_.engine, mixes);
   const auto make = [&]() -> std::optional<StageCut> {
-    if (has_few_cuts(spec))
+    if (takes_fastest_cut_alone(spec))
       return fastest_cut_of_ranks(estimator_, graph_, spec, placements, shape_of(spec, training_), recomputes);
     const LayoutCuts cuts(estimator_, spec, placements, shape_of(spec, training_), recomputes);
     if (cuts.surely_none()) return std::nullopt;
@@ -231,7 +231,7 @@ OfAnyCut CandidateMaker::of_any_cut(const ParallelSpec& spec, const FastestCut& 
   const ScheduleRow& row = row_of(spec.schedule);
   // The slowest stage was found to within 1e-9.
   Seconds time = least_pipeline_time(forms_of(row), fastest.computing, fastest.computing, fastest.slowest, shape);
-  if (has_few_cuts(spec)) time = std::max(time, row.least(fastest.computing, Seconds(0.0), shape));
+  if (takes_fastest_cut_alone(spec)) time = std::max(time, row.least(fastest.computing, Seconds(0.0), shape));
   return {.time = time * (1 - 1e-8), .room_in_all = room_in_all};
 }
 
@@ -280,7 +280,7 @@ std::optional<OfAnyCut> CandidateMaker::add(const ParallelSpec& spec, bool mixes
   if (others && candidate.bound.spare.count < 0) others->unfitting = candidate.spec;
   if (candidate.bound.spare.count < 0 && candidate.bound.room_in_all.count >= 0) {
     if (!is_covered) add_fewest_layers(candidate.spec, mixes, candidates);
-    if (has_few_cuts(spec)) {
+    if (takes_fastest_cut_alone(spec)) {
       if (may_mix) {
         const ParallelSpec none = candidate.spec;
         candidates.push_back(std::move(candidate));

@@ -81,7 +81,9 @@ class CandidateMaker {
 
   // Whether no cut of a layout but the one that `add` appends is ever looked for: it has few cuts,
   // or the cut is made for equal replicas, which these need not be.
-  bool has_one_cut(const ParallelSpec& spec) const { return has_few_cuts(spec) || may_have_unlike_replicas(spec); }
+  bool has_one_cut(const ParallelSpec& spec) const {
+    return takes_fastest_cut_alone(spec) || may_have_unlike_replicas(spec);
+  }
   // At most `most` cuts of an open layout; none where it has one cut.
   CutsBelow cuts_below(const ParallelSpec& spec, bool mixes, Seconds limit, std::size_t most);
   // The fastest of the cuts of an open layout whose fullest stage fills the least of its device;

@@ -19,7 +19,7 @@ namespace parplan {
 // Whether of a layout's many cuts only the fastest is a candidate, and stages recompute where that
 // does not fit: what a stage saves on its devices then does not grow with its blocks by one size of
 // slots, or not by as much with each.
-inline bool has_few_cuts(const ParallelSpec& spec) {
+inline bool takes_fastest_cut_alone(const ParallelSpec& spec) {
   return spec.virtual_stages > 1 || runs_backward_in_parts(spec.schedule) || spec.recompute_layers > 0 ||
          spec.offload_layers > 0;
 }

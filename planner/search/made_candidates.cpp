@@ -77,15 +77,15 @@ MadeCandidates make_candidates(std::span<CandidateMaker* const> makers, std::spa
       most = peak(*least);
     else if (smallest)
       most = peak(*smallest);
-    const auto memory = [&](const auto& open) {
-      return makers.front()->least_memory(specs[open.first], open.second.room_in_all);
+    const auto memory = [&](CandidateMaker& maker, const auto& open) {
+      return maker.least_memory(specs[open.first], open.second.room_in_all);
     };
-    std::erase_if(open_by_memory, [&](const auto& open) { return !most || memory(open) > *most; });
+    std::erase_if(open_by_memory, [&](const auto& open) { return !most || memory(*makers.front(), open) > *most; });
     std::vector<CandidateMaker::LeastCut> cuts(open_by_memory.size());
     parallel_for(static_cast<int>(makers.size()), open_by_memory.size(), [&](int thread, std::size_t i) {
       const ParallelSpec& spec = specs[open_by_memory[i].first];
       if (makers[thread]->has_one_cut(spec))
-        cuts[i].others = memory(open_by_memory[i]);
+        cuts[i].others = memory(*makers[thread], open_by_memory[i]);
       else
         cuts[i] = makers[thread]->least_cut(spec, mixes, *most);
     });

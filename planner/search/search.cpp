@@ -93,7 +93,7 @@ class SpaceSearch {
                                    return plainness(candidate.spec, candidate.bound.memory) < plainness_of(plan);
                                  },
                              .room = [this] { return room(); },
-                             .is_new = [this](const Open& one) { return simulator_->is_new(*one.candidate); },
+                             .is_new = [this](const Open& one) { return simulator_->take_if_new(*one.candidate); },
                              .simulate = [this](std::span<const Open> turns) { return simulator_->simulate(turns); }});
       ranked = is_ahead(search_);
       others_->try_all();
@@ -140,7 +140,8 @@ class SpaceSearch {
     // Interleaved pipelines have the cuts of their candidates alone, unless they are asked for;
     // zero-bubble ones have no others in any case. How much faster these may be is said.
     if (runs_backward_in_parts(part.spec.schedule) || width_.balances_replicas ||
-        !part.spec.replica_micro_batches.empty() || (has_few_cuts(part.spec) && !request_[Choice::schedule])) {
+        !part.spec.replica_micro_batches.empty() ||
+        (takes_fastest_cut_alone(part.spec) && !request_[Choice::schedule])) {
       for (const OpenLayout& other : made.others)
         others_->leave(simulator_->score_of_second(other.spec) * std::max(other.time, part.floor.time).value);
       made.others.clear();
@@ -273,11 +274,14 @@ class SpaceSearch {
                                                      .behind = 1.0})) {
           if (!is_legal(graph_, training_, spec)) continue;
           for (const Candidate& candidate : candidates_with({.spec = spec, .cut = one.plan.spec.stage_blocks})) {
-            if (candidate.spec.stage_blocks != one.plan.spec.stage_blocks || !simulator_->is_new(candidate) ||
+            if (candidate.spec.stage_blocks != one.plan.spec.stage_blocks || simulator_->is_known(candidate) ||
                 simulator_->bound_of(candidate) >= one.score)
               continue;
             calls += simulator_->all_calls(candidate.spec);
-            if (calls > free_calls_behind_first) return rank(search_);
+            const bool may_simulate =
+                !options_.most_simulated || *options_.most_simulated > simulator_->count() + tried_behind_;
+            if (calls > free_calls_each_behind || !may_simulate) return rank(search_);
+            ++tried_behind_;
             const SimulatedSpec with = simulator_->simulate_apart(candidate.spec);
             const Score its = simulator_->score_of(candidate.spec, with.result.time.total(), with.result.memory);
             if (its >= one.score) continue;
@@ -325,8 +329,8 @@ class SpaceSearch {
     result.fits = fits_any_;
     if (smallest_) result.smallest = makers_.front()->with_times(smallest_->spec);
     result.counts = counts_;
-    result.counts.candidates += trials_->tried();
-    result.counts.simulated = simulator_->count() + simulator_->equal();
+    result.counts.candidates += trials_->tried() + tried_behind_;
+    result.counts.simulated = simulator_->count() + simulator_->equal() + tried_behind_;
     result.counts.infeasible_memory += parts_->count_left_out();
     if (options_.bounds_left_out && !says_nothing) {
       result.outside = outside_of_space();
@@ -443,7 +447,7 @@ class SpaceSearch {
 
   // Calls that are little work: behind a certain best plan for the ranks behind it, lowering
   // included; to try more with these; and to look for idle buffers.
-  static constexpr std::int64_t free_calls_behind = 250'000, free_calls_behind_first = 100'000,
+  static constexpr std::int64_t free_calls_behind = 250'000, free_calls_each_behind = 100'000,
                                 free_calls_for_slots = 100'000;
 
   const OpGraph& graph_;
@@ -462,6 +466,7 @@ class SpaceSearch {
   std::optional<VariantTrials> trials_;
   std::optional<OtherCuts> others_;
   SearchCounts counts_;  // without what was simulated
+  std::int64_t tried_behind_ = 0;  // layouts that were simulated with the cuts of plans behind the best
   std::optional<Candidate> smallest_;
   bool fits_any_ = false;
   std::vector<OpenLayout> unfitting_;  // MadeCandidates::unfitting, with the floors of their parts

@@ -30,7 +30,7 @@ struct SearchOptions {
   std::optional<std::int64_t> most_simulated = {};
   bool fewer_devices = true;  // also plans that leave devices idle
   int least_devices = 1;      // with it: of these, those on so many or more
-  int threads = 0;            // 0: as many as the machine has cores; the result does not depend on it
+  int threads = 0;            // 0: as many as the machine has cores, 16 at most; the result does not depend on it
   std::int64_t together = 4;  // candidates that are simulated at once, whatever the number of threads
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
   // Whether to try groups of heads and overlap by slices with the layouts of the best plans.
@@ -81,9 +81,10 @@ struct SearchResult {
   SearchCounts counts;
   std::vector<OutsideSpace> outside;  // SearchOptions::bounds_left_out
   bool fits = false;                  // whether a candidate does
-  // Where nothing fits, the candidate that needs the least memory (SearchOptions::says_what_may_fit);
-  // else the one that does among those that were made and fit, which by the objective memory no
-  // other beats. Its times are estimated; its memory equals the simulated one.
+  // Where nothing fits, the candidate that needs the least memory
+  // (SearchOptions::says_what_may_fit); else the one that does among those that were made and fit,
+  // which by the objective memory no other beats. Its times are estimated; its memory equals the
+  // simulated one.
   std::optional<RankedPlan> smallest;
 };
 

@@ -88,7 +88,8 @@ std::string space_in_words(const Cluster& cluster, const Engine& engine, const L
                            values_in_words(named) + shards_in_words(cluster, engine, request, width, named) +
                            engine_in_words(engine, request, width);
   if (gives_every_degree(request))
-    return fmt::format("{} as given, on the first {} devices{}", degrees, product_of_degrees(request), more);
+    return fmt::format("{} as given, on the first {}{}", degrees, pluralized(product_of_degrees(request), "device"),
+                       more);
   const bool gives_one = product_of_degrees(request) > 1 || request[Choice::dp] || request[Choice::tp] ||
                          request[Choice::pp] || request[Choice::cp];
   return fmt::format("every {}{} on {} {} device{}{}", degrees, gives_one ? " with what is given" : "",

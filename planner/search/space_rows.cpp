@@ -312,12 +312,12 @@ Values other_shard_groups(const SpaceRow& /*row*/, const SpaceContext& /*context
   return values;
 }
 
-// No groups, and the next smaller and larger ones.
 Values other_overlap(const SpaceRow& /*row*/, const SpaceContext& context, const ParallelSpec& own) {
   if (own.tp() == 1 || !own.sequence_parallel || !context.training.engine.has_tensor_overlap) return {};
   return {own.tp_overlap == TensorOverlap::none ? TensorOverlap::ring : TensorOverlap::none};
 }
 
+// No groups, and the next smaller and larger ones.
 Values other_head_groups(const SpaceRow& /*row*/, const SpaceContext& /*context*/, const ParallelSpec& own) {
   Values values;
   if (own.cp() == 1 || own.cp_method == ContextMethod::ulysses) return values;

@@ -59,7 +59,7 @@ std::optional<ParallelSpec> recomputing_where_needed(Estimator& estimator, const
                                                      const TrainingSpec& training, const Placements& placements,
                                                      const ParallelSpec& spec) {
   const std::span<const Recompute> recomputes = searched_recomputes(training.engine);
-  if (!has_few_cuts(spec)) {
+  if (!takes_fastest_cut_alone(spec)) {
     const LayoutCuts by_memory(estimator, spec, placements, shape_of(spec, training), recomputes);
     std::optional<std::vector<int>> choices = fastest_options(by_memory.options(), spec.stage_blocks);
     if (!choices) return std::nullopt;

@@ -51,7 +51,7 @@ std::vector<Variant> VariantTrials::run(std::vector<Variant> variants, std::vect
     std::vector<Open> together;
     std::vector<std::size_t> layout_of;
     for (auto one = variants.begin(); one != end; ++one) {
-      if (!simulator_.is_new(*one->candidate)) continue;
+      if (!simulator_.take_if_new(*one->candidate)) continue;
       together.push_back({.bound = one->bound,
                           .place = one->place,
                           .candidate = one->candidate,

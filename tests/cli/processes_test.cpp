@@ -212,6 +212,36 @@ TEST_CASE("processes that parplan starts itself train as threads do") {
   }
 }
 
+TEST_CASE("what a process grows by is compared with the arenas of its own ranks") {
+  const Folder folder;
+  const std::string text = folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");
+  const std::string plan = folder.path("plan.yaml"), json = folder.path("run.json");
+  REQUIRE(outputs_of(fmt::format("{} simulate {} --cluster {} --devices 2 --seq-len 8 --dp 1 --tp 1 --pp 2 --quiet "
+                                 "-o {}",
+                                 PARPLAN_BINARY, tiny_gpt2, cpu_8, plan))
+              .code == 0);
+  const std::string run = fmt::format("{} run {} --steps 1 --data {} --json {}", PARPLAN_BINARY, plan, text, json);
+  const auto promised_in = [&](const std::string& command, const std::string& row) {
+    const Called called = outputs_of(command);
+    REQUIRE_MESSAGE(called.code == 0, called.out);
+    const std::size_t at = called.out.find(row);
+    REQUIRE_MESSAGE(at != std::string::npos, called.out);
+    return called.out.substr(at + row.size(), called.out.find('\n', at) - at - row.size());
+  };
+  const auto begins = [](const std::string& rest, std::int64_t bytes) {
+    return rest.substr(rest.find_first_not_of(' ')).rfind(format_bytes(Bytes(bytes)) + " ", 0) == 0;
+  };
+  for (const bool together : {true, false}) {
+    const std::string rest = together ? promised_in(run, "process memory growth")
+                                      : promised_in(run + " --processes 2", "memory growth of the first process");
+    const Json arenas = Json::parse(folder.read("run.json")).at("promised_arena_bytes");
+    REQUIRE(arenas.size() == 2);
+    const std::int64_t first = arenas[0], second = arenas[1];
+    INFO(rest);
+    CHECK(begins(rest, together ? first + second : first));
+  }
+}
+
 TEST_CASE("the parent says which process died, of what and when, and nothing is left behind") {
   const Job job;
   const std::string text = job.folder.write("digits.txt", "31415926535897932384626433832795028841971693993751");

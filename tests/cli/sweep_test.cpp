@@ -238,7 +238,8 @@ TEST_CASE("a point where nothing fits is a row with the reason, and with no plan
   REQUIRE(json.at("rows").size() == 2);
   for (const Json& row : json.at("rows")) {
     CHECK(row.at("step_time_s").is_null());
-    CHECK(row.at("reason").get<std::string>().starts_with("none of "));
+    CHECK(row.at("reason").get<std::string>().find(" none fits in 79.1 GiB of memory a device; the smallest needs ") !=
+          std::string::npos);
   }
   CHECK(none.out.find("nothing fits") != std::string::npos);
 }

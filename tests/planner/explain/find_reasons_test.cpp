@@ -18,6 +18,7 @@
 #include "planner/report/error_band.h"
 #include "planner/report/explain.h"
 #include "planner/report/explain_json.h"
+#include "planner/report/explain_words.h"
 #include "planner/schedule/schedules.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
@@ -521,6 +522,33 @@ TEST_CASE("why devices are left idle is said as far as it is known") {
   REQUIRE(cut.plan->spec.mesh.size() < 8);
   CHECK(cut.plan->notes.front().ends_with(
       " of 8 devices: the search found no plan on all of them that is faster, and looked at a part of them only"));
+}
+
+TEST_CASE("a neighbour that its host has no room for does not fit, and its loss says so") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 8), 16);
+  // Room for the optimizer's state where ranks share it out, not where each has all of it.
+  request.cluster.groups.front().host->memory = Bytes(4 << 20);
+  request.layout = {{Choice::dp, 8}, {Choice::tp, 1}, {Choice::pp, 1}, {Choice::zero_stage, 1},
+                    {Choice::micro_batch, 1}, {Choice::offload, Offload{.optimizer = Home::host}}};
+  const Plan plan = simulate_layout(request);
+  REQUIRE(!shortage_of(plan.cluster, plan.spec, plan.prediction));
+  ReasonsOptions options;
+  options.searches = false;
+  const Reasons reasons = find_reasons(graph, plan, options);
+  int homeless = 0;
+  for (const Neighbour& neighbour : reasons.neighbours) {
+    const Rival& rival = neighbour.rival;
+    INFO(layout_text(rival.plan.spec));
+    const std::optional<Shortage> lack = shortage_of(plan.cluster, rival.plan.spec, rival.plan.result);
+    CHECK(rival.fits() == !lack);
+    if (!lack || lack->home != Home::host) continue;
+    ++homeless;
+    CHECK(loss(plan, rival) == "does not fit: " + words_of(*lack));
+  }
+  CHECK(homeless > 0);
+  REQUIRE(reasons.runner_up);
+  CHECK(!shortage_of(plan.cluster, reasons.runner_up->spec, reasons.runner_up->result));
 }
 
 }  // namespace parplan

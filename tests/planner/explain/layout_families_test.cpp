@@ -8,8 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "planner/cluster/mesh.h"
+#include "planner/cost/cost_model.h"
 #include "planner/explain/find_reasons.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/search/space.h"
 #include "planner/suggest.h"
 #include "tests/planner/explain/small_requests.h"
@@ -100,6 +103,75 @@ TEST_CASE("a family's best is certified where no longer search finds a better on
   }
   CHECK(certified > 0);
   CHECK(certified < static_cast<int>(all.size()));
+}
+
+TEST_CASE("by memory, too, the best of families is certified, and none of their layouts takes less") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 4), 8);
+  request.options.objective = Objective::memory;
+  const SuggestResult found = suggest(request);
+  REQUIRE(found.plan);
+  NetworkCache networks(request.cluster);
+  const int devices = found.plan->spec.mesh.size();
+  int certified = 0;
+  for (const FamilyBest& best : find_reasons(graph, *found.plan, {}).families) {
+    if (!best.certified || !best.best) continue;
+    ++certified;
+    const LayoutFamily& family = *std::ranges::find(layout_families(), best.family, &LayoutFamily::name);
+    LayoutRequest no_context;
+    no_context[Choice::cp] = std::int64_t{1};
+    for (ParallelSpec spec : enumerate_specs(graph, found.plan->training, devices, no_context)) {
+      if (!belongs(family, spec, networks)) continue;
+      for (const std::vector<int>& cut : testing::all_cuts(static_cast<int>(graph.blocks.size()), spec.stages())) {
+        spec.stage_blocks = cut;
+        const Placements placements = place(graph, spec);
+        const StepResult with = simulate_soon(graph, request.cluster, found.plan->training, spec, placements,
+                                              cost_models(networks, spec))
+                                    .result;
+        INFO(best.family << ": " << layout_text(best.best->plan.spec) << " against " << layout_text(spec));
+        CHECK(with.memory.peak() >= best.best->plan.result.memory.peak());
+      }
+    }
+  }
+  CHECK(certified > 1);
+}
+
+TEST_CASE("where a family's best is certified, no other cut of it is better") {
+  ModelSpec model = load_model(source + "/tests/data/models/tiny-llama.yaml", "").spec;
+  model.layers = 11;  // too many for every cut into three stages or more to be a candidate
+  int certified = 0, open = 0;
+  for (const int vocabulary : {61, 5000, 50257})
+    for (const int hidden : {32, 512}) {
+      model.vocabulary = vocabulary;
+      model.hidden = hidden;
+      const OpGraph graph = build_graph(model, 128);
+      const Cluster cluster = cluster_of("dgx-a100", 4);
+      SuggestRequest request = request_of(graph, cluster, 12);
+      // Interleaved pipelines have more cuts than bounds can tell from their best.
+      request.training.engine.name = "a stage on each rank";
+      request.training.engine.has_interleaved = false;
+      const SuggestResult found = suggest(request);
+      REQUIRE(found.plan);
+      NetworkCache networks(cluster);
+      for (const FamilyBest& family : find_reasons(graph, *found.plan, {}).families) {
+        if (!family.best || family.best->plan.spec.pp() < 2) continue;
+        ++(family.certified ? certified : open);
+        if (!family.certified) continue;
+        ParallelSpec other = family.best->plan.spec;
+        for (const std::vector<int>& cut : testing::all_cuts(static_cast<int>(graph.blocks.size()), other.stages())) {
+          other.stage_blocks = cut;
+          const Placements placements = place(graph, other);
+          const StepResult with = simulate_soon(graph, cluster, found.plan->training, other, placements,
+                                                cost_models(networks, other))
+                                      .result;
+          if (with.memory.peak() > usable_memory(cluster, other.mesh, 0)) continue;
+          INFO(family.family << ": " << layout_text(family.best->plan.spec) << " against " << layout_text(other));
+          CHECK(step(with) >= (1 - 1e-9) * step(family.best->plan.result));
+        }
+      }
+    }
+  CHECK(certified > 0);
+  CHECK(open > 0);
 }
 
 TEST_CASE("of layouts that differ in the order of axes alone and take as long, the plan is the best of its family") {

@@ -270,4 +270,32 @@ TEST_CASE("variations carry the cluster that they are of, and say whether a limi
   }
 }
 
+TEST_CASE("the batch of unlike replicas is varied by replica, and one that cannot be is left out") {
+  const OpGraph graph = graph_of("tiny-gpt2", 16);
+  SuggestRequest request = request_of(graph, cluster_of("dgx-a100", 2), 16);
+  request.layout = {{Choice::dp, 2},          {Choice::tp, 1},
+                    {Choice::pp, 1},          {Choice::zero_stage, 0},
+                    {Choice::micro_batch, 1}, {Choice::replica_micro_batches, std::vector<int>{10, 6}}};
+  const auto twice = [&] {
+    const Plan plan = simulate_layout(request);
+    const ReasonsOptions options;
+    std::vector<Variation> all =
+        double_without_searches({.graph = graph, .plan = plan, .options = options});
+    std::erase_if(all, [](const Variation& one) { return one.resource != Resource::global_batch; });
+    return all;
+  };
+  const std::vector<Variation> unlike = twice();
+  REQUIRE(unlike.size() == 1);
+  CHECK(unlike.front().global_batch == 32);
+  CHECK(unlike.front().plan.plan.spec.replica_micro_batches == std::vector<int>{20, 12});
+  // As many micro-batches as a plan may have: there is no larger batch.
+  request.layout[Choice::replica_micro_batches].reset();
+  request.layout[Choice::micro_batch] = 1;
+  request.layout[Choice::dp] = 1;
+  request.training.global_batch = 1;
+  while (!has_too_many_calls(request.training, {})) request.training.global_batch *= 2;
+  request.training.global_batch /= 2;
+  CHECK(twice().empty());
+}
+
 }  // namespace parplan

@@ -25,6 +25,13 @@ CriticalWork work(int rank, const char* segment, Label label, std::int64_t runs,
   return {.rank = rank, .segment = segment, .label = label, .runs = runs, .time = Seconds(seconds)};
 }
 
+// Whether its device has room for it.
+void judge(Rival& rival) {
+  rival.shortage.reset();
+  if (const Bytes peak = rival.plan.result.memory.peak(); peak > rival.capacity)
+    rival.shortage = Shortage{.home = Home::device, .needed = peak, .available = rival.capacity};
+}
+
 // Reasons for the plan of 10 s and 640 bytes: two stages, of which the second finishes after 8 s
 // and holds less.
 Reasons small_reasons() {
@@ -32,6 +39,7 @@ Reasons small_reasons() {
   const auto rival = [&](auto change) {
     Rival other{.plan = {.spec = plan.spec, .result = plan.prediction}, .capacity = Bytes(1000)};
     change(other.plan);
+    judge(other);
     return other;
   };
   Reasons reasons;
@@ -123,6 +131,7 @@ Reasons small_reasons() {
                          variation(Resource::memory, 0.6,
                                    [](Variation& varied) {
                                      varied.plan.capacity = Bytes(600);
+                                     judge(varied.plan);
                                      varied.best = varied.plan.plan;
                                      varied.best->spec.micro_batch = 2;
                                      varied.best->result.time.bubble = Seconds(3.0);
@@ -205,7 +214,7 @@ what the rules of the guides come to here:
   - tensor parallelism beyond a node: rings over 8 devices reach 100 B/s a device, 3.0 times less than the 300 B/s inside a node; the best
     such layout, dp1 tp8 pp1 mb1, takes 15.0 s (+50 %)
   - ZeRO-2 in this pipeline reduces gradients in each of 2 micro-batches: a device sends 600 B a step for it instead of 300 B, 2.0 times as
-    much; the step 11.0 s (+10 %)
+    much; the step takes 11.0 s (+10 %)
   - a pipeline of p = 2 stages and m = 2 micro-batches is idle for (p - 1) / (m + p - 1) = 33.3 % of its time; simulated, 20.0 % of the step
     waits: too few; 4 p = 8 micro-batches (a larger batch, smaller micro-batches or fewer data-parallel ranks) would leave 11.1 %
   - schedules were compared by simulating them, as Varuna does (arXiv:2111.04007), not by that formula
@@ -485,6 +494,7 @@ TEST_CASE("of unlike devices it is said which is enough, or the largest") {
                   "times its 1000 B;") != std::string::npos);
   CHECK(text.find("'head' alone take 1.46 KiB of the largest device's 1000 B: ") != std::string::npos);
   reasons.guide.one_device->least.capacity = Bytes(4000);
+  judge(reasons.guide.one_device->least);
   CHECK(explain(plan, reasons).find("  - one device (crate) is enough: dp1 tp1 pp1 mb1 needs 2.44 KiB of 3.91 KiB") !=
         std::string::npos);
 }

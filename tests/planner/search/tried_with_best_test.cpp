@@ -126,6 +126,8 @@ TEST_CASE("plans behind the best one are tried with their products in slices, to
   const TriedRow& rings = *std::ranges::find(tried_rows(), Choice::tp_overlap, &TriedRow::choice);
   REQUIRE(is_tried(rings, space));
   NetworkCache networks(cluster);
+  const SearchCounts& counts = found.counts;
+  CHECK(counts.infeasible_memory + counts.pruned_by_bound + counts.simulated <= counts.candidates);
   int tried = 0;
   for (const RankedPlan& plan : found.plans) {
     ParallelSpec layout = plan.spec;  // without what its stages recompute
