@@ -275,7 +275,7 @@ void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& argument
         if (found.plans.empty()) point.reason = why_there_is_none(found, point.cluster, arguments.layout);
         else point.best = std::move(found.plans.front());
       } catch (const ConfigError& error) {
-        point.reason = error.what();  // the other points are planned all the same
+        point.reason = error.message();  // the other points are planned all the same
       } catch (...) {
         failures[i] = std::current_exception();
       }

@@ -421,7 +421,10 @@ std::string sweep_table(const Sweep& sweep) {
       {"cluster", [](const PointView& v) { return v.point.cluster.name; }, clusters},
       {"device", [](const PointView& v) { return device_name(v.point.cluster); }, kinds},
       {"layout",
-       [](const PointView& v) { return v.point.best ? layout_text(v.point.best->spec) : std::string("nothing fits"); },
+       [](const PointView& v) {
+         if (v.point.best) return layout_text(v.point.best->spec);
+         return std::string(v.point.search.candidates > 0 ? "nothing fits" : "no plan");
+       },
        true},
       {"devices", [](const PointView& v) { return fmt::format("{}", v.point.cluster.devices()); }, true},
       {"batch", [](const PointView& v) { return fmt::format("{}", v.point.training.global_batch); },

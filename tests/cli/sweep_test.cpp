@@ -244,6 +244,18 @@ TEST_CASE("a point where nothing fits is a row with the reason, and with no plan
   CHECK(none.out.find("nothing fits") != std::string::npos);
 }
 
+TEST_CASE("what one cluster of a sweep lacks is its point's reason, and the others are planned") {
+  const Called called = call({"sweep", "gpt2", "--cluster", "dgx-a100,rtx-4090-4", "--devices", "2", "--global-batch",
+                              "16", "--offload", "optimizer", "--json", "-", "--quiet"});
+  REQUIRE_MESSAGE(called.code == 0, called.err);
+  const Json rows = Json::parse(called.out).at("rows");
+  REQUIRE(rows.size() == 2);
+  CHECK(rows.at(0).at("reason").is_null());
+  CHECK(rows.at(1).at("step_time_s").is_null());
+  CHECK(rows.at(1).at("reason").get<std::string>().starts_with("offload needs the rates of the host, and cluster "
+                                                               "'rtx-4090-4' states none"));
+}
+
 TEST_CASE("the objective decides what is best at each point") {
   const std::vector<std::string> arguments{"sweep",     tiny_gpt2, "--cluster",      cpu_8,
                                            "--devices", "8",       "--global-batch", "8"};
