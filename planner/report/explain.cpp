@@ -141,12 +141,13 @@ std::string explain_search(const SearchCounts& search) {
   const ObjectiveWords& words = words_of(search.objective);
   const std::string others = search.cut_gap
                                  ? fmt::format("; with stage cuts that were not tried, at most {:.1f} % {} may be left",
-                                               100.0 * *search.cut_gap, words.less)
+                                               100.0 * better_by(search.objective, *search.cut_gap), words.less)
                                  : "";
   if (search.certified)
     return text + fmt::format("; certified: {} of this space under this cost model{}", words.best, others);
   if (search.gap)
-    return text + fmt::format("; gap: at most {:.1f} % {} may be left{}", 100.0 * *search.gap, words.less, others);
+    return text + fmt::format("; gap: at most {:.1f} % {} may be left{}",
+                              100.0 * better_by(search.objective, *search.gap), words.less, others);
   return text + "; not certified";
 }
 
@@ -156,7 +157,7 @@ std::string explain_space(const SearchCounts& search) {
   const char* const less = words_of(search.objective).less;
   std::vector<std::string> all;
   for (const LeftOut& one : search.left_out) {
-    const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * *one.gap) : "";
+    const std::string gap = one.gap ? fmt::format("{:.1f}", 100.0 * better_by(search.objective, *one.gap)) : "";
     const std::string with_option = one.options.empty() ? "" : ": " + join(one.options, " or ");
     all.push_back(fmt::format("{} ({})", one.what,
                               !one.gap       ? "not bounded" + with_option

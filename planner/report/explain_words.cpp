@@ -23,9 +23,14 @@ const ObjectiveWords& words_of(Objective objective) {
   return table[index_of(objective)];
 }
 
+double better_by(Objective objective, double gap) {
+  return objective == Objective::time ? gap : 1.0 - 1.0 / (1.0 + gap);
+}
+
 std::string compared(double change, Objective objective, int digits) {
   const ObjectiveWords& words = words_of(objective);
-  const std::string share = fmt::format("{:.{}f}", 100.0 * std::abs(change), digits);
+  const double by = change < 0.0 ? better_by(objective, 1.0 / (1.0 + change) - 1.0) : change;
+  const std::string share = fmt::format("{:.{}f}", 100.0 * by, digits);
   if (share.find_first_not_of("0.") == std::string::npos) return words.same;
   return fmt::format("{} % {}", share, change < 0.0 ? words.less : words.more);
 }

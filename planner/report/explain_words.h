@@ -22,7 +22,10 @@ struct ObjectiveWords {
   const char* same;
 };
 const ObjectiveWords& words_of(Objective objective);
-// "15.00 % slower", "as fast".
+// What a plan is better by whose rival takes 1 + `gap` times as much: a step of 80 s is 25 % faster
+// than one of 100 s, and a plan that costs or holds 80 instead of 100 is 20 % cheaper or smaller.
+double better_by(Objective objective, double gap);
+// "15.00 % slower", "as fast": `change`, as a share, is more where it is positive.
 std::string compared(double change, Objective objective, int digits);
 // "11.5 s (15.00 % slower)", and the value of the plan's objective if that is not time. `now` is
 // the plan itself.
