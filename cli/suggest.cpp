@@ -122,10 +122,15 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   SuggestResult result = suggest(request);
   progress.clear();
 
-  if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{}))
-    throw ConfigError(
-        fmt::format("no layout of up to {} devices has the parts that are given; leave some of them to the search",
-                    inputs.cluster.devices()));
+  if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{})) {
+    // With groups of as many micro-batches as ranks, unless others are given.
+    const bool groups = arguments.layout[Choice::schedule] == ChoiceValue(ScheduleKind::interleaved) &&
+                        !arguments.layout[Choice::micro_batch_group];
+    throw ConfigError(fmt::format(
+        "no layout of up to {} devices has the parts that are given; leave some of them to the search{}",
+        inputs.cluster.devices(),
+        groups ? ", or give --micro-batch-group where micro-batches do not divide by the pipeline's ranks" : ""));
+  }
 
   ReportInputs reported = report_inputs(inputs);
   if (result.plan) reported.training = result.plan->training;

@@ -151,8 +151,7 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
                                     const LayoutRequest& given, const SearchOptions& options,
                                     const PrecisionOf& precision_of) {
   const LayoutRequest layout = with_implied(training.engine, given);
-  const Engine& engine = training.engine;
-  const bool keeps = engine.allocator_reserve > 0.0 || engine.copies_gradients;
+  const bool keeps = keeps_memory(training.engine);
   const bool may_be_tight = !options.to_beat && (keeps || cluster.memory_headroom > 0.0);
   SearchOptions usual = options;
   if (!usual.shapes) usual.shapes = std::make_shared<KnownBlockShapes>();  // for both searches
@@ -163,8 +162,7 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
   Cluster whole = cluster;
   whole.memory_headroom = 0.0;
   TrainingSpec without = training;
-  without.engine.allocator_reserve = 0.0;
-  without.engine.copies_gradients = false;
+  without.engine = keeping_nothing(training.engine);
   arranged = search_arrangements(graph, whole, without, layout, usual, precision_of);
   arranged.cluster.memory_headroom = cluster.memory_headroom;
   TrainingSpec with = training;
@@ -178,7 +176,7 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
     }
     if (!keeps) continue;
     const Cluster& on = plan.on ? plan.on->cluster : arranged.cluster;
-    NetworkCache networks(on, engine);
+    NetworkCache networks(on, training.engine);
     plan.result =
         simulate_soon(graph, on, own, plan.spec, place(graph, plan.spec), cost_models(networks, plan.spec)).result;
   }

@@ -13,6 +13,7 @@
 #include "planner/search/layout_floors.h"
 #include "planner/search/made_candidates.h"
 #include "planner/search/open_parts.h"
+#include "planner/search/stage_recompute.h"
 
 namespace parplan {
 
@@ -68,7 +69,7 @@ class AmongLayouts {
     return score(explained_.objective(), cluster(), spec, time, memory);
   }
 
-  bool mixes() const { return explained_.plan.training.engine.has_recompute_per_stage; }
+  bool mixes() const { return may_mix(among_.request, explained_.plan.training.engine); }
   bool is_among(std::size_t part) const {
     return !among_.in_order || !parts_.is_layout(part) || among_.in_order(parts_.layouts(part).spec);
   }

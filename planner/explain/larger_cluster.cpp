@@ -44,7 +44,8 @@ std::string memory_in_words(const SuggestRequest& request, Bytes enough, const s
     const bool beyond = most && enough <= *most && typed > *most;
     if (text != now && !beyond && (typed == enough || fits_in(typed))) break;
   }
-  return fmt::format("{} of memory a device instead of {}", text, now);
+  const char* const each = is_uniform(request.cluster) ? "" : "at least ";
+  return fmt::format("{}{} of memory a device instead of {}", each, text, now);
 }
 
 // The same request with more devices of the same kind: as many as the caller can give, or whole

@@ -228,7 +228,8 @@ std::vector<Remedy> find_remedies(const SuggestRequest& request, const SearchRes
     TrainingSpec training = request.training;
     training.precision = half;
     padded = is_own(training.engine) ? as_run_by(training, *request.graph) : *request.graph;
-    const SuggestRequest changed = with_training(request, padded, std::move(training));
+    SuggestRequest changed = with_training(request, padded, std::move(training));
+    changed.precision_of = nullptr;
     if (is_half(request.training.precision) || !has_units(request.cluster, half) || !fits(changed)) continue;
     add(remedy(changed, "precision",
                fmt::format("precision {} instead of {}", name(half), name(request.training.precision)), name(half)));

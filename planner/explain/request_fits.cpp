@@ -1,10 +1,15 @@
 #include "planner/explain/request_fits.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
+#include "planner/cost/cost_model.h"
 #include "planner/parallel/engine_layouts.h"
+#include "planner/parallel/techniques.h"
 #include "planner/search/node_group_arrangements.h"
 #include "planner/search/search.h"
+#include "planner/search/simulate_spec.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -13,9 +18,14 @@ namespace {
 // The limit of one remedy's search for the fastest plan that fits.
 constexpr std::int64_t most_simulated = 4;
 
-SearchResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,
-                        bool fewer_devices = false) {
-  if (lacks_homes(request.cluster, request.layout)) return {};
+// `fewer_devices`: also on some of the devices, and on some groups of nodes alone or in another
+// order.
+ArrangedResult search_for(const SuggestRequest& request, Objective objective, std::int64_t simulated,
+                          bool fewer_devices) {
+  const std::vector<Cluster> looked_at =
+      fewer_devices ? arrangements(request.cluster) : std::vector<Cluster>{request.cluster};
+  const auto lacks = [&](const Cluster& one) { return lacks_homes(one, request.layout).has_value(); };
+  if (std::ranges::all_of(looked_at, lacks)) return {};
   SearchOptions options;
   options.top = 1;
   options.objective = objective;
@@ -23,48 +33,71 @@ SearchResult search_for(const SuggestRequest& request, Objective objective, std:
   options.fewer_devices = fewer_devices;
   options.threads = request.options.threads;
   options.counts_layouts = false;
+  options.recomputes_fewest_layers = simulated > 0 && request.options.recomputes_fewest_layers;
+  options.balances_replicas = simulated > 0 && request.options.balances_replicas;
   options.says_what_may_fit = false;
   options.shapes = request.options.shapes;
-  return search(*request.graph, request.cluster, request.training,
-                with_implied(request.training.engine, request.layout), options);
+  return search_arrangements(*request.graph, request.cluster, request.training,
+                             with_implied(request.training.engine, request.layout), options, request.precision_of);
+}
+
+// A plan is tight, and fits, where the engine's allocator gives back what it keeps.
+SuggestRequest keeping_nothing(SuggestRequest request) {
+  request.training.engine = keeping_nothing(request.training.engine);
+  return request;
 }
 
 }  // namespace
 
 std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices) {
-  const SearchResult found = search_for(request, Objective::memory, 0, fewer_devices);
-  if (!found.fits) return std::nullopt;
-  return found.smallest->result.memory.peak();
+  return search_for(keeping_nothing(request), Objective::memory, 0, fewer_devices).least_that_fits;
 }
 
 bool is_uniform(const Cluster& cluster) { return cluster.groups.size() == 1; }
 
 bool fits(SuggestRequest request) {
   for (const SpaceRow& row : space_rows())
-    if (row.frugalest && !request.layout[row.choice]) request.layout[row.choice] = row.frugalest(request.cluster);
-  return least_that_fits(request).has_value();
+    if (row.frugalest && !request.layout[row.choice])
+      request.layout[row.choice] = row.frugalest(request.cluster, request.layout);
+  return least_that_fits(request, false) || (request.options.fewer_devices && least_that_fits(request, true));
 }
 
 std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead,
                              RemedyValue value) {
   SuggestRequest request = changed;
-  SearchResult found;
+  ArrangedResult arranged;
+  SearchResult& found = arranged.found;
+  const auto search_in = [&](const SuggestRequest& room) {
+    for (const bool fewer_devices : {false, changed.options.fewer_devices})
+      if (found.plans.empty()) arranged = search_for(room, room.options.objective, most_simulated, fewer_devices);
+  };
   for (const double headroom : {changed.headroom_of_remedies, 0.0}) {
     request.cluster.memory_headroom = headroom;
-    for (const bool fewer_devices : {false, changed.options.fewer_devices})
-      if (found.plans.empty()) found = search_for(request, request.options.objective, most_simulated, fewer_devices);
+    search_in(request);
+  }
+  if (found.plans.empty() && keeps_memory(request.training.engine)) {
+    search_in(keeping_nothing(request));
+    TrainingSpec training = request.training;
+    training.precision = arranged.precision;
+    NetworkCache networks(arranged.cluster, training.engine);
+    for (RankedPlan& plan : found.plans)
+      plan.result = simulate_soon(*request.graph, arranged.cluster, training, plan.spec,
+                                  place(*request.graph, plan.spec), cost_models(networks, plan.spec))
+                        .result;
   }
   if (found.plans.empty()) return std::nullopt;
+  TrainingSpec training = changed.training;
+  training.precision = arranged.precision;
   const ModelSummary model{.name = changed.model_name,
                            .parameters = parameter_count(*changed.graph),
                            .flops_per_sample = model_flops_per_sample(*changed.graph)};
-  request.cluster.memory_headroom = changed.headroom_of_remedies;
+  arranged.cluster.memory_headroom = changed.headroom_of_remedies;
   return Remedy{.of = of,
                 .instead = std::move(instead),
                 .value = std::move(value),
                 .model = model,
-                .cluster = std::move(request.cluster),
-                .training = changed.training,
+                .cluster = std::move(arranged.cluster),
+                .training = std::move(training),
                 .plan = std::move(found.plans.front())};
 }
 

@@ -11,11 +11,12 @@
 
 namespace parplan {
 
-// The memory of the candidate that needs the least among those that fit. Nothing is simulated: the
-// estimate knows a Program's memory to the byte.
-std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices = false);
+// The memory of the candidate that needs the least among those that fit, on all devices in their
+// order; with `fewer_devices` of the first arrangement of groups of nodes in which any does, on any
+// number of them. Nothing is simulated: the estimate knows a Program's memory to the byte.
+std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices);
 
-// Whether any plan fits. Memory alone decides that, so the free choices are set to the smallest
+// Whether any plan fits, on fewer devices too where the request allows that. Memory alone decides that, so the free choices are set to the smallest
 // micro-batch, the schedule with the fewest micro-batches in flight and any order of equal devices.
 bool fits(SuggestRequest request);
 

@@ -237,4 +237,15 @@ inline bool is_own(const Engine& engine) {
   return engine.name == own_engine;
 }
 
+// Whether its allocator keeps memory that no tensor uses, and gives it back where there is too
+// little (MemoryVerdict::tight); and the engine as it is then.
+inline bool keeps_memory(const Engine& engine) {
+  return engine.allocator_reserve > 0.0 || engine.copies_gradients;
+}
+inline Engine keeping_nothing(Engine engine) {
+  engine.allocator_reserve = 0.0;
+  engine.copies_gradients = false;
+  return engine;
+}
+
 }  // namespace parplan

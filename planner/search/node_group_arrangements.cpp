@@ -233,6 +233,7 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
   std::optional<Score> best;
   std::optional<Score> best_as_it_stands;
   std::optional<RankedPlan> as_stands, smallest, smallest_of_first;
+  std::optional<Bytes> least_that_fits;
   BestOfAll ranked(options);
   for (std::size_t i = 0; i < all.size(); ++i) {
     // Each plan is looked at once, on the groups that it uses.
@@ -254,6 +255,9 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     own_options.ranked_elsewhere = ranked.ranked();
     own_options.shapes = shapes;
     SearchResult found = search(graph, compared, own_training, request, own_options);
+    std::optional<Bytes> own_least;
+    if (found.fits) own_least = found.smallest->result.memory.peak();
+    if (own_least && (!least_that_fits || *own_least < *least_that_fits)) least_that_fits = own_least;
     std::optional<Score> own;
     // The first plan may be a plainer one that is as good but for a tie, which must not add up.
     for (const RankedPlan& plan : found.plans) {
@@ -279,15 +283,19 @@ ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster,
     };
     if (is_as_it_stands) keep_smallest(smallest);
     else if (begins(all[i], cluster)) keep_smallest(smallest_of_first);
+    const bool is_enough = own_least && options.most_simulated && *options.most_simulated == 0;
+    if (is_enough) all.erase(all.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.end());
     if (!wins) continue;
     best = own;
     result = {.cluster = is_as_it_stands ? cluster : all[i],
               .precision = own_training.precision,
               .found = std::move(found),
+              .least_that_fits = {},
               .as_stands = std::nullopt};
   }
   if (!result.found.plans.empty() && result.cluster != cluster) result.as_stands = std::move(as_stands);
   result.found.smallest = std::move(smallest ? smallest : smallest_of_first);
+  result.least_that_fits = least_that_fits;
   if (all.size() > 1 && !result.found.plans.empty()) {
     RankedPlan first = result.found.plans.front();
     TrainingSpec its_training = training;

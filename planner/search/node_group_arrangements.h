@@ -37,6 +37,9 @@ struct ArrangedResult {
   // arrangements together. `smallest` is on the first groups of the unchanged cluster: in the
   // precision of all of its devices, or, if no layout was looked at in that, in these groups' own.
   SearchResult found;
+  // What the candidate takes that needs the least memory among those that fit, of those that were
+  // made in any arrangement; nothing where none fits.
+  std::optional<Bytes> least_that_fits;
   // The best plan on the unchanged cluster, in the precision of all of its devices, if it has any
   // and `cluster` is another.
   std::optional<RankedPlan> as_stands;
@@ -45,7 +48,8 @@ struct ArrangedResult {
 // `search` on every arrangement, unless `options.fewer_devices` is off: each plan is looked at on
 // the groups that it uses, which train in the precision that `precision_of` gives their devices,
 // or, without that, in the training's. An arrangement that lacks the homes of a given offload is
-// left out; throws ConfigError where all do.
+// left out; throws ConfigError where all do. Where no candidate is to be simulated, arrangements
+// behind the first in which one fits are not looked at.
 ArrangedResult search_arrangements(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
                                    const LayoutRequest& request, const SearchOptions& options,
                                    const PrecisionOf& precision_of = nullptr);

@@ -7,6 +7,7 @@
 
 #include "planner/plan/spec_hash.h"
 #include "planner/search/space_rows.h"
+#include "planner/search/stage_recompute.h"
 
 namespace parplan {
 namespace {
@@ -223,10 +224,7 @@ std::vector<Open> OpenParts::look_into_groups(std::size_t number) {
 
 // What the stages of a layout may choose from.
 std::span<const Recompute> OpenParts::choices_of(const ParallelSpec& spec) const {
-  const bool is_given = request_[Choice::recompute] || request_[Choice::recompute_layers];
-  if (is_given || spec.recompute != Recompute::none || !engine_.has_recompute_per_stage)
-    return {&spec.recompute, 1};
-  return searched_recomputes(engine_);
+  return recomputes_of(spec, engine_, may_mix(request_, engine_));
 }
 
 // What the stages of layouts that differ in their recompute may choose from.

@@ -25,6 +25,7 @@
 #include "planner/search/other_cuts.h"
 #include "planner/search/restrictions.h"
 #include "planner/search/space_in_words.h"
+#include "planner/search/stage_recompute.h"
 #include "planner/search/tried_with_best.h"
 #include "planner/search/variant_trials.h"
 
@@ -119,11 +120,7 @@ class SpaceSearch {
   SearchedSpace space() const {
     return {graph_, cluster_, training_, request_, width_, options_.objective, least_devices()};
   }
-  // Whether stages may differ in what they recompute.
-  bool mixes() const {
-    return !request_[Choice::recompute] && !request_[Choice::recompute_layers] &&
-           training_.engine.has_recompute_per_stage;
-  }
+  bool mixes() const { return may_mix(request_, training_.engine); }
 
   std::vector<Open> look_into(std::size_t number) {
     const std::optional<Score> limit = score_limit(search_);

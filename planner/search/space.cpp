@@ -13,6 +13,8 @@
 #include "planner/base/enum_index.h"
 #include "planner/base/hash.h"
 #include "planner/parallel/techniques.h"
+#include "planner/program/lower_block.h"
+#include "planner/search/device_count_bound.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -31,7 +33,10 @@ SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutR
   int ranks = most_context_ranks(graph, request);
   if (ranks < any_context_ranks && !engine.has_context) ranks = 1;
   const bool any = ranks == any_context_ranks;
+  const auto is_layer = [&](const Block& one) { return may_recompute(one) && product_flops(graph, one) > 0.0; };
+  const auto layers = std::ranges::count_if(graph.blocks, is_layer);
   return {.interleaves_freely = request[Choice::schedule].has_value(),
+          .blocks_beside_layers = static_cast<int>(std::ssize(graph.blocks) - layers),
           .most_context_ranks = ranks,
           .most_ring_ranks = any ? SpaceWidth().most_ring_ranks : 1,
           .most_exchange_ranks = any || graph.sequence >= medium_sequence ? any_context_ranks : 1,

@@ -190,7 +190,7 @@ void numbers_of_virtual_stages(const SpaceContext& context, const ParallelSpec& 
   if (context.width.interleaves_freely)
     for (std::int64_t number = 2; number * spec.pp() <= blocks; ++number) numbers.push_back(number);
   else
-    for (std::int64_t counted = blocks - 2; counted <= blocks; ++counted)
+    for (std::int64_t counted = blocks - context.width.blocks_beside_layers; counted <= blocks; ++counted)
       if (counted % spec.pp() == 0) std::ranges::copy(divisors(counted / spec.pp()), std::back_inserter(numbers));
   std::ranges::sort(numbers);
   numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
@@ -287,6 +287,13 @@ void mesh_orders(const SpaceContext& context, const ParallelSpec& spec, Values& 
   for (const Axis axis : all_axes)
     if (group_size(spec.mesh, axis) > 1) set |= std::size_t{1} << index_of(axis);
   values.insert(values.end(), orders[set].begin(), orders[set].end());
+}
+
+// ---- frugalest values ----
+
+template <auto value>
+std::optional<ChoiceValue> always(const Cluster& /*cluster*/, const LayoutRequest& /*given*/) {
+  return value;
 }
 
 // ---- neighbours ----
@@ -527,7 +534,12 @@ constexpr std::array rows = {
              .values = micro_batch_sizes,
              .neighbours = next_values,
              .frugaler = smaller_sizes,
-             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(std::int64_t{1}); }},
+             .frugalest =
+                 [](const Cluster&, const LayoutRequest& given) {
+                   // Replicas with numbers of their own have micro-batches of one size.
+                   return given[Choice::replica_micro_batches] ? std::nullopt
+                                                               : std::optional<ChoiceValue>(std::int64_t{1});
+                 }},
     // 1F1B has the fewest micro-batches in flight.
     SpaceRow{.choice = Choice::schedule,
              .follows_from = {Choice::pp, Choice::stage_blocks, Choice::zero_stage, Choice::replica_micro_batches},
@@ -535,7 +547,7 @@ constexpr std::array rows = {
              .accepts = accepts_schedule,
              .neighbours = every_value,
              .frugaler = fewer_in_flight,
-             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(ScheduleKind::one_f_one_b); }},
+             .frugalest = always<ScheduleKind::one_f_one_b>},
     SpaceRow{
         .choice = Choice::micro_batch_group,
         .follows_from = {Choice::dp, Choice::pp, Choice::replica_micro_batches, Choice::micro_batch, Choice::schedule},
@@ -557,13 +569,13 @@ constexpr std::array rows = {
              .has_one_value = true,
              .values = one_accumulator,
              .frugaler = fewer_accumulators,
-             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(TiedGradients::together); }},
+             .frugalest = always<TiedGradients::together>},
     SpaceRow{.choice = Choice::input_slots,
              .follows_from = {Choice::pp, Choice::schedule},
              .has_one_value = true,
              .values = as_many_as_in_flight,
              .frugaler = fewer_input_slots,
-             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(InputSlots::in_flight); }},
+             .frugalest = always<InputSlots::in_flight>},
     SpaceRow{
         .choice = Choice::offload,
         .has_one_value = true,
@@ -590,13 +602,13 @@ constexpr std::array rows = {
              .values = blocks_together,
              .neighbours = other_unit,
              .frugaler = larger_units,
-             .frugalest = [](const Cluster&) { return std::optional<ChoiceValue>(GatherUnit::block); }},
+             .frugalest = always<GatherUnit::block>},
     // The order of equal devices needs no memory; heterogeneous devices may differ in memory.
     SpaceRow{.choice = Choice::mesh_order,
              .follows_from = {Choice::tp, Choice::pp, Choice::cp, Choice::dp},
              .values = mesh_orders,
              .frugalest =
-                 [](const Cluster& cluster) {
+                 [](const Cluster& cluster, const LayoutRequest&) {
                    return cluster.groups.size() == 1 ? std::optional<ChoiceValue>(AxisOrder{}) : std::nullopt;
                  },
              .takes_memory = false},

@@ -62,8 +62,9 @@ struct SpaceRow {
   // Values that need less memory than a given one, the nearest first. Null: this follows from the
   // rest of the layout, and the search has to find it.
   std::vector<ChoiceValue> (*frugaler)(const TrainingSpec&, const ChoiceValue& given) = nullptr;
-  // The value with which most layouts of this cluster fit. Null: it follows from the rest too.
-  std::optional<ChoiceValue> (*frugalest)(const Cluster&) = nullptr;
+  // The value with which most layouts of this cluster fit beside what is given. Null, or none: it
+  // follows from the rest too.
+  std::optional<ChoiceValue> (*frugalest)(const Cluster&, const LayoutRequest& given) = nullptr;
   // Whether it can be the reason why a request does not fit.
   bool takes_memory = true;
 };

@@ -30,6 +30,9 @@ struct SpaceWidth {
   // Interleaved pipelines of any number of stages on a rank and any ZeRO stage; or only of numbers
   // into which the layers divide evenly, with ZeRO-0 and 1.
   bool interleaves_freely = false;
+  // Blocks that are no layers, any of which may count as one where layers are divided evenly: an
+  // embedding and a head, and the embedding of a decoder behind an encoder.
+  int blocks_beside_layers = 2;
   // Interleaved pipelines have one group, if not of as many micro-batches as ranks, of as few more
   // as their number allows, and floors hold for all groups.
   bool groups_freely = false;

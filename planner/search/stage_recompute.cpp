@@ -25,6 +25,10 @@ std::vector<BlockRange> blocks_of_rank(const ParallelSpec& spec, int rank) {
 
 }  // namespace
 
+bool may_mix(const LayoutRequest& request, const Engine& engine) {
+  return !request[Choice::recompute] && !request[Choice::recompute_layers] && engine.has_recompute_per_stage;
+}
+
 std::span<const Recompute> recomputes_of(const ParallelSpec& spec, const Engine& engine, bool mixes) {
   if (mixes && spec.recompute == Recompute::none) return searched_recomputes(engine);
   return {&spec.recompute, 1};

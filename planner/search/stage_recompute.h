@@ -8,6 +8,7 @@
 #include "planner/graph/engine.h"
 #include "planner/graph/op_graph.h"
 #include "planner/graph/training_spec.h"
+#include "planner/plan/layout_choices.h"
 #include "planner/plan/parallel_spec.h"
 #include "planner/plan/placement.h"
 #include "planner/simulator/estimate.h"
@@ -17,7 +18,10 @@
 
 namespace parplan {
 
-// What each stage of a layout may recompute. `mixes`: whether stages may differ in that.
+// Whether stages may differ in what they recompute: where the engine has that, and nothing is given.
+bool may_mix(const LayoutRequest& request, const Engine& engine);
+// What each stage of a layout may recompute, as long as the layout lives. `mixes`: whether stages
+// may differ in that.
 std::span<const Recompute> recomputes_of(const ParallelSpec& spec, const Engine& engine, bool mixes);
 
 // All choices of the stages are candidates where they are few enough.

@@ -5,14 +5,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/find_cluster.h"
+#include "planner/cluster/mesh.h"
 #include "planner/cluster/node_layout.h"
 #include "planner/graph/engine_graph.h"
 #include "planner/graph/trained_graph.h"
+#include "planner/plan/memory_verdict.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/report/remedy.h"
 #include "planner/suggest.h"
 
 namespace parplan {
@@ -199,6 +203,105 @@ TEST_CASE("more memory: the bytes that the changes name are enough, and one less
     crowded.leave(enough - Bytes(1));
     CHECK(!fits(crowded.request));
   }
+}
+
+TEST_CASE("memory that an engine's allocator would give back is not asked for, and such a plan is tight") {
+  Crowded crowded("dgx-a100", 2);
+  crowded.request.training.engine.name = "caching";
+  crowded.request.training.engine.allocator_reserve = 0.5;
+  crowded.leave(crowded.request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* memory = find(remedies, "memory");
+  REQUIRE(memory);
+  const Bytes enough(number(*memory));
+  const MemoryUse& use = memory->plan.result.memory;
+  CHECK(use.reserve > Bytes(0));
+  CHECK(use.peak() > enough);
+  CHECK(memory_verdict(use, enough, 0.0) == MemoryVerdict::tight);
+  crowded.leave(enough);
+  const SuggestResult fitting = suggest(crowded.request);
+  REQUIRE(fitting.plan);
+  CHECK(fitting.plan->prediction.memory.peak() == use.peak());
+  crowded.leave(enough - Bytes(1));
+  CHECK(!suggest(crowded.request).plan);
+}
+
+TEST_CASE("plans of remedies leave the headroom where they can, and are judged with it") {
+  Crowded crowded("dgx-a100", 2);
+  crowded.request.cluster.memory_headroom = 0.25;
+  crowded.leave(crowded.request.cluster.groups.front().device.memory_overhead + Bytes(10'000));
+  const std::vector<Remedy> remedies = crowded.remedies();
+  std::set<std::string> verdicts;
+  for (const Remedy& remedy : remedies) {
+    CHECK(remedy.cluster.memory_headroom == 0.25);
+    const Json row = remedy_json(remedy).at("plan");
+    const Bytes capacity = memory_capacity(remedy.cluster, remedy.plan.spec, remedy.plan.result);
+    CHECK(row.at("usable_bytes") == usable_memory(capacity, 0.25).count);
+    CHECK(row.at("fit") == name(memory_verdict(remedy.plan.result.memory, capacity, 0.25)));
+    verdicts.insert(row.at("fit").get<std::string>());
+    // No more memory is asked for than makes a plan fit without the headroom.
+    if (remedy.of == "memory") CHECK(row.at("fit") == "tight");
+  }
+  CHECK(verdicts.contains("tight"));
+}
+
+TEST_CASE("changes that let a plan fit on some of the devices, or with given shares of replicas, are found") {
+  for (const bool with_shares : {false, true}) {
+    CAPTURE(with_shares);
+    Crowded crowded("dgx-a100", with_shares ? 2 : 3);
+    crowded.graph = build_graph(crowded.model, 1024);
+    SuggestRequest& request = crowded.request;
+    request.training.sequence_length = 1024;
+    request.options.fewer_devices = true;
+    request.layout = {{Choice::recompute, Recompute::none}};
+    // Two stages leave one of three devices idle; shares of 5 and 3 of 16 are micro-batches of 2.
+    request.layout[Choice::pp] = std::int64_t{with_shares ? 1 : 2};
+    if (with_shares) {
+      request.layout[Choice::dp] = std::int64_t{2};
+      request.layout[Choice::tp] = std::int64_t{1};
+      request.layout[Choice::replica_micro_batches] = std::vector<int>{5, 3};
+    } else {
+      request.layout[Choice::dp] = std::int64_t{1};
+    }
+    SuggestRequest shorter = request;
+    const OpGraph half = build_graph(crowded.model, 512);
+    shorter.graph = &half;
+    shorter.training.sequence_length = 512;
+    shorter.options.objective = Objective::memory;
+    const SuggestResult least = suggest(shorter);
+    REQUIRE(least.plan);
+    CHECK(least.plan->spec.mesh.size() == 2);
+    crowded.leave(least.plan->prediction.memory.peak());
+    const std::vector<Remedy> remedies = crowded.remedies();
+    const Remedy* sequence = find(remedies, "sequence_length");
+    REQUIRE(sequence);
+    CHECK(sequence->training.sequence_length == 512);
+  }
+}
+
+TEST_CASE("on unlike nodes, changes are looked for on some groups of them alone, too") {
+  // Two kinds of nodes, of which one lacks memory whatever is changed: a GPU's libraries fill it.
+  Crowded crowded("dgx-a100", 2);
+  SuggestRequest& request = crowded.request;
+  request.options.fewer_devices = true;
+  NodeGroup small = request.cluster.groups.front();
+  request.cluster.groups.front().nodes = 1;
+  small.device.memory_capacity = small.device.memory_overhead;
+  request.cluster.groups.insert(request.cluster.groups.begin(), small);
+  NodeGroup& large = request.cluster.groups.back();
+  large.device.memory_capacity = Bytes(0);
+  SuggestRequest alone = request;
+  alone.cluster = cluster_of("dgx-a100", 2);
+  alone.options.objective = Objective::memory;
+  alone.training.optimizer = Optimizer::sgd;
+  const SuggestResult least = suggest(alone);
+  REQUIRE(least.plan);
+  large.device.memory_capacity = least.plan->prediction.memory.peak();
+  const std::vector<Remedy> remedies = crowded.remedies();
+  const Remedy* optimizer = find(remedies, "optimizer");
+  REQUIRE(optimizer);
+  CHECK(optimizer->cluster.groups.size() == 1);
+  CHECK(optimizer->cluster.groups.front().device.memory_capacity == large.device.memory_capacity);
 }
 
 TEST_CASE("the memory that is named in words is enough when it is typed, and is not what there is now") {
