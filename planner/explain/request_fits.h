@@ -16,8 +16,9 @@ namespace parplan {
 // number of them. Nothing is simulated: the estimate knows a Program's memory to the byte.
 std::optional<Bytes> least_that_fits(const SuggestRequest& request, bool fewer_devices);
 
-// Whether any plan fits, on fewer devices too where the request allows that. Memory alone decides that, so the free choices are set to the smallest
-// micro-batch, the schedule with the fewest micro-batches in flight and any order of equal devices.
+// Whether any plan fits, on fewer devices too where the request allows that. Memory alone decides,
+// so the free choices are set to the smallest micro-batch, the schedule with the fewest
+// micro-batches in flight and any order of equal devices.
 bool fits(SuggestRequest request);
 
 bool is_uniform(const Cluster& cluster);

@@ -18,7 +18,7 @@
 
 namespace parplan {
 
-// Whether stages may differ in what they recompute: where the engine has that, and nothing is given.
+// Whether stages may differ in what they recompute: if the engine has that, and nothing is given.
 bool may_mix(const LayoutRequest& request, const Engine& engine);
 // What each stage of a layout may recompute, as long as the layout lives. `mixes`: whether stages
 // may differ in that.

@@ -213,6 +213,18 @@ SavedByStage RankMemories::saved_by(const ParallelSpec& spec, const HeldStage& s
   return saved;
 }
 
+SlotsForWeights RankMemories::slots_of(const ScheduleForms& schedule, int rank, const PipelineShape& shape) {
+  if (schedule.for_weights == nullptr) return {};
+  const std::array<int, 4> numbers{shape.ranks, shape.stages, shape.micro_batches, shape.group};
+  if (last_slots_.for_weights != schedule.for_weights || last_slots_.shape != numbers)
+    last_slots_ = {.for_weights = schedule.for_weights,
+                   .shape = numbers,
+                   .of_rank = std::vector<std::optional<SlotsForWeights>>(static_cast<std::size_t>(shape.ranks))};
+  std::optional<SlotsForWeights>& known = last_slots_.of_rank[static_cast<std::size_t>(rank)];
+  if (!known) known = schedule.for_weights(rank, shape);
+  return *known;
+}
+
 // Asked for one rank after the other.
 const std::vector<int>& RankMemories::inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape,
                                                    InputSlots inputs) {
@@ -302,8 +314,7 @@ MemoryUse RankMemories::of(const ParallelSpec& spec, const Placements& placement
   const PipelineShape shape = shape_of(spec, micro_batches(spec, training_, views_.replica()));
   const bool holds_last = held.back().blocks.last == blocks_.count();
   const int in_flight = schedule.in_flight(rank, shape);
-  const SlotsForWeights slots =
-      schedule.for_weights != nullptr ? schedule.for_weights(rank, shape) : SlotsForWeights{};
+  const SlotsForWeights slots = slots_of(schedule, rank, shape);
   int heads = 0;
   if (held.size() > 1 && holds_last)
     heads = schedule.last_stage_in_flight != nullptr ? schedule.last_stage_in_flight(shape)

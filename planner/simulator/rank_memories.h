@@ -102,6 +102,9 @@ class RankMemories {
   // stages: the last ones are kept.
   const std::vector<int>& inputs_of_ranks(const ScheduleForms& schedule, const PipelineShape& shape, InputSlots inputs);
 
+  // What a rank keeps for weight gradients: those of the last pipeline are kept.
+  SlotsForWeights slots_of(const ScheduleForms& schedule, int rank, const PipelineShape& shape);
+
   const OpGraph& graph_;
   const ModelBlocks& blocks_;
   const TrainingSpec& training_;
@@ -123,6 +126,12 @@ class RankMemories {
     std::vector<int> of_rank;
   };
   std::optional<Inputs> last_inputs_;
+  struct Slots {
+    SlotsForWeights (*for_weights)(int rank, const PipelineShape& shape) = nullptr;
+    std::array<int, 4> shape{};
+    std::vector<std::optional<SlotsForWeights>> of_rank;
+  };
+  Slots last_slots_;
   std::vector<BucketSizes> buckets_, frozen_;
   std::vector<SavedSizes> saved_, for_weights_, left_;
   std::vector<std::int64_t> sizes_, host_sizes_;  // of what a stage's blocks save, by home
