@@ -21,6 +21,8 @@
 #include "models/find_model.h"
 #include "planner/base/text.h"
 #include "planner/cluster/price_and_power.h"
+#include "planner/plan/memory_verdict.h"
+#include "planner/report/remedy.h"
 #include "planner/report/sweep.h"
 #include "planner/report/workbook.h"
 #include "planner/search/node_group_arrangements.h"

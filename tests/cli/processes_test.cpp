@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "planner/base/json.h"
+#include "planner/base/units.h"
 #include "runtime/launch/free_port.h"
 #include "tests/cli/call.h"
 #include "tests/cli/shell.h"

@@ -5,7 +5,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
@@ -473,17 +472,22 @@ TEST_CASE("every choice has values of one type, by its own names and keys") {
 
 }  // namespace
 TEST_CASE("layers of a decoder behind an encoder divide evenly among the stages of an interleaved pipeline") {
-  for (const auto& [model, ranks, evenly] :
-       {std::tuple{"t5-small", 3, std::vector<std::int64_t>{2, 4}}, {"gpt2", 4, {3}}, {"gpt2", 6, {2}}}) {
-    CAPTURE(model);
-    const OpGraph graph = build_graph(load_model(source + "/models/" + model + ".yaml", "").spec, 512);
-    const SpaceContext context{graph, TrainingSpec(), ranks, true, usual_width(graph, Engine(), {})};
+  struct Case {
+    std::string model;
+    int ranks;
+    std::vector<std::int64_t> evenly;
+  };
+  for (const Case& one : {Case{"t5-small", 3, {2, 4}}, Case{"gpt2", 4, {3}}, Case{"gpt2", 6, {2}}}) {
+    CAPTURE(one.model);
+    const OpGraph graph = build_graph(load_model(source + "/models/" + one.model + ".yaml", "").spec, 512);
+    const TrainingSpec training;
+    const SpaceContext context{graph, training, one.ranks, true, usual_width(graph, training.engine, {})};
     ParallelSpec spec;
-    spec.mesh.degree.pp = ranks;
+    spec.mesh.degree.pp = one.ranks;
     spec.schedule = ScheduleKind::interleaved;
     std::vector<ChoiceValue> numbers;
     space_row_of(Choice::virtual_stages).values(context, spec, numbers);
-    for (const std::int64_t number : evenly)
+    for (const std::int64_t number : one.evenly)
       CHECK(std::ranges::find(numbers, ChoiceValue(number)) != numbers.end());
   }
 }
