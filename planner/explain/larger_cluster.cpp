@@ -88,12 +88,15 @@ std::optional<Remedy> more_memory(const SuggestRequest& request, const SearchRes
   // another may fit, and with exactly what that one needs the cut may change so that it does not
   // fit.
   constexpr int most_rounds = 16;
-  for (int round = 0; round < most_rounds; ++round) {
-    const std::optional<Bytes> needed = least_in(enough - Bytes(1));
-    if (!needed) break;
-    enough -= Bytes(1);
-    if (!least_in(*needed)) break;
-    enough = std::min(enough, *needed);
+  std::optional<Bytes> needed = least_in(enough - Bytes(1));
+  if (needed) enough -= Bytes(1);
+  for (int round = 0; needed && round < most_rounds; ++round) {
+    const Bytes exactly = std::min(*needed, enough);
+    needed = least_in(exactly - Bytes(1));
+    if (needed)
+      enough = exactly - Bytes(1);
+    else if (exactly < enough && least_in(exactly))
+      enough = exactly;
   }
   const std::string words = memory_in_words(request, enough, [&](Bytes bytes) { return least_in(bytes).has_value(); });
   return remedy(with_memory(request, enough), "memory", words, enough.count);
