@@ -16,8 +16,14 @@ std::string why_none_fits(std::int64_t candidates, const Cluster& cluster, const
 }
 
 std::string describe(const Remedy& remedy) {
-  return fmt::format("{} ({}, {} a step, {} a device)", remedy.instead, layout_text(remedy.plan.spec),
-                     format_duration(remedy.plan.result.time.total()), format_bytes(remedy.plan.result.memory.peak()));
+  const StepResult& result = remedy.plan.result;
+  const MemoryUse& use = result.memory;
+  // It fits then, and is tight (MemoryVerdict).
+  const bool gives_back = use.peak() > memory_capacity(remedy.cluster, remedy.plan.spec, result);
+  return fmt::format("{} ({}, {} a step, {} a device{})", remedy.instead, layout_text(remedy.plan.spec),
+                     format_duration(result.time.total()),
+                     format_bytes(gives_back ? use.peak() - use.reserve : use.peak()),
+                     gives_back ? " without what its allocator keeps" : "");
 }
 
 Json remedy_json(const Remedy& remedy) {

@@ -218,6 +218,8 @@ TEST_CASE("memory that an engine's allocator would give back is not asked for, a
   CHECK(use.reserve > Bytes(0));
   CHECK(use.peak() > enough);
   CHECK(memory_verdict(use, enough, 0.0) == MemoryVerdict::tight);
+  CHECK(describe(*memory).ends_with(format_bytes(use.peak() - use.reserve) +
+                                    " a device without what its allocator keeps)"));
   crowded.leave(enough);
   const SuggestResult fitting = suggest(crowded.request);
   REQUIRE(fitting.plan);
