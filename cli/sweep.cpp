@@ -261,7 +261,7 @@ void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& argument
   options.threads = cores / threads;  // of each search, whose result does not depend on them
   options.progress = [&](std::int64_t, std::int64_t) { show(0); };
 
-  std::vector<std::exception_ptr> failures(sweep.points.size());
+  std::vector<std::exception_ptr> failures(sweep.points.size()), refusals(sweep.points.size());
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
     for (std::size_t i = next++; i < sweep.points.size(); i = next++) {
@@ -278,6 +278,7 @@ void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& argument
         else point.best = std::move(found.plans.front());
       } catch (const ConfigError& error) {
         point.reason = error.message();  // the other points are planned all the same
+        refusals[i] = std::current_exception();
       } catch (...) {
         failures[i] = std::current_exception();
       }
@@ -290,6 +291,8 @@ void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& argument
   others.clear();
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);
+  if (std::ranges::all_of(refusals, [](const std::exception_ptr& refusal) { return refusal != nullptr; }))
+    std::rethrow_exception(refusals.front());
 }
 
 std::string describe(const Sweep& sweep) {

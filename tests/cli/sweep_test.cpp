@@ -254,6 +254,11 @@ TEST_CASE("what one cluster of a sweep lacks is its point's reason, and the othe
   CHECK(rows.at(1).at("step_time_s").is_null());
   CHECK(rows.at(1).at("reason").get<std::string>().starts_with("offload needs the rates of the host, and cluster "
                                                                "'rtx-4090-4' states none"));
+  // What all lack is refused.
+  const Called refused = call({"sweep", "gpt2", "--cluster", "rtx-4090-4", "--devices", "1,2", "--global-batch", "16",
+                               "--offload", "optimizer", "--quiet"});
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("offload needs the rates of the host") != std::string::npos);
 }
 
 TEST_CASE("the objective decides what is best at each point") {
