@@ -218,6 +218,8 @@ class LayoutFloors {
   // can_hold without the closed form that tells most often (`Shares`).
   bool can_hold_in_turn(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                         std::optional<Bytes> memory);
+  // Whether layers that recompute nothing are not among the choices of a layout that has some.
+  static bool lacks_kept_layers(const ParallelSpec& spec, std::span<const Recompute> choices);
   // Whether what a stage holds besides the state does not grow with its blocks alone.
   static bool has_own_peaks(const ParallelSpec& spec);
   // Whether cuts of a layout are not told apart by what stages hold.

@@ -1,6 +1,7 @@
 #include "planner/search/layout_floors.h"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <limits>
 #include <numeric>
@@ -121,6 +122,11 @@ bool LayoutFloors::has_own_peaks(const ParallelSpec& spec) {
   return spec.input_slots == InputSlots::one_more || runs_backward_in_parts(spec.schedule);
 }
 
+// Where some layers alone recompute, the others save what they do without, which may be less.
+bool LayoutFloors::lacks_kept_layers(const ParallelSpec& spec, std::span<const Recompute> choices) {
+  return spec.recompute_layers > 0 && std::ranges::find(choices, Recompute::none) == choices.end();
+}
+
 bool LayoutFloors::holds_anything(const ParallelSpec& spec) const {
   return spec.virtual_stages > 1 &&
          (!alike_inside_ || spec.input_slots == InputSlots::one_more || is_v_shaped(spec.schedule));
@@ -166,6 +172,8 @@ LayoutFloors::Shares LayoutFloors::shares_of(const ParallelSpec& spec, std::span
 // Shards over all ranks are the smallest; only libraries may take less with groups.
 bool LayoutFloors::lacks_room_in_any_shards(const ParallelSpec& spec, std::span<const Recompute> choices) {
   if (holds_anything(spec) || has_own_peaks(spec)) return false;
+  if (lacks_kept_layers(spec, choices))
+    return lacks_room_in_any_shards(spec, std::array{choices.front(), Recompute::none});
   ParallelSpec smallest = spec;
   smallest.mesh.dp_shard = 0;
   const Shares shares = shares_of(smallest, choices);
@@ -178,6 +186,7 @@ bool LayoutFloors::lacks_room_in_any_shards(const ParallelSpec& spec, std::span<
 
 Bytes LayoutFloors::memory_by_share(const ParallelSpec& spec, std::span<const Recompute> choices) {
   if (may_be_unlike_in_order(spec) || holds_anything(spec) || has_own_peaks(spec)) return Bytes(0);
+  if (lacks_kept_layers(spec, choices)) return memory_by_share(spec, std::array{choices.front(), Recompute::none});
   const Shares shares = shares_of(spec, choices);
   double room = 0.0;
   for (const double of_byte : shares.of_byte) room += of_byte;
@@ -210,6 +219,8 @@ Seconds LayoutFloors::least_seconds_held(const ParallelSpec& spec, const BlockTa
 bool LayoutFloors::can_hold(const ParallelSpec& spec, std::span<const Recompute> choices, std::optional<Seconds> most,
                             std::optional<Bytes> memory) {
   if (holds_anything(spec) || may_be_unlike_in_order(spec)) return true;
+  if (lacks_kept_layers(spec, choices))
+    return can_hold(spec, std::array{choices.front(), Recompute::none}, most, memory);
   if (!most && !has_own_peaks(spec)) {
     const std::vector<Bytes>& capacities = maker_.estimator().capacities(spec.mesh);
     const Shares shares = shares_of(spec, choices);
@@ -354,6 +365,7 @@ Seconds LayoutFloors::time_within_memory(const ParallelSpec& spec, std::span<con
 Bytes LayoutFloors::memory_of(const ParallelSpec& spec, std::span<const Recompute> choices, Bytes least) {
   // On heterogeneous devices the fullest is not always the one that needs the most.
   if (cluster_.groups.size() > 1 || may_be_unlike()) return least;
+  if (lacks_kept_layers(spec, choices)) return memory_of(spec, std::array{choices.front(), Recompute::none}, least);
   constexpr std::size_t most_kept = 4096;
   if (memories_.size() >= most_kept) memories_.clear();
   ParallelSpec key = spec;
