@@ -100,7 +100,7 @@ struct Child {
   Clock::time_point begun;
   bool running = true;
   bool stopped = false;
-  bool told = false;  // to end, by this process
+  std::vector<int> sent;  // signals by which this process told it to end
   Descriptor output;  // of processes other than 0
   std::string line;   // the beginning of a line that has not ended yet
 };
@@ -193,7 +193,7 @@ Child start(const std::string& program, const std::vector<std::string>& argument
     fail(fmt::format("{} cannot be started", program).c_str(), error);
   }
   if (process == 0) output.reset();
-  return {.process = process, .pid = pid, .begun = Clock::now(), .output = std::move(output), .line = {}};
+  return {.process = process, .pid = pid, .begun = Clock::now(), .sent = {}, .output = std::move(output), .line = {}};
 }
 
 // The children of one call; none is left behind in any case.
@@ -219,8 +219,8 @@ struct Children {
   void end(int signal) {
     for (Child& child : all) {
       if (!child.running) continue;
-      child.told = true;
-      kill(child.pid, child.stopped ? SIGKILL : signal);
+      child.sent.push_back(child.stopped ? SIGKILL : signal);
+      kill(child.pid, child.sent.back());
     }
   }
 };
@@ -258,20 +258,44 @@ std::optional<ChildEvent> event_of(Child& child, int status, const StepBoard& bo
       .last_step = board.last_step(child.process)};
 }
 
-// The exit code of the first child that has failed since the last call.
-std::optional<int> reap(Children& children, const StepBoard& board, const ChildrenOptions& options) {
-  std::optional<int> failed;
+// What made a job fail. The kernel closes the connections of a process that a signal ends before
+// its parent can wait for it, so that another which lost it may end first: by itself, with an exit
+// code. A signal that this process did not send therefore goes before any exit code.
+class Failure {
+ public:
+  void note(const ChildEvent& event, const std::vector<int>& sent, const ChildrenOptions& options) {
+    const bool killed = event.kind == ChildEvent::Kind::killed;
+    const bool by_itself = killed ? std::ranges::find(sent, event.number) == sent.end() : sent.empty();
+    if (by_itself && killed && !killed_) killed_ = event.number;
+    if (code_ == 0) code_ = killed ? 128 + event.number : event.number;
+    if (!by_itself) return;
+    if (!killed) exits_.push_back(event);
+    else if (options.on_event) options.on_event(event);
+  }
+  // Says the exit codes, which wait for a signal's end.
+  void say_exits(const ChildrenOptions& options) {
+    for (const ChildEvent& event : std::exchange(exits_, {}))
+      if (options.on_event) options.on_event(event);
+  }
+  bool any() const { return code_ != 0; }
+  int code() const { return killed_ ? 128 + *killed_ : code_; }
+
+ private:
+  int code_ = 0;
+  std::optional<int> killed_;  // the signal
+  std::vector<ChildEvent> exits_;
+};
+
+void reap(Children& children, const StepBoard& board, const ChildrenOptions& options, Failure& failure) {
   for (Child& child : children.all) {
     int status = 0;
     while (child.running && waitpid(child.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) == child.pid) {
       const std::optional<ChildEvent> event = event_of(child, status, board);
       if (!event) continue;
-      if (!child.told && options.on_event) options.on_event(*event);
-      if (event->kind == ChildEvent::Kind::stopped || failed) continue;
-      failed = event->kind == ChildEvent::Kind::killed ? 128 + event->number : event->number;
+      if (event->kind != ChildEvent::Kind::stopped) failure.note(*event, child.sent, options);
+      else if (child.sent.empty() && options.on_event) options.on_event(*event);
     }
   }
-  return failed;
 }
 
 }  // namespace
@@ -287,7 +311,7 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
   for (int process = 0; process < options.processes; ++process)
     children.all.push_back(start(options.program, arguments, process, family, signals.before()));
 
-  int result = 0;
+  Failure failure;
   std::optional<Clock::time_point> deadline;  // for the next action
   int next_signal = SIGTERM;
   std::optional<Clock::time_point> last_lines;
@@ -307,12 +331,10 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
       const bool from_terminal = signal->ssi_code == SI_KERNEL;
       if (signal->ssi_signo != SIGCHLD && !from_terminal) children.pass_on(static_cast<int>(signal->ssi_signo));
     }
-    const std::optional<int> failed = reap(children, board, options);
-    if (failed && result == 0) {
-      result = *failed;
-      deadline = Clock::now() + time_to_end_by_oneself;
-    }
+    reap(children, board, options, failure);
+    if (failure.any() && !deadline) deadline = Clock::now() + time_to_end_by_oneself;
     if (deadline && Clock::now() >= *deadline) {
+      failure.say_exits(options);
       children.end(next_signal);
       next_signal = SIGKILL;
       deadline = Clock::now() + time_to_end_when_told;
@@ -324,7 +346,8 @@ int run_children(const std::vector<std::string>& arguments, const ChildrenOption
     for (int read = 0; read < 2 && child.output.get() >= 0; ++read)
       if (pollfd ready{.fd = child.output.get(), .events = POLLIN, .revents = 0}; poll(&ready, 1, 0) > 0)
         read_lines(child, options);
-  return result;
+  failure.say_exits(options);
+  return failure.code();
 }
 
 }  // namespace parplan

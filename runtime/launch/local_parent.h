@@ -37,8 +37,11 @@ struct ChildrenOptions {
 // all by itself) are passed on. Once one has failed, the others have 1 s to end by themselves, as
 // they do when it told them; then those that are stopped get SIGKILL, the others SIGTERM and, 5 s
 // later, SIGKILL. They also get SIGKILL when this process dies. Returns the exit code of the first
-// that failed (128 + its number where a signal ended it), or 0. Throws RunError where a process
-// cannot be started. Must be called while this process has one thread: it handles signals.
+// that failed, or 0: of the first that a signal ended, before any that this process sent because of
+// a failure (128 + its number), otherwise of the first that exited with a code. `on_event` hears
+// of exit codes in the same order: after that second, or when all have ended. Throws RunError
+// where a process cannot be started. Must be called while this process has one thread: it handles
+// signals.
 int run_children(const std::vector<std::string>& arguments, const ChildrenOptions& options);
 
 }  // namespace parplan

@@ -96,6 +96,34 @@ TEST_CASE("a child that a signal ended counts as 128 and the signal's number, an
   CHECK(outcome.events[0].last_step == std::nullopt);
 }
 
+TEST_CASE("a signal that ended a child goes before the exit codes of those that lost it, also where they end first") {
+  const testing::TemporaryFolder folder;
+  std::vector<ChildEvent> events;
+  // Both have ended before the parent waits for the first of them.
+  const auto wait_for_both = [&](int, std::string_view line) {
+    if (line.find(' ') == std::string_view::npos) return;
+    const std::string ids(line);
+    folder.write("go", "");
+    for (const std::string& pid : {ids.substr(0, ids.find(' ')), ids.substr(ids.find(' ') + 1)})
+      for (std::string state; state != "Z"; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+        std::ifstream stat(fmt::format("/proc/{}/stat", pid));
+        std::string number, name;
+        stat >> number >> name >> state;
+      }
+  };
+  const int code = run_children({"lost", folder.path("go")},
+                                {.processes = 3,
+                                 .program = PARPLAN_TEST_CHILD,
+                                 .on_line = wait_for_both,
+                                 .on_event = [&](const ChildEvent& event) { events.push_back(event); }});
+  CHECK(code == 128 + 9);
+  REQUIRE(events.size() == 2);
+  CHECK(events[0].process == 1);
+  CHECK(events[0].kind == ChildEvent::Kind::killed);
+  CHECK(events[1].process == 0);
+  CHECK(events[1].number == 6);
+}
+
 TEST_CASE("the parent knows after which step a child ended, and with which exit code") {
   const Outcome outcome = outcome_of({"steps"}, 3);
   CHECK(outcome.code == 5);
