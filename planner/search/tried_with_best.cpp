@@ -6,6 +6,7 @@
 #include "planner/base/text.h"
 #include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
+#include "planner/plan/recompute.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -57,6 +58,12 @@ bool may_group_micro_batches(const SearchedSpace& space) {
              ScheduleKind::interleaved;
 }
 
+// Groups of other sizes hold other activations: what recomputes is chosen anew.
+std::span<const Recompute> recomputes_for(const SearchedSpace& space, const ParallelSpec& layout) {
+  if (space.request[Choice::recompute] || space.request[Choice::recompute_layers]) return {&layout.recompute, 1};
+  return searched_recomputes(space.training.engine);
+}
+
 // Larger groups wait less for transfers, and allow numbers of micro-batches that are no multiple of
 // the ranks: two groups' worth, the smallest that the number allows, and all of them.
 std::vector<ParallelSpec> groups_of_micro_batches(const BestLayout& best) {
@@ -80,11 +87,13 @@ std::vector<ParallelSpec> groups_of_micro_batches(const BestLayout& best) {
   }
   std::vector<ParallelSpec> specs;
   for (const ChoiceValue& number : stages)
-    for (const std::int64_t group : groups) {
-      spec.virtual_stages = static_cast<int>(std::get<std::int64_t>(number));
-      spec.micro_batch_group = static_cast<int>(group);
-      if (is_legal(space.graph, space.training, spec)) specs.push_back(spec);
-    }
+    for (const std::int64_t group : groups)
+      for (const Recompute recompute : recomputes_for(space, best.layout)) {
+        spec.virtual_stages = static_cast<int>(std::get<std::int64_t>(number));
+        spec.micro_batch_group = static_cast<int>(group);
+        spec.recompute = recompute;
+        if (is_legal(space.graph, space.training, spec)) specs.push_back(spec);
+      }
   return specs;
 }
 

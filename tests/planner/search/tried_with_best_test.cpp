@@ -10,6 +10,7 @@
 #include "planner/cost/cost_model.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/parallel_spec_text.h"
+#include "planner/plan/recompute.h"
 #include "planner/search/search.h"
 #include "planner/search/simulate_spec.h"
 #include "tests/planner/search/random_settings.h"
@@ -149,6 +150,27 @@ TEST_CASE("plans behind the best one are tried with their products in slices, to
     }
   }
   CHECK(tried > 0);
+}
+
+TEST_CASE("pipelines in other groups of micro-batches choose anew what they recompute") {
+  const ModelSpec model = load_model(testing::source + "/models/llama3-70b.yaml", "").spec;
+  const OpGraph graph = build_graph(model, 8192);
+  const Cluster cluster = testing::cluster_of("mi300x-8", 8);
+  TrainingSpec training = training_of(7, DataType::bf16);  // no multiple of the pipeline's ranks
+  training.sequence_length = 8192;
+  const LayoutRequest ranks = with({}, Choice::pp, std::int64_t{4});
+  SearchOptions options;
+  options.tries_more_with_best = true;
+  const SearchResult found = search(graph, cluster, training, ranks, options);
+  REQUIRE(!found.plans.empty());
+  CHECK(found.plans.front().spec.micro_batch_group > 0);
+  for (const Recompute recompute : searched_recomputes(training.engine)) {
+    const SearchResult with_it =
+        search(graph, cluster, training, with(ranks, Choice::recompute, recompute), options);
+    if (with_it.plans.empty()) continue;
+    CAPTURE(layout_text(with_it.plans.front().spec));
+    CHECK(found.plans.front().result.time.total() <= (1 + 1e-9) * with_it.plans.front().result.time.total());
+  }
 }
 
 }  // namespace parplan
