@@ -21,6 +21,7 @@
 #include "planner/graph/engine_file.h"
 #include "planner/graph/trained_file.h"
 #include "planner/parallel/engine_layouts.h"
+#include "planner/parallel/pipeline.h"
 #include "planner/parallel/techniques.h"
 #include "planner/parallel/zero.h"
 #include "planner/report/error_band.h"
@@ -295,6 +296,11 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   for (const ChoiceRow& row : choice_rows())
     if (row.presumes && !judged[*row.presumes]) judged[row.choice].reset();
   ParallelSpec fewest = with_given(judged, training);
+  if (fewest.schedule == ScheduleKind::interleaved && !layout[Choice::micro_batch_group] &&
+      training.engine.has_other_groups && fewest.replica_micro_batches.empty() &&
+      training.global_batch % (fewest.mesh.batch_ranks() * fewest.micro_batch) == 0)
+    fewest.micro_batch_group =
+        static_cast<int>(smallest_group(micro_batches(fewest, training), fewest.pp()).value_or(0));
   if (const auto reason = illegal_technique(graph, training, fewest)) throw ConfigError(*reason);
   // With as few micro-batches as what is not given allows.
   if (!layout[Choice::dp]) fewest.mesh.degree.dp = std::max(devices / fewest.mesh.size(), 1);

@@ -123,13 +123,13 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   progress.clear();
 
   if (result.counts.candidates == 0 && !(arguments.layout == LayoutRequest{})) {
-    // With groups of as many micro-batches as ranks, unless others are given.
-    const bool groups = arguments.layout[Choice::schedule] == ChoiceValue(ScheduleKind::interleaved) &&
-                        !arguments.layout[Choice::micro_batch_group];
+    std::string needed;
+    if (arguments.layout[Choice::schedule] == ChoiceValue(ScheduleKind::interleaved))
+      needed = fmt::format("; an interleaved pipeline needs {} micro-batches as it has ranks",
+                           inputs.training.engine.has_other_groups ? "as many" : "once, or several times, as many");
     throw ConfigError(fmt::format(
         "no layout of up to {} devices has the parts that are given; leave some of them to the search{}",
-        inputs.cluster.devices(),
-        groups ? ", or give --micro-batch-group where micro-batches do not divide by the pipeline's ranks" : ""));
+        inputs.cluster.devices(), needed));
   }
 
   ReportInputs reported = report_inputs(inputs);

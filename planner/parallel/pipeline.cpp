@@ -78,6 +78,12 @@ std::int64_t next_group(std::int64_t micro_batches, int ranks) {
   return group;
 }
 
+std::optional<std::int64_t> smallest_group(std::int64_t micro_batches, int ranks) {
+  if (allows_group(micro_batches, ranks, ranks)) return 0;
+  const std::int64_t group = next_group(micro_batches, ranks);
+  return group <= micro_batches ? std::optional(group) : std::nullopt;
+}
+
 std::vector<int> equal_stages(const OpGraph& graph, const Engine& engine, int stages) {
   const int blocks = static_cast<int>(graph.blocks.size()), layers = blocks - 2;
   std::vector<int> cut(static_cast<std::size_t>(stages), blocks / stages);
@@ -136,10 +142,14 @@ std::optional<std::string> illegal_interleaving(const TrainingSpec& training, co
     return fmt::format("an interleaved pipeline runs micro-batches in groups of {}, and there {} {}: take smaller "
                        "micro-batches, less data parallelism, or a larger batch",
                        group, count == 1 ? "is" : "are", count);
-  if (const std::int64_t left = count % group; left > 0 && left < spec.pp())
+  if (const std::int64_t left = count % group; left > 0 && left < spec.pp()) {
+    const std::optional<std::int64_t> allowed = smallest_group(count, spec.pp());
+    const bool has_allowed = allowed.value_or(0) > 0 && training.engine.has_other_groups;
     return fmt::format("an interleaved pipeline of {} ranks runs micro-batches in groups of {}, and {} leave a last "
-                       "group of {}: it must have at least {}, or the number must be a multiple of {}",
-                       spec.pp(), group, count, left, spec.pp(), group);
+                       "group of {}: it must have at least {}{}, or the number must be a multiple of {}",
+                       spec.pp(), group, count, left, spec.pp(),
+                       has_allowed ? fmt::format(", as with micro_batch_group {}", *allowed) : "", group);
+  }
   return std::nullopt;
 }
 

@@ -36,6 +36,9 @@ std::optional<std::vector<int>> stages_of_engine(const OpGraph& graph, const Eng
 bool allows_group(std::int64_t micro_batches, int ranks, std::int64_t group);
 // The smallest of more micro-batches than ranks; more than all where there is none.
 std::int64_t next_group(std::int64_t micro_batches, int ranks);
+// The smallest that so many micro-batches allow: 0 for as many as ranks, as layouts write it;
+// nothing where no group is large enough.
+std::optional<std::int64_t> smallest_group(std::int64_t micro_batches, int ranks);
 void place_pipeline(const OpGraph& graph, const ParallelSpec& spec, Placements& placements);
 
 }  // namespace parplan

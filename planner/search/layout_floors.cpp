@@ -196,8 +196,11 @@ Seconds LayoutFloors::least_time(const LeastWork& work, const PipelineShape& sha
   for (const ScheduleRow* row : schedules_) {
     PipelineShape of_row = shape;
     if (row->kind == ScheduleKind::interleaved) {
-      const bool has_usual = allows_group(shape.micro_batches, shape.ranks, shape.ranks);
-      if (group_ == 0 && !width_.groups_freely && !has_usual) continue;
+      if (group_ == 0 && !width_.groups_freely) {
+        const std::optional<std::int64_t> group = smallest_group(shape.micro_batches, shape.ranks);
+        if (!group || (*group > 0 && !width_.takes_larger_groups)) continue;
+        if (*group > 0) of_row.group = static_cast<int>(*group);
+      }
       // The bubble is shortest with the most stages on each rank.
       of_row.stages = static_cast<int>(graph_.blocks.size()) / shape.ranks * shape.ranks;
       if (group_ != 0) of_row.group = group_;

@@ -35,8 +35,11 @@ SpaceWidth usual_width(const OpGraph& graph, const Engine& engine, const LayoutR
   const bool any = ranks == any_context_ranks;
   const auto is_layer = [&](const Block& one) { return may_recompute(one) && product_flops(graph, one) > 0.0; };
   const auto layers = std::ranges::count_if(graph.blocks, is_layer);
+  const auto schedule = given<ScheduleKind>(request, Choice::schedule).value_or(ScheduleKind::one_f_one_b);
+  const bool interleaves = schedule == ScheduleKind::interleaved || request[Choice::virtual_stages].has_value();
   return {.interleaves_freely = request[Choice::schedule].has_value(),
           .blocks_beside_layers = static_cast<int>(std::ssize(graph.blocks) - layers),
+          .takes_larger_groups = interleaves && engine.has_other_groups,
           .most_context_ranks = ranks,
           .most_ring_ranks = any ? SpaceWidth().most_ring_ranks : 1,
           .most_exchange_ranks = any || graph.sequence >= medium_sequence ? any_context_ranks : 1,

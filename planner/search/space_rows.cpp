@@ -159,12 +159,12 @@ bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const 
 
 // As many micro-batches as ranks. Larger groups keep more activations: for those who ask, and with
 // the layouts of the best plans (restrictions.h).
-void smallest_group(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+void groups_of_micro_batches(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   if (accepts_group(context, spec, 0)) {
     values.emplace_back(0);
-  } else if (context.width.groups_freely && interleaves(spec) && spec.replica_micro_batches.empty()) {
-    const std::int64_t count = micro_batches(spec, context.training);
-    if (const std::int64_t group = next_group(count, spec.pp()); group <= count) values.emplace_back(group);
+  } else if ((context.width.takes_larger_groups || context.width.groups_freely) && interleaves(spec) &&
+             spec.replica_micro_batches.empty()) {
+    if (const auto group = smallest_group(micro_batches(spec, context.training), spec.pp())) values.emplace_back(*group);
   }
 }
 
@@ -551,7 +551,7 @@ constexpr std::array rows = {
     SpaceRow{
         .choice = Choice::micro_batch_group,
         .follows_from = {Choice::dp, Choice::pp, Choice::replica_micro_batches, Choice::micro_batch, Choice::schedule},
-        .values = smallest_group,
+        .values = groups_of_micro_batches,
         .accepts = accepts_group},
     SpaceRow{.choice = Choice::virtual_stages,
              .follows_from = {Choice::pp, Choice::stage_blocks, Choice::schedule},

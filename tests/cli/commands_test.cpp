@@ -669,6 +669,26 @@ TEST_CASE("what a file or an argument holds is printed escaped, and a line rate 
   CHECK(bits.out == call({"suggest", "gpt2", "--cluster", "dgx-a100", "--network", "200 Gbit/s"}).out);
 }
 
+TEST_CASE("a pipeline that is to be interleaved has groups that its number of micro-batches allows") {
+  const std::vector<std::string> job = {"suggest", "gpt2", "--cluster", "dgx-a100", "--devices", "4",
+                                        "--global-batch", "7", "--pp", "4", "--quiet", "--json"};
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--schedule", "interleaved"}, {"--virtual-stages", "3"}}) {
+    std::vector<std::string> words = job;
+    words.insert(words.end(), options.begin(), options.end());
+    const Called called = call(words);
+    REQUIRE_MESSAGE(called.code == 0, called.err);
+    const Json best = Json::parse(called.out).at("plans").at(0);
+    CHECK(best.at("schedule") == "interleaved");
+    CHECK(best.at("micro_batch_group") == 7);
+    // An engine that has no others.
+    words.insert(words.end(), {"--engine", "megatron-2021"});
+    const Called refused = call(words);
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find("micro-batches") != std::string::npos);
+  }
+}
+
 TEST_CASE("the version is printed") {
   const Called called = call({"--version"});
   CHECK(called.code == 0);

@@ -945,7 +945,7 @@ TEST_CASE("Interleaved pipelines obey Megatron-LM's rules") {
         "data parallelism, or a larger batch");
   CHECK(reason(tiny_gpt2(), spec, 3) ==
         "an interleaved pipeline of 2 ranks runs micro-batches in groups of 2, and 3 leave a last group of 1: it must "
-        "have at least 2, or the number must be a multiple of 2");
+        "have at least 2, as with micro_batch_group 3, or the number must be a multiple of 2");
   spec.micro_batch_group = 3;
   CHECK(reason(tiny_gpt2(), spec, 5) == "legal");
   CHECK(reason(tiny_gpt2(), spec, 6) == "legal");

@@ -81,8 +81,8 @@ TEST_CASE("a layout whose layers that recompute are frozen can be held in the me
 TEST_CASE("no floor of a part of the space is above a layout in it, whatever the rest of the layout is") {
   std::mt19937 random = testing::random_from(11);
   double share = 0.0;
-  int count = 0, interleaved = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0, smaller_known = 0,
-      some_layers = 0, as_given = 0, lacking = 0, lacking_in_groups = 0;
+  int count = 0, interleaved = 0, in_larger_groups = 0, in_parts = 0, bound_by_data = 0, bound_by_share = 0,
+      smaller_known = 0, some_layers = 0, as_given = 0, lacking = 0, lacking_in_groups = 0;
   for (int setting = 0; setting < 120; ++setting) {
     const bool gpu = setting % 4 != 0;
     OpGraph graph = setting % 10 == 0   ? graph_of("tiny-mlp", 16)
@@ -98,6 +98,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
     constexpr std::array in_two_parts{ScheduleKind::zero_bubble_h1, ScheduleKind::zero_bubble_v,
                                       ScheduleKind::dualpipe_v};
     if (setting % 5 == 3) request[Choice::schedule] = in_two_parts[static_cast<std::size_t>(setting) % 3];
+    if (setting % 5 == 4) request[Choice::schedule] = ScheduleKind::interleaved;
     if (setting % 3 == 1) request[Choice::tp_overlap] = TensorOverlap::ring;
     if (setting % 6 == 2) request[Choice::recompute_layers] = std::int64_t{1};
     Space space(graph, training, request, usual_width(graph, training.engine, request));
@@ -129,6 +130,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
       width.recomputes_fewest_layers = recomputes_some_layers(spec);
       some_layers += width.recomputes_fewest_layers;
       interleaved += spec.virtual_stages > 1;
+      in_larger_groups += spec.micro_batch_group > 0;
       in_parts += runs_backward_in_parts(spec.schedule) && spec.pp() > 1;
       const StepResult simulated = simulate_spec(graph, networks, training, spec, place(graph, spec),
                                                  schedule_of(spec, training), nullptr);
@@ -198,6 +200,7 @@ TEST_CASE("no floor of a part of the space is above a layout in it, whatever the
   MESSAGE("the floor of a layout is " << 100.0 * share / count << "% of its simulated step on average");
   CHECK(share / count > 0.3);
   CHECK(interleaved > 50);
+  CHECK(in_larger_groups > 10);
   CHECK(in_parts > 50);
   CHECK(bound_by_data > 50);
   CHECK(bound_by_share > 50);

@@ -63,7 +63,7 @@ std::map<std::string, std::vector<ParallelSpec>> layouts_beyond(const OpGraph& g
     const std::unordered_set<ParallelSpec, SpecHash> known(usual.begin(), usual.end());
     const auto is_usual = [&](const ParallelSpec& spec) { return known.contains(spec); };
     for (const ParallelSpec& spec : enumerate(with({}, Choice::schedule, ScheduleKind::interleaved)))
-      if (spec.pp() > 1 && !is_usual(spec)) all[interleaved].push_back(spec);
+      if (spec.pp() > 1 && spec.micro_batch_group == 0 && !is_usual(spec)) all[interleaved].push_back(spec);
     // Among the numbers of stages and ZeRO stages of the space.
     const auto has_usual_stages = [&](const ParallelSpec& spec) {
       for (int counted = static_cast<int>(graph.blocks.size()) - 2; counted <= static_cast<int>(graph.blocks.size());

@@ -164,6 +164,11 @@ TEST_CASE("pipelines in other groups of micro-batches choose anew what they reco
   const SearchResult found = search(graph, cluster, training, ranks, options);
   REQUIRE(!found.plans.empty());
   CHECK(found.plans.front().spec.micro_batch_group > 0);
+  // No other group is named where the schedule is.
+  const SearchResult interleaved =
+      search(graph, cluster, training, with(ranks, Choice::schedule, ScheduleKind::interleaved), options);
+  REQUIRE(!interleaved.plans.empty());
+  CHECK(interleaved.plans.front().result.time.total() <= (1 + 1e-9) * found.plans.front().result.time.total());
   for (const Recompute recompute : searched_recomputes(training.engine)) {
     const SearchResult with_it =
         search(graph, cluster, training, with(ranks, Choice::recompute, recompute), options);
