@@ -26,6 +26,7 @@
 #include "planner/report/sweep.h"
 #include "planner/report/workbook.h"
 #include "planner/search/node_group_arrangements.h"
+#include "planner/search/search_with_headroom.h"
 
 namespace parplan {
 namespace {

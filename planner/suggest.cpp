@@ -21,6 +21,7 @@
 #include "planner/schedule/schedules.h"
 #include "planner/search/candidates.h"
 #include "planner/search/node_group_arrangements.h"
+#include "planner/search/search_with_headroom.h"
 #include "planner/search/simulate_spec.h"
 #include "planner/simulator/block_shapes.h"
 #include "planner/simulator/simulate.h"
@@ -146,42 +147,6 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 }
 
 }  // namespace
-
-ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                    const LayoutRequest& given, const SearchOptions& options,
-                                    const PrecisionOf& precision_of) {
-  const LayoutRequest layout = with_implied(training.engine, given);
-  const bool keeps = keeps_memory(training.engine);
-  const bool may_be_tight = !options.to_beat && (keeps || cluster.memory_headroom > 0.0);
-  SearchOptions usual = options;
-  if (!usual.shapes) usual.shapes = std::make_shared<KnownBlockShapes>();  // for both searches
-  usual.says_what_may_fit = !may_be_tight && options.says_what_may_fit;
-  ArrangedResult arranged = search_arrangements(graph, cluster, training, layout, usual, precision_of);
-  if (!arranged.found.plans.empty() || !may_be_tight) return arranged;
-  usual.says_what_may_fit = options.says_what_may_fit;
-  Cluster whole = cluster;
-  whole.memory_headroom = 0.0;
-  TrainingSpec without = training;
-  without.engine = keeping_nothing(training.engine);
-  arranged = search_arrangements(graph, whole, without, layout, usual, precision_of);
-  arranged.cluster.memory_headroom = cluster.memory_headroom;
-  TrainingSpec with = training;
-  with.precision = arranged.precision;
-  for (RankedPlan& plan : arranged.found.plans) {
-    TrainingSpec own = with;
-    if (plan.on) {
-      own.precision = plan.on->training.precision;
-      plan.on->training = own;
-      plan.on->cluster.memory_headroom = cluster.memory_headroom;
-    }
-    if (!keeps) continue;
-    const Cluster& on = plan.on ? plan.on->cluster : arranged.cluster;
-    NetworkCache networks(on, training.engine);
-    plan.result =
-        simulate_soon(graph, on, own, plan.spec, place(graph, plan.spec), cost_models(networks, plan.spec)).result;
-  }
-  return arranged;
-}
 
 SuggestResult suggest(const SuggestRequest& request) {
   SearchOptions options = request.options;

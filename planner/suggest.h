@@ -25,14 +25,6 @@ struct SuggestResult {
   std::optional<Shortage> shortage = {};
 };
 
-// search_arrangements within the memory that the cluster's headroom leaves; where nothing fits
-// there, within all of it, and without what the engine's allocator would keep, if that is needed:
-// such plans are tight (memory_verdict). Where nothing fits at all, the result is that of the
-// latter. The cluster of the result has the same headroom.
-ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
-                                    const LayoutRequest& layout, const SearchOptions& options,
-                                    const PrecisionOf& precision_of = nullptr);
-
 // Carries out `parplan suggest`.
 SuggestResult suggest(const SuggestRequest& request);
 

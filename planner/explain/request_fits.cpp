@@ -4,12 +4,11 @@
 #include <utility>
 #include <vector>
 
-#include "planner/cost/cost_model.h"
 #include "planner/parallel/engine_layouts.h"
 #include "planner/parallel/techniques.h"
 #include "planner/search/node_group_arrangements.h"
 #include "planner/search/search.h"
-#include "planner/search/simulate_spec.h"
+#include "planner/search/search_with_headroom.h"
 #include "planner/search/space_rows.h"
 
 namespace parplan {
@@ -65,33 +64,24 @@ bool fits(SuggestRequest request) {
 std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of, std::string instead,
                              RemedyValue value) {
   SuggestRequest request = changed;
-  ArrangedResult arranged;
+  request.cluster.memory_headroom = changed.headroom_of_remedies;
+  ArrangedResult arranged =
+      search_with_headroom(*request.graph, request.cluster, request.training, [&](const SearchRoom& room) {
+        SuggestRequest within = request;
+        within.cluster = room.cluster;
+        within.training = room.training;
+        ArrangedResult on_all = search_for(within, request.options.objective, most_simulated, false);
+        return on_all.found.plans.empty() && request.options.fewer_devices
+                   ? search_for(within, request.options.objective, most_simulated, true)
+                   : on_all;
+      });
   SearchResult& found = arranged.found;
-  const auto search_in = [&](const SuggestRequest& room) {
-    for (const bool fewer_devices : {false, changed.options.fewer_devices})
-      if (found.plans.empty()) arranged = search_for(room, room.options.objective, most_simulated, fewer_devices);
-  };
-  for (const double headroom : {changed.headroom_of_remedies, 0.0}) {
-    request.cluster.memory_headroom = headroom;
-    search_in(request);
-  }
-  if (found.plans.empty() && keeps_memory(request.training.engine)) {
-    search_in(keeping_nothing(request));
-    TrainingSpec training = request.training;
-    training.precision = arranged.precision;
-    NetworkCache networks(arranged.cluster, training.engine);
-    for (RankedPlan& plan : found.plans)
-      plan.result = simulate_soon(*request.graph, arranged.cluster, training, plan.spec,
-                                  place(*request.graph, plan.spec), cost_models(networks, plan.spec))
-                        .result;
-  }
   if (found.plans.empty()) return std::nullopt;
   TrainingSpec training = changed.training;
   training.precision = arranged.precision;
   const ModelSummary model{.name = changed.model_name,
                            .parameters = parameter_count(*changed.graph),
                            .flops_per_sample = model_flops_per_sample(*changed.graph)};
-  arranged.cluster.memory_headroom = changed.headroom_of_remedies;
   return Remedy{.of = of,
                 .instead = std::move(instead),
                 .value = std::move(value),

@@ -23,6 +23,7 @@
 #include "planner/report/plan_row.h"
 #include "planner/schedule/schedules.h"
 #include "planner/search/node_group_arrangements.h"
+#include "planner/search/search_with_headroom.h"
 #include "planner/simulator/estimate.h"
 #include "planner/simulator/simulate.h"
 #include "planner/suggest.h"
