@@ -25,6 +25,7 @@ constexpr std::array<const char*, 7> vertex_kind_names = {"device", "nvswitch", 
 constexpr std::array<const char*, 2> vendor_names = {"intel", "amd"};
 constexpr std::array<const char*, 4> intra_names = {"nvswitch", "nvlink_mesh", "pcie", "memory"};
 constexpr int most_devices = 1 << 20;
+constexpr std::size_t most_groups = 64;  // of which a set is one number (groups_of_stage)
 // Any two of a node have a route: seconds for these, which are more than NVLink has joined (576).
 constexpr int most_devices_of_node = 1024;
 constexpr int most_oversubscription = 1'000'000;
@@ -348,6 +349,11 @@ NodeGroup read_group(const YamlNode& value, const std::string& cluster_name, con
 
 }  // namespace
 
+bool is_of_network(const NodeKind& node, const Link& link) {
+  const auto is_network = [&](int vertex) { return node.vertices[vertex].kind == VertexKind::network; };
+  return is_network(link.a) || is_network(link.b);
+}
+
 const char* name(VertexKind kind) { return vertex_kind_names[index_of(kind)]; }
 
 int Cluster::nodes() const {
@@ -495,6 +501,12 @@ Price parse_price(const std::string& text) {
 std::string write_price(const Price& price) { return fmt::format("{} {}", price.per_device_hour, price.currency); }
 
 std::optional<std::string> problem_with(const Cluster& cluster) {
+  if (cluster.groups.size() > most_groups)
+    return fmt::format("{} kinds of nodes; a cluster has at most {}", cluster.groups.size(), most_groups);
+  std::int64_t devices = 0;
+  for (const NodeGroup& group : cluster.groups)
+    devices += std::int64_t{group.nodes} * group.devices_per_node();
+  if (devices > most_devices) return fmt::format("{} devices; a cluster has at most {}", devices, most_devices);
   for (const NodeGroup& group : cluster.groups) {
     if (group.device.backend != cluster.backend())
       return fmt::format("'{}' works by {} and '{}' by {}; a cluster needs one of them",

@@ -48,6 +48,9 @@ struct NodeKind {
   bool operator==(const NodeKind&) const = default;
 };
 
+// Whether a link of the node ends at the network: a NIC's.
+bool is_of_network(const NodeKind& node, const Link& link);
+
 // Switches that join `nodes` consecutive nodes, or all of them, into a block. Blocks of one level
 // consist of whole blocks of the level below; below the lowest level are the nodes themselves.
 struct FabricLevel {

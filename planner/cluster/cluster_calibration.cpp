@@ -71,9 +71,6 @@ void take_of_kernels(DeviceKind& device, double share) {
 
 // ---- links ----
 
-bool is_network(const Link& link) {
-  return link.kind == "network";
-}
 bool is_nvlink(const Link& link) {
   return link.kind.starts_with("NV");
 }
@@ -84,7 +81,7 @@ std::vector<Link*> links_between_devices(NodeKind& node) {
   const bool nvlink = std::ranges::any_of(node.links, is_nvlink);
   std::vector<Link*> links;
   for (Link& link : node.links)
-    if (nvlink ? is_nvlink(link) : !is_network(link)) links.push_back(&link);
+    if (nvlink ? is_nvlink(link) : !is_of_network(node, link)) links.push_back(&link);
   return links;
 }
 
@@ -108,18 +105,14 @@ double most_of_network(const Cluster& cluster, DataType /*precision*/) {
   double most = std::numeric_limits<double>::max();
   for (const NodeGroup& group : cluster.groups)
     for (const Link& link : group.node.links)
-      if (is_network(link))
+      if (is_of_network(group.node, link))
         most = std::min(most, link.line_rate ? *link.line_rate / link.bandwidth : 1.0 / nic_reached_share);
   return most;
 }
 
-void take_of_links(const std::vector<Link*>& links, double share) {
-  for (Link* link : links) {
-    // The line rate is known by what a NIC reaches: it must not follow.
-    if (is_network(*link)) link->line_rate = link->line_rate.value_or(link->bandwidth * (1.0 / nic_reached_share));
-    link->bandwidth *= share;
-    if (link->line_rate) link->bandwidth = std::min(link->bandwidth, *link->line_rate);
-  }
+void take_of_link(Link& link, double share) {
+  link.bandwidth *= share;
+  if (link.line_rate) link.bandwidth = std::min(link.bandwidth, *link.line_rate);
 }
 
 constexpr std::array constant_rows = {
@@ -132,14 +125,18 @@ constexpr std::array constant_rows = {
                        "what such links carry", most_of_node_links,
                        [](Cluster& cluster, Engine& /*engine*/, double share) {
                          for (NodeGroup& group : cluster.groups)
-                           take_of_links(links_between_devices(group.node), share);
+                           for (Link* link : links_between_devices(group.node)) take_of_link(*link, share);
                        },
                        false},
     ClusterConstantRow{ClusterConstant::network, "network", "what NICs reach", "their line rate", most_of_network,
                        [](Cluster& cluster, Engine& /*engine*/, double share) {
                          for (NodeGroup& group : cluster.groups)
                            for (Link& link : group.node.links)
-                             if (is_network(link)) take_of_links({&link}, share);
+                             if (is_of_network(group.node, link)) {
+                               // The line rate is known by what a NIC reaches: it must not follow.
+                               link.line_rate = link.line_rate.value_or(link.bandwidth * (1.0 / nic_reached_share));
+                               take_of_link(link, share);
+                             }
                        },
                        false},
     ClusterConstantRow{ClusterConstant::host, "host", "the ops that a host submits", "twice as many",

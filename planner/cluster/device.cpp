@@ -63,6 +63,10 @@ Unit between(Unit low, Unit high, double t) {
 double between_known(double low, double high, double t) {
   return low > 0.0 && high > 0.0 ? between(low, high, t) : 0.0;
 }
+template <class Rate>
+Rate between_known(Rate low, Rate high, double t) {
+  return Rate(between_known(low.value, high.value, t));
+}
 
 // {measured: [memory], interpolated: [sustained.half]}: rates that `row` states, and the launch.
 RateOrigins read_origins(const YamlNode& section, const YamlNode& row) {
@@ -118,16 +122,16 @@ DeviceRates rates_at(const DeviceKind& device, int active) {
   const double t = static_cast<double>(active - low.active) / (high.active - low.active);
   DeviceRates rates{.active = active,
                     .matrix_fp32 = between(low.matrix_fp32, high.matrix_fp32, t),
-                    .matrix_half = between(low.matrix_half, high.matrix_half, t),
-                    .matrix_tf32 = between(low.matrix_tf32, high.matrix_tf32, t),
-                    .matrix_fp8 = between(low.matrix_fp8, high.matrix_fp8, t),
+                    .matrix_half = between_known(low.matrix_half, high.matrix_half, t),
+                    .matrix_tf32 = between_known(low.matrix_tf32, high.matrix_tf32, t),
+                    .matrix_fp8 = between_known(low.matrix_fp8, high.matrix_fp8, t),
                     .vector = between(low.vector, high.vector, t),
                     .memory = between(low.memory, high.memory, t),
-                    .sustained_memory = between(low.sustained_memory, high.sustained_memory, t),
+                    .sustained_memory = between_known(low.sustained_memory, high.sustained_memory, t),
                     .sustained_share = between_known(low.sustained_share, high.sustained_share, t),
                     .origins = less_sure(low.origins, high.origins)};
   for (const OptionalRate& one : optional_rate_rows)
-    rates.*one.member = FlopsPerSecond(between_known((low.*one.member).value, (high.*one.member).value, t));
+    rates.*one.member = between_known(low.*one.member, high.*one.member, t);
   return rates;
 }
 

@@ -80,6 +80,7 @@ std::span<const OptionalRate> optional_rates();
 struct DeviceKind {
   std::string name;               // "h100-sxm-80gb"
   std::string title;              // "NVIDIA H100 SXM5 80 GB"
+  std::vector<std::string> joins = {};  // names of the kinds whose slower one it stands for; empty: it is one
   BackendKind backend = BackendKind::cuda;
   Bytes memory_capacity;
   Bytes memory_overhead;       // of context, NCCL and BLAS libraries; not in the arena

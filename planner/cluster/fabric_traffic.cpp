@@ -57,11 +57,11 @@ std::vector<FabricBlock> blocks_of(const Cluster& cluster, const AxisLayout& axi
     const int width = nodes_per_block * group.devices_per_node();
     const auto count = static_cast<int>(ceil_div(axis.ranks, width));
     const auto add = [&](int block) {
-      const int nodes = std::min(nodes_per_block, group.nodes - block * nodes_per_block);
-      blocks.push_back({.first = block * width,
-                        .last = std::min((block + 1) * width, axis.ranks),
-                        .nodes = nodes,
-                        .nics = nics * nodes});
+      const int first = block * width, last = std::min(first + width, axis.ranks);
+      blocks.push_back({.first = first,
+                        .last = last,
+                        .nodes = static_cast<int>(ceil_div(last - first, group.devices_per_node())),
+                        .nics = nics * std::min(nodes_per_block, group.nodes - block * nodes_per_block)});
     };
     const int axis_block = axis.stride * axis.degree;
     const int period = axis_block / std::gcd(axis_block, width);
@@ -78,10 +78,10 @@ std::vector<FabricBlock> blocks_of(const Cluster& cluster, const AxisLayout& axi
         if (rank >= axis.ranks) return blocks;
         blocks.push_back({.first = rank, .last = rank, .nodes = 0, .nics = {}});
       }
+      blocks.back().nodes += rank < axis.ranks ? 1 : 0;
       rank += group.devices_per_node();
       blocks.back().last = std::min(rank, axis.ranks);
       blocks.back().nics += nics;
-      ++blocks.back().nodes;
     }
   }
   return blocks;

@@ -31,8 +31,8 @@ int ranks_leaving(const AxisLayout& axis, int from, int to, int first, int last)
 // not.
 struct FabricBlock {
   int first = 0;
-  int last = 0;  // one past its last rank
-  int nodes = 0;
+  int last = 0;   // one past its last rank
+  int nodes = 0;  // that hold ranks
   BytesPerSecond nics;
 };
 

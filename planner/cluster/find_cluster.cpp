@@ -272,7 +272,7 @@ Cluster find_cluster(const std::string& name_or_path, const ClusterCatalog& cata
     bool any = false;
     for (NodeGroup& group : cluster.groups)
       for (Link& link : group.node.links)
-        if (link.kind == "network") {
+        if (is_of_network(group.node, link)) {
           link.bandwidth = *options.network * nic_reached_share;
           link.line_rate.reset();
           any = true;

@@ -1,6 +1,7 @@
 #include "planner/cost/cost_model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -200,8 +201,11 @@ std::optional<NvmeShare> slower(const std::optional<NvmeShare>& a, const std::op
 }
 
 DeviceKind slower(const DeviceKind& a, const DeviceKind& b) {
+  if (a == b) return a;
   DeviceKind both = a;
   both.name = a.name + "+" + b.name;
+  if (both.joins.empty()) both.joins = {a.name};
+  both.joins.push_back(b.name);
   both.title = a.title + " and " + b.title;
   both.memory_capacity = std::min(a.memory_capacity, b.memory_capacity);
   both.memory_overhead = std::max(a.memory_overhead, b.memory_overhead);
@@ -252,21 +256,27 @@ const NetworkCache::StageDevice& NetworkCache::device_of(const DeviceMesh& mesh,
   return result;
 }
 
+CostModel kernel_model(std::shared_ptr<const DeviceKind> device, const DeviceRates& rates, const Engine& engine) {
+  const Execution execution = execution_of(*device, engine);
+  const Seconds of_host = host_per_op(*device, engine);
+  return {.device = std::move(device),
+          .rates = rates,
+          .execution = execution,
+          .host_per_op = of_host,
+          .blocks_launches = engine.blocks_launches,
+          .fills_outputs = engine.fills_outputs,
+          .lists_updates = engine.lists_updates,
+          .networks = {}};
+}
+
 namespace {
 
 CostModel model_of(NetworkCache& networks, const DeviceMesh& mesh, int rank, const NetworkCache::StageDevice& device) {
   const int ranks = mesh.degree_of(Axis::pp);
   PARPLAN_ASSERT(rank >= 0 && rank < ranks, fmt::format("rank {} of {}", rank, ranks));
-  CostModel model{.device = device.device,
-                  .rates = device.rates,
-                  .execution = execution_of(*device.device, networks.engine()),
-                  .host_per_op = host_per_op(*device.device, networks.engine()),
-                  .blocks_launches = networks.engine().blocks_launches,
-                  .fills_outputs = networks.engine().fills_outputs,
-                  .lists_updates = networks.engine().lists_updates,
-                  .networks = {},
-                  .host = device.host,
-                  .nvme = device.nvme};
+  CostModel model = kernel_model(device.device, device.rates, networks.engine());
+  model.host = device.host;
+  model.nvme = device.nvme;
   const auto set = [&](GroupKey group, const GroupNetwork& network) { model.networks[group] = network; };
   for (const Axis axis : mesh.order) set(all_along(axis), networks.group(mesh, axis));
   if (mesh.degree_of(Axis::cp) > 1) set(all_along(Axis::cp), networks.group(mesh, Axis::cp));

@@ -115,6 +115,8 @@ class NetworkCache {
 void set_context_groups(const GroupNetwork& exchange, const GroupNetwork& keys,
                         std::map<GroupKey, GroupNetwork>& networks);
 
+// That of kernels on a device under an engine, without networks and homes.
+CostModel kernel_model(std::shared_ptr<const DeviceKind> device, const DeviceRates& rates, const Engine& engine);
 // tensor, data and pipeline groups see the network of their axis, and parts of the data and the
 // tensor group their own; next and previous what the two ranks of the pipeline see from this one to
 // the other, around the ring; tied what the first and the last rank see.

@@ -228,8 +228,12 @@ Seconds attention_time(const KernelFits& fits, OpKind op, const OpShape& shape, 
 }  // namespace
 
 bool hides_results(const DeviceKind& device) {
-  constexpr int hopper = 90;
-  return device.backend == BackendKind::cuda && compute_capability_of(device.name).value_or(0) >= hopper;
+  const auto is_hopper = [](const std::string& kind) {
+    constexpr int hopper = 90;
+    return compute_capability_of(kind).value_or(0) >= hopper;
+  };
+  if (device.backend != BackendKind::cuda) return false;
+  return device.joins.empty() ? is_hopper(device.name) : std::ranges::all_of(device.joins, is_hopper);
 }
 
 AttentionWork attention_work(OpKind kind, const OpShape& shape, DataType type, BackendKind backend) {

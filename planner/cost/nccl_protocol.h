@@ -101,12 +101,11 @@ inline Seconds hop_of_a_transfer(const GroupNetwork& network) {
   return network.nodes > 1 ? network.inter_latency + simple.ring_inter_excess : ring_hop_inside(network, simple);
 }
 
-// llMaxBw: the most that low latency reaches in a ring or a tree. In one node it depends on the
-// GPUs; across nodes on the CPUs, for which this is tuning.cc's row for Intel, whatever they are.
-// It is infinite where the GPUs are unknown.
+// llMaxBws of tuning.cc: the most that low latency reaches in a ring or a tree. In one node it
+// depends on the GPUs; across nodes on the CPUs. It is infinite where the GPUs are unknown.
 inline BytesPerSecond low_latency_cap(const GroupNetwork& network) {
-  if (network.nodes > 2) return BytesPerSecond(20.4e9);
-  if (network.nodes == 2) return BytesPerSecond(39e9);
+  if (network.nodes > 2) return BytesPerSecond(network.amd_hosts ? 19.0e9 : 20.4e9);
+  if (network.nodes == 2) return BytesPerSecond(network.amd_hosts ? 22.5e9 : 39e9);
   if (network.compute_capability == 0) return BytesPerSecond(std::numeric_limits<double>::infinity());
   if (network.compute_capability < 80) return BytesPerSecond(39e9);
   if (network.compute_capability < 90) return BytesPerSecond(87.7e9);

@@ -39,12 +39,7 @@ const BlockCosts& KnownBlockCosts::of(int number, int environment) {
   const auto [entry, inserted] = costs_.try_emplace({number, environment});
   if (!inserted) return entry->second;
   const StageEnvironment& where = views_.environment(environment);
-  CostModel model{.device = where.device,
-                  .rates = where.rates,
-                  .execution = views_.execution(environment),
-                  .host_per_op = host_per_op(*where.device, training_.engine),
-                  .fills_outputs = training_.engine.fills_outputs,
-                  .networks = {}};
+  CostModel model = kernel_model(where.device, where.rates, training_.engine);
   for (const Axis axis : block_axes)
     if (is_planned(axis)) model.networks[all_along(axis)] = where.along[axis];
   if (where.exchange.ranks > 1) set_context_groups(where.exchange, where.keys, model.networks);
@@ -81,7 +76,7 @@ Home KnownBlockCosts::home_of_saved(const ParallelSpec& spec, std::size_t kind) 
 
 const std::vector<SavedCopies>* KnownBlockCosts::copies(const ParallelSpec& spec, int number, int environment) {
   if (spec.offload.activations == Home::device) return nullptr;
-  const auto [entry, inserted] = copies_.try_emplace({number, environment});
+  const auto [entry, inserted] = copies_.try_emplace({number, environment, spec.offload.activations});
   if (!inserted) return &entry->second;
   const StageEnvironment& where = views_.environment(environment);
   const auto sum_of = [](const std::vector<ByteRange>& ranges, const auto& time_of) {

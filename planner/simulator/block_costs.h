@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -72,7 +73,7 @@ class KnownBlockCosts {
   std::vector<std::shared_ptr<const BlockShapes>> shapes_;   // by number
   std::vector<char> also_whole_;                             // likewise
   std::map<std::pair<int, int>, BlockCosts> costs_;          // by number and environment
-  std::map<std::pair<int, int>, std::vector<SavedCopies>> copies_;  // likewise
+  std::map<std::tuple<int, int, Home>, std::vector<SavedCopies>> copies_;  // and by where they go
 };
 
 }  // namespace parplan

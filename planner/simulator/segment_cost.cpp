@@ -111,6 +111,7 @@ CostedSegment cost(const Segment& segment, Execution execution, Seconds host_per
 }  // namespace
 
 Seconds end_beside(std::span<const InFlight> in_flight, Seconds start, Seconds duration, const BoundTimes& bound) {
+  if (duration <= Seconds(0.0)) return start;
   Seconds at = start, left = duration;  // left of it, as it would take alone
   while (true) {
     Contention taken;

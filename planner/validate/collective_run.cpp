@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -87,6 +88,7 @@ PredictedCollective predict_collective(const PublishedRun& run, const ClusterCat
   if (kind == kind_rows.end()) return skip(fmt::format("collective '{}' is not modelled", collective.kind));
   if (!collective.bytes || *collective.bytes < 1) return skip("the size of the message is not stated");
   if (!run.devices || !collective.nodes) return skip("the number of GPUs or nodes is not stated");
+  if (*run.devices > std::numeric_limits<int>::max()) return skip(fmt::format("no cluster has {} GPUs", *run.devices));
   const auto* const hardware =
       std::ranges::find_if(hardware_rows, [&](const HardwareRow& row) { return run.device.starts_with(row.text); });
   if (hardware == hardware_rows.end()) return skip(fmt::format("{} is in no file of configs/clusters", run.device));
@@ -104,7 +106,7 @@ PredictedCollective predict_collective(const PublishedRun& run, const ClusterCat
     result.time = time_under(collective.notes, kind->kind, Bytes(*collective.bytes),
                              group_network(cluster, mesh, Axis::dp), cluster.backend());
   } catch (const ConfigError& error) {
-    return skip(error.what());
+    return skip(error.message());
   }
   return result;
 }

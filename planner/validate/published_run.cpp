@@ -39,7 +39,10 @@ struct Line {
     if (field.empty()) return std::nullopt;
     Number value{};
     const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-    if (error != std::errc() || end != field.data() + field.size() || !(value >= 0))
+    constexpr double most = 1e15, least_fraction = 1e-9;  // of what is measured, in any unit of the columns
+    const auto size = static_cast<double>(value);
+    if (error != std::errc() || end != field.data() + field.size() ||
+        !(value == Number{} || (size >= least_fraction && size <= most)))
       throw ConfigError(fmt::format("{}: error: {} is '{}'; expected a number, or nothing where it is not stated",
                                     place, name, field));
     return value;

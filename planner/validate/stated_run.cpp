@@ -337,9 +337,16 @@ Value stated(const std::optional<Value>& value, Value otherwise, std::string_vie
   if (!value) assumed.push_back(fmt::format("{} {}", what, otherwise));
   return value.value_or(otherwise);
 }
+
+// A size or a number of a run, which is at least 1; no run has more.
+std::int64_t counted(std::int64_t value, std::string_view what) {
+  constexpr std::int64_t most = std::int64_t{1} << 24;
+  if (value < 1 || value > most) throw Skip{fmt::format("{} is {}; from 1 to {} are modelled", what, value, most)};
+  return value;
+}
 std::int64_t required(const std::optional<std::int64_t>& value, std::string_view what) {
   if (!value) throw Skip{fmt::format("{} is not stated", what)};
-  return *value;
+  return counted(*value, what);
 }
 
 StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed) {
@@ -357,7 +364,10 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   model.kv_heads = run.family != "llama" && !run.kv_heads
                        ? model.heads
                        : stated(run.kv_heads, model.heads, "key/value heads:", assumed);
-  if (model.heads == 0 || model.hidden % model.heads != 0)
+  counted(model.kv_heads, "the number of key/value heads");
+  constexpr std::int64_t most_layers = 10'000;
+  if (model.layers > most_layers) throw Skip{fmt::format("{} layers are more than is modelled", model.layers)};
+  if (model.hidden % model.heads != 0)
     throw Skip{fmt::format("a hidden size of {} is no multiple of {} heads", model.hidden, model.heads)};
   model.feature = required(run.feature, "the feed-forward width");
   constexpr std::int64_t gpt2_padded = 51200;  // GPT-2's, padded as Megatron-LM does
@@ -367,7 +377,7 @@ StatedModel model_of(const PublishedRun& run, std::vector<std::string>& assumed)
   const std::int64_t vocabulary = of_source != vocabulary_rows.end() ? of_source->vocabulary
                                   : is_t5                            ? t5_vocabulary
                                                                      : gpt2_padded;
-  model.vocabulary = stated(run.vocabulary, vocabulary, "vocabulary", assumed);
+  model.vocabulary = counted(stated(run.vocabulary, vocabulary, "vocabulary", assumed), "the vocabulary");
   model.sequence = required(run.sequence, "the sequence length");
   model.gated = run.gated.value_or(false);
   model.tied_embeddings =
@@ -455,6 +465,7 @@ Cluster cluster_of(const PublishedRun& run, const ClusterCatalog& catalog, std::
   if (!row->assumed.empty()) assumed.emplace_back(row->assumed);
   if (cluster.nodes() == 1) return cluster;
   const double network = stated(run.gbit_s_per_node, row->gbit_s_per_node, "Gbit/s of a node's network:", assumed);
+  if (network <= 0.0) throw Skip{"the network of a node has 0 Gbit/s"};
   return varied(cluster, Resource::network, network / row->gbit_s_per_node);
 }
 
@@ -520,7 +531,10 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   if (!engine.has_sequence_parallel && !run.sequence_parallel) run.sequence_parallel = false;
   const std::int64_t dp = required(run.dp, "dp"), tp = required(run.tp, "tp"), pp = required(run.pp, "pp");
   const std::int64_t cp = run.cp.value_or(1);
-  if (dp * tp * pp * cp != run.devices)
+  // The product of such numbers may be none of 64 bits.
+  const double ranks = static_cast<double>(dp) * static_cast<double>(tp) * static_cast<double>(pp) *
+                       static_cast<double>(cp);
+  if (ranks != static_cast<double>(*run.devices))
     throw Skip{fmt::format("dp {} x tp {} x pp {} x cp {} are not {} devices", dp, tp, pp, cp, *run.devices)};
   LayoutRequest layout{{Choice::dp, dp}, {Choice::tp, tp}, {Choice::pp, pp}};
   if (cp > 1) {
@@ -544,7 +558,7 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   if (run.engine == "torchtitan" && pp > 1 && run.global_batch && *run.global_batch % (dp * pp) == 0 &&
       !run.micro_batch)
     run.micro_batch = *run.global_batch / (dp * pp);
-  layout[Choice::micro_batch] = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
+  layout[Choice::micro_batch] = counted(stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed), "micro-batch");
   // It costs nothing where an engine has it; Korthikanti et al. 2022 and all recipes above set it.
   if (tp > 1 && !run.sequence_parallel) assumed.emplace_back(assumed_sequence_parallel);
   if (tp > 1 && run.sequence_parallel.value_or(true)) {
@@ -618,7 +632,7 @@ StatedRun state(const PublishedRun& run, const ValidationRequest& request) {
   } catch (const Skip& skip) {
     result.skipped = skip.why;
   } catch (const ConfigError& error) {
-    result.skipped = error.what();
+    result.skipped = error.message();
   }
   return result;
 }

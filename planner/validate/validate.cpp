@@ -124,7 +124,7 @@ ValidatedRun validate(const PublishedRun& run, const ValidationRequest& of, cons
             : fmt::format("recompute: {}, {}{}", name(least),
                           fits ? "the least that fits" : "with which it does not fit either", since));
   } catch (const ConfigError& error) {
-    result.skipped = error.what();
+    result.skipped = error.message();
   }
   return result;
 }
@@ -225,12 +225,22 @@ OrderSummary summarise_order(std::span<const ValidatedRun> runs, double apart) {
         const double of_a = *group[a]->run.step_seconds, of_b = *group[b]->run.step_seconds;
         if (std::abs(of_a - of_b) <= apart * std::min(of_a, of_b)) continue;
         ++summary.pairs;
-        summary.pairs_right += (group[a]->step < group[b]->step) == (of_a < of_b);
+        // A pair that is predicted to take equally long is not in its order.
+        const Seconds earlier = of_a < of_b ? group[a]->step : group[b]->step;
+        const Seconds later = of_a < of_b ? group[b]->step : group[a]->step;
+        summary.pairs_right += earlier < later;
       }
     const auto measured = [](const ValidatedRun* one) { return *one->run.step_seconds; };
-    const ValidatedRun* picked =
-        *std::ranges::min_element(group, {}, [](const ValidatedRun* one) { return one->step; });
-    summary.regret += measured(picked) / measured(*std::ranges::min_element(group, {}, measured)) - 1.0;
+    const Seconds least = (*std::ranges::min_element(group, {}, &ValidatedRun::step))->step;
+    // Any of those that are predicted to be the fastest may be picked.
+    double picked = 0.0;
+    int picks = 0;
+    for (const ValidatedRun* one : group)
+      if (one->step == least) {
+        picked += measured(one);
+        ++picks;
+      }
+    summary.regret += picked / picks / measured(*std::ranges::min_element(group, {}, measured)) - 1.0;
   }
   if (summary.groups > 0) summary.regret /= summary.groups;
   return summary;

@@ -89,6 +89,19 @@ TEST_CASE("shares of links act on NVLink inside the node and on NICs outside, wi
   CHECK(row_of(ClusterConstant::node_links).most(before, DataType::bf16) == doctest::Approx(25.0 / 20.0));
 }
 
+TEST_CASE("a NIC's link is one to the network, whatever its kind is called") {
+  Cluster cluster = cluster_of("dgx-a100", 16);
+  for (Link& link : cluster.groups.front().node.links)
+    if (link.kind == "network") link.kind = "IB";
+  const BytesPerSecond before = rate_of(cluster, "IB"), inside = rate_of(cluster, "NV");
+  Engine engine;
+  calibrate(cluster, engine, of(ClusterConstant::network, 0.5, cluster));
+  CHECK(rate_of(cluster, "IB").value == before.value * 0.5);
+  CHECK(rate_of(cluster, "NV") == inside);
+  CHECK(row_of(ClusterConstant::network).most(cluster_of("dgx-a100", 16), DataType::bf16) ==
+        doctest::Approx(1.0 / 0.96));
+}
+
 TEST_CASE("a share of the host acts on what the engine takes to submit an op") {
   Cluster cluster = cluster_of("dgx-a100", 8);
   Engine engine;

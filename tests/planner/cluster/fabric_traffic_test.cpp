@@ -133,6 +133,17 @@ TEST_CASE("of blocks that look alike one is enough") {
       }
 }
 
+TEST_CASE("a block counts the nodes that hold ranks, and the NICs of all") {
+  const AxisLayout axis{.ranks = 8, .stride = 1, .degree = 8};
+  for (const Cluster& cluster :
+       {cluster_of({nodes_of(4, 4, 16)}), cluster_of({nodes_of(4, 4, 1), nodes_of(4, 4, 15)})}) {
+    const std::vector<FabricBlock> blocks = blocks_of(cluster, axis, 16);
+    REQUIRE(blocks.size() == 1);
+    CHECK(blocks.front().nodes == 2);
+    CHECK(blocks.front().nics.value == doctest::Approx(16 * blocks_of(cluster, axis, 1).front().nics.value));
+  }
+}
+
 TEST_CASE("what crosses a spine is divided by its oversubscription, as far as its leaf's NICs do not do it before") {
   // Eight groups of eight nodes, one rail each. A leaf of four nodes has NICs of 4 * 80 = 320 B/s,
   // and each of eight rings leaves it once: 320 / 8 = 40 per ring without loss; a NIC gives it 10.

@@ -129,6 +129,29 @@ TEST_CASE("a file says what training steps sustain in half precision, or that it
   }
 }
 
+TEST_CASE("a rate that one of two rows states is not known between them") {
+  DeviceKind device = find_device("a100-sxm4-80gb", catalog);
+  device.rates.push_back(device.rates.front());
+  device.rates.back().active = device.rates.front().active + 2;
+  const int between = device.rates.front().active + 1;
+  DeviceRates& states = device.rates.front();
+  DeviceRates& lacks = device.rates.back();
+  for (const OptionalRate& one : optional_rates()) {
+    states.*one.member = states.*one.reached;
+    lacks.*one.member = {};
+    CHECK((rates_at(device, between).*one.member).value == 0.0);
+  }
+  states.sustained_memory = states.memory;
+  lacks.sustained_memory = {};
+  CHECK(rates_at(device, between).sustained_memory.value == 0.0);
+  for (FlopsPerSecond DeviceRates::*rate :
+       {&DeviceRates::matrix_half, &DeviceRates::matrix_tf32, &DeviceRates::matrix_fp8}) {
+    states.*rate = states.matrix_fp32;
+    lacks.*rate = {};
+    CHECK((rates_at(device, between).*rate).value == 0.0);
+  }
+}
+
 TEST_CASE("cards with the same chip sustain the more, the higher their limit of power is") {
   const auto sustained = [](const char* name) { return find_device(name, catalog).rates.front().sustained_half; };
   CHECK(sustained("h100-pcie-80gb") < sustained("h100-nvl-94gb"));
@@ -379,6 +402,22 @@ TEST_CASE("a file that says how many nodes it has gives no more") {
   CHECK(error_of(path, devices(24)) ==
         "error: --devices 24: cluster 'mine' has 8 devices a node and 2 nodes; allowed are 1 to 8 devices and "
         "multiples of 8 up to 16");
+}
+
+TEST_CASE("a file with more kinds of nodes, or more devices, than can be counted is refused") {
+  const testing::TemporaryFolder folder;
+  const auto file_of = [&](int groups, int nodes) {
+    std::string text = "name: many\nnetwork: {latency: 1 us}\ngroups:\n";
+    for (int group = 0; group < groups; ++group)
+      text += fmt::format("- {{device: a100-sxm4-80gb, nodes: {}, node: {{devices: 8, intra: nvswitch, nics: {{count: "
+                          "8, line_rate: 200 Gbit/s}}}}}}\n",
+                          nodes);
+    return folder.write("many.yaml", text);
+  };
+  CHECK(find_cluster(file_of(64, 1), catalog).devices() == 512);
+  CHECK(error_of(file_of(65, 1), {}).find("65 kinds of nodes; a cluster has at most 64") != std::string::npos);
+  CHECK(error_of(file_of(60, 1 << 20), {}).find("503316480 devices; a cluster has at most 1048576") !=
+        std::string::npos);
 }
 
 TEST_CASE("of a cluster of unlike nodes whole nodes are taken in order, or a part of the first") {

@@ -235,6 +235,32 @@ TEST_CASE(
   CHECK(first.device->half_types == std::vector<DataType>{DataType::bf16, DataType::fp16});
 }
 
+TEST_CASE("a stage on two groups of the same nodes is as fast as on one group, and on two Hopper cards hides results, too") {
+  const ClusterCatalog catalog = {PARPLAN_SOURCE_DIR "/configs/devices", PARPLAN_SOURCE_DIR "/configs/clusters"};
+  const auto sixteen = [&](const char* name) {
+    return find_cluster(name, catalog, {.device = {}, .network = {}, .devices = 16, .nodes = {}});
+  };
+  const Cluster one = sixteen("dgx-h100");
+  Cluster two = one;
+  two.groups.front().nodes = 1;
+  two.groups.push_back(two.groups.front());
+  Cluster unlike = two;
+  unlike.groups.back().device = find_device("h200-sxm-141gb", catalog);
+  const Cluster h200 = sixteen("hgx-h200");
+  const DeviceMesh mesh{.degree = {.dp = 16}, .order = {Axis::pp, Axis::dp, Axis::tp}};
+  const auto seconds_on = [&](const Cluster& cluster) {
+    const CostModel model = cost_model(cluster, mesh, 0);
+    OpShape shape;
+    shape.rows = shape.columns = shape.inner = 8192;
+    return kernel_time(OpKind::linear, shape, DataType::bf16, *model.device, model.rates);
+  };
+  CHECK(hides_results(*cost_model(two, mesh, 0).device));
+  CHECK(seconds_on(two) == seconds_on(one));
+  // In each rate as slow as the slower, and of the same architecture.
+  CHECK(hides_results(*cost_model(unlike, mesh, 0).device));
+  CHECK(seconds_on(unlike) >= std::max(seconds_on(one), seconds_on(h200)));
+}
+
 TEST_CASE("ranks that hold copies of keys and values see the network of their own group") {
   // Nodes of four devices: groups of two lie inside them, the tensor axis of eight does not.
   const Cluster cluster = small_cluster(2);

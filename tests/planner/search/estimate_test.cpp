@@ -14,6 +14,7 @@
 #include "models/families.h"
 #include "models/find_model.h"
 #include "planner/cluster/group_network.h"
+#include "planner/graph/engine_file.h"
 #include "planner/parallel/techniques.h"
 #include "planner/plan/objective.h"
 #include "planner/schedule/schedules.h"
@@ -516,6 +517,48 @@ TEST_CASE(
     spec.stage_blocks = cut;
     CHECK(bound_over_simulated(graph, cluster, training, spec) <= 1 + 1e-12);
   }
+}
+
+TEST_CASE("the bound is close to the step under every engine that a file describes") {
+  const OpGraph graph = build_graph(load_model("gpt2-medium", source + "/models").spec, 1024);
+  const Cluster cluster = cluster_of("dgx-a100", 8);
+  for (const std::string& name : engine_names(source + "/configs/engines")) {
+    CAPTURE(name);
+    TrainingSpec training = training_of(64, DataType::bf16);
+    training.sequence_length = 1024;
+    training.engine = find_engine(name, source + "/configs/engines");
+    const bool has_pipeline = training.engine.has_pipeline;
+    ParallelSpec spec;
+    spec.mesh.degree = has_pipeline ? Degrees{.pp = 2, .dp = 4} : Degrees{.dp = 8};
+    spec.micro_batch = has_pipeline ? 2 : 8;
+    spec.stage_blocks = has_pipeline ? std::vector{13, 13} : std::vector{26};
+    if (illegal(graph, training, spec)) continue;
+    const double ratio = bound_over_simulated(graph, cluster, training, spec);
+    CHECK(ratio <= 1 + 1e-12);
+    CHECK(ratio > 0.8);
+  }
+}
+
+TEST_CASE("an estimator that was asked for one offload bounds another as if it had not been") {
+  const OpGraph graph = graph_of("tiny-llama", 64);
+  Cluster cluster = cluster_of("dgx-a100", 8);
+  cluster.groups.front().nvme = {
+      .read = BytesPerSecond(1e6), .write = BytesPerSecond(1e6), .latency = {}, .capacity = {}};
+  const TrainingSpec training = training_of(32, DataType::bf16);
+  ParallelSpec spec;
+  spec.mesh.degree.dp = 8;
+  spec.stage_blocks = {static_cast<int>(graph.blocks.size())};
+  const auto bound = [&](Estimator& estimator, Home home) {
+    ParallelSpec one = spec;
+    one.offload.activations = home;
+    REQUIRE(!illegal(graph, training, one));
+    return estimator.estimate(one, place(graph, one), forms_of(row_of(one.schedule))).lower_bound;
+  };
+  Estimator first_host(graph, cluster, training), first_nvme(graph, cluster, training);
+  const Seconds host = bound(first_host, Home::host), nvme = bound(first_nvme, Home::nvme);
+  CHECK(host < nvme);
+  CHECK(bound(first_host, Home::nvme) == nvme);
+  CHECK(bound(first_nvme, Home::host) == host);
 }
 
 TEST_CASE("the bound counts the kernels that reductions slow, and what follows the last backward of any stage") {

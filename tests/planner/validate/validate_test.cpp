@@ -636,6 +636,22 @@ TEST_CASE("what cannot be simulated is skipped, with the reason") {
           }).find("batch") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.global_batch = 7; }).find("batch") != std::string::npos);
   CHECK(skipped([](PublishedRun& run) { run.heads = 7; }).find("no multiple of 7 heads") != std::string::npos);
+  // Numbers that no run has.
+  CHECK(skipped([](PublishedRun& run) { run.hidden = 0; }) == "the hidden size is 0; from 1 to 16777216 are modelled");
+  CHECK(skipped([](PublishedRun& run) { run.kv_heads = 0; }).starts_with("the number of key/value heads is 0"));
+  CHECK(skipped([](PublishedRun& run) { run.vocabulary = 0; }).starts_with("the vocabulary is 0"));
+  CHECK(skipped([](PublishedRun& run) { run.micro_batch = 0; }).starts_with("micro-batch is 0"));
+  CHECK(skipped([](PublishedRun& run) { run.layers = 1 << 20; }) == "1048576 layers are more than is modelled");
+  for (const std::int64_t batch : {std::int64_t{0}, std::numeric_limits<std::int64_t>::max()})
+    CHECK(skipped([&](PublishedRun& run) { run.global_batch = batch; }).starts_with("the global batch is "));
+  CHECK(skipped([](PublishedRun& run) { run.dp = run.tp = run.pp = 1 << 24; }).find("are not 32 devices") !=
+        std::string::npos);
+  CHECK(skipped([](PublishedRun& run) { run.gbit_s_per_node = 0.0; }) == "the network of a node has 0 Gbit/s");
+  CHECK(skipped([](PublishedRun& run) {
+          run.cluster = "dgx-a100";
+          run.device = "";
+          run.devices = 12;
+        }).find("error:") == std::string::npos);
 }
 
 TEST_CASE("a row says which engine predicts it once that is known, and what differs from that engine's file") {
@@ -739,6 +755,22 @@ TEST_CASE("the order of layouts is judged within one job alone, and so is what a
   CHECK(summarise_order(runs, 0.0).regret == 0.0);
 }
 
+TEST_CASE("runs that are predicted to take equally long are in no order, whichever stands first") {
+  std::vector<ValidatedRun> runs(2);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].run = stated_run();
+    runs[i].step = Seconds(1.0);
+    runs[i].run.step_seconds = i == 0 ? 1.0 : 1.2;
+  }
+  for (int turn = 0; turn < 2; ++turn) {
+    const OrderSummary summary = summarise_order(runs, 0.05);
+    CHECK(summary.pairs == 1);
+    CHECK(summary.pairs_right == 0);
+    CHECK(summary.regret == doctest::Approx(0.1));
+    std::swap(runs[0], runs[1]);
+  }
+}
+
 TEST_CASE("files of runs are told apart by their headers, and faults have places") {
   const std::vector<PublishedRun> runs = read_published_runs(published + "runs.csv");
   CHECK(runs.size() == 292);
@@ -770,6 +802,9 @@ TEST_CASE("files of runs are told apart by their headers, and faults have places
   has(fault(std::regex_replace(header, std::regex("model_family"), "tribe") + "\n"), "no column 'model_family'");
   has(fault(header + "\n" + row + "\n" + std::regex_replace(row, std::regex(",24,2304,"), ",many,2304,") + "\n"),
       path + ":3: error: layers is 'many'; expected a number");
+  for (const char* const number : {"inf", "nan", "1e-320", "1e300"})
+    has(fault(header + "\n" + std::regex_replace(row, std::regex("3\\.52802"), number) + "\n"),
+        path + ":2: error: step_time_s is '" + number + "'; expected a number");
   has(fault(header + "\n1,2,3\n"), path);
   has(fault(header + "\n" + std::regex_replace(row, std::regex(",full,"), ",yes,") + "\n"),
       path + ":2: error: recompute is 'yes'; expected none, selective, full, or nothing");
