@@ -4,13 +4,14 @@
 #include <span>
 #include <vector>
 
+#include "planner/base/enum_index.h"
 #include "planner/cluster/cluster_calibration.h"
 #include "planner/graph/op_graph.h"
 #include "planner/plan/plan.h"
 
 namespace parplan {
 
-inline constexpr std::size_t constant_count = 4;  // of ClusterConstant
+inline constexpr std::size_t constant_count = count_of<ClusterConstant>;
 
 // A plan whose step was measured; its cluster has the rates of its files.
 struct MeasuredPlan {

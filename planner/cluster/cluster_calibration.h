@@ -13,10 +13,11 @@
 
 namespace parplan {
 
-// What measured steps say of a cluster (docs/calibration.md): the share of the rates in its files,
-// and of its hosts' in the engine's file, that training reached there. A share acts on rates that
-// the cost model has anyway, never on a step.
-enum class ClusterConstant { kernels, node_links, network, host };
+// What measured steps say of a cluster (docs/calibration.md): the share that training reached there
+// of the rates in its files and, for its hosts, of the ops that they submit in the time of the
+// engine's file (Engine::host_per_op). A share acts on rates that the cost model has anyway, never
+// on a step.
+enum class ClusterConstant { kernels, node_links, network, host, count_ };
 
 struct ClusterConstantRow {
   ClusterConstant constant{};

@@ -39,7 +39,8 @@ GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, Axis 
 // The same of groups of `size` ranks of the mesh, `stride` from one member to the next.
 GroupNetwork group_network(const Cluster& cluster, const DeviceMesh& mesh, int size, int stride);
 
-// Whether some node's switches may add what devices send, in some job on the first devices.
+// Whether NVSwitches of some node may reduce what its devices send (NVLink SHARP), for a job on
+// some of the first devices.
 bool has_nvlink_sharp(const Cluster& cluster);
 
 // Point-to-point between two groups of neighbours along the pipeline axis: rank `from` to rank

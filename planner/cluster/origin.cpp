@@ -44,10 +44,6 @@ std::vector<std::string> origin_names() {
 const char* name(CommunicationOrigin origin) {
   return communication_texts[index_of(origin)];
 }
-std::vector<std::string> communication_origin_names() {
-  return {communication_texts.begin(), communication_texts.end()};
-}
-
 const char* name(Rate rate) {
   return rate_texts[index_of(rate)];
 }

@@ -69,7 +69,6 @@ enum class CommunicationOrigin : std::uint8_t {
   count_
 };
 const char* name(CommunicationOrigin origin);
-std::vector<std::string> communication_origin_names();
 
 // Times by the origin of what they follow from.
 template <class Of>

@@ -165,23 +165,23 @@ int nvlinks_in(const std::string& connection) {
 bool add_nvlinks(const SmiTopology& topology, const DeviceKind& device, NodeKind& node) {
   const std::size_t count = topology.gpus.size();
   std::set<int> distinct;
-  for (std::size_t i = 0; i < count; ++i) {
-    int sum = 0;
+  std::vector<int> sums(count, 0);
+  for (std::size_t i = 0; i < count; ++i)
     for (std::size_t j = 0; j < count; ++j) {
       if (i == j) continue;
       const int links = nvlinks_in(topology.connection[i][j]);
       distinct.insert(links);
-      sum += links;
+      sums[i] += links;
       if (links > device.nvlinks)
         throw ConfigError(
             fmt::format("{} and {} are connected by {}, but device '{}' has {} NVLinks; is --device right?",
                         topology.gpus[i], topology.gpus[j], topology.connection[i][j], device.name, device.nvlinks));
     }
-    const bool uniform = distinct.size() == 1;
-    if (sum > device.nvlinks && !uniform)
+  const bool is_uniform = distinct.size() == 1;
+  for (std::size_t i = 0; i < count; ++i)
+    if (sums[i] > device.nvlinks && !is_uniform)
       throw ConfigError(fmt::format("{} has {} NVLinks to other GPUs, but device '{}' has {}; is --device right?",
-                                    topology.gpus[i], sum, device.name, device.nvlinks));
-  }
+                                    topology.gpus[i], sums[i], device.name, device.nvlinks));
   if (count > 2 && distinct.size() == 1 && *distinct.begin() * static_cast<int>(count - 1) > device.nvlinks) {
     const int links = *distinct.begin();
     const int center = add_vertex(node, "NVSwitch", VertexKind::nvswitch);

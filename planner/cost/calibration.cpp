@@ -272,7 +272,7 @@ DeviceRates fitted_rates(const MeasuredKernels& measured, DeviceRates rates) {
     ++mean.fits;
   }
   rates.memory = streaming_rate(moving, none);
-  rates.origins[Rate::memory] = Origin::interpolated;
+  if (!moving.empty()) rates.origins[Rate::memory] = Origin::interpolated;
   fp32.put_into(rates.matrix_fp32, rates.origins[Rate::matrix_fp32]);
   half.put_into(rates.matrix_half, rates.origins[Rate::matrix_half]);
   tf32.put_into(rates.matrix_tf32, rates.origins[Rate::matrix_tf32]);

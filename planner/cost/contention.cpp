@@ -3,16 +3,11 @@
 #include <cstdint>
 
 #include "planner/cluster/communicators.h"
+#include "planner/cost/ring.h"
 #include "planner/graph/op_kind.h"
 
 namespace parplan {
 namespace {
-
-// The share of a collective's buffer that a rank sends.
-double passes(InstructionKind kind, int ranks) {
-  const bool reduces_all = kind == InstructionKind::all_reduce_sum || kind == InstructionKind::all_reduce_max;
-  return (reduces_all ? 2.0 : 1.0) * (ranks - 1) / ranks;
-}
 
 // Channels that NCCL gives a collective: all, as long as each of their threads has 64 bytes
 // (NVIDIA/nccl at 5067397c, src/enqueue.cc:2093 with NCCL_SIMPLE_THREAD_THRESHOLD and 512 threads a
@@ -33,7 +28,7 @@ BoundTimes time_on_links(InstructionKind kind, Bytes bytes, Seconds duration, co
   const bool is_ring = !is_transfer && kind != InstructionKind::all_to_all;
   const BytesPerSecond link = is_ring && network.nodes > 1 ? network.uplink_bandwidth : network.ring_bandwidth;
   if (link.value <= 0.0) return {};
-  const Seconds carried = std::min(duration, (is_transfer ? 1.0 : passes(kind, network.ranks)) * (bytes / link));
+  const Seconds carried = std::min(duration, (is_transfer ? 1.0 : sent_share(kind, network.ranks)) * (bytes / link));
   return network.nodes > 1 ? BoundTimes{.nics = carried} : BoundTimes{.host_links = carried};
 }
 
@@ -49,7 +44,7 @@ Contention contention(InstructionKind kind, Bytes bytes, Seconds duration, const
                       const DeviceKind& device, const DeviceRates& rates) {
   if (!is_accelerator(device.backend) || network.ranks <= 1 || duration <= Seconds(0.0)) return {};
   const BytesPerSecond memory = rates.sustained_memory.value > 0.0 ? rates.sustained_memory : rates.memory;
-  Contention taken{.memory = 2.0 * passes(kind, network.ranks) * ((bytes / memory) / duration)};
+  Contention taken{.memory = 2.0 * sent_share(kind, network.ranks) * ((bytes / memory) / duration)};
   const int channels = channels_of(bytes, network, device.nvlinks > 0);
   if (device.multiprocessors > 0) taken.multiprocessors = static_cast<double>(channels) / device.multiprocessors;
   const BoundTimes links = time_on_links(kind, bytes, duration, network);

@@ -28,8 +28,7 @@ Bytes plateau_begin(const GroupNetwork& network) {
 Seconds inside_node(InstructionKind kind, Bytes bytes, const GroupNetwork& network, Seconds base, Seconds inside,
                     BytesPerSecond bandwidth) {
   const double steps = (reduces_all(kind) ? 2.0 : 1.0) * (network.ranks - 1);
-  const double share = goes_through(kind) ? 1.0 : steps / network.ranks;
-  return base + steps * inside + (bytes / bandwidth) * share;
+  return base + steps * inside + (bytes / bandwidth) * sent_share(kind, network.ranks);
 }
 Seconds measured_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network,
                       const NvlinkRings::Protocol& measured, BytesPerSecond bandwidth) {
@@ -50,18 +49,18 @@ Seconds hops_around(InstructionKind kind, const GroupNetwork& network, const Ncc
                           (network.ranks == network.nodes ? protocol.tree_inter_excess : protocol.ring_inter_excess);
   return (steps - between_nodes) * inside + between_nodes * between;
 }
-// What a rank sends, in buffers of the group.
-double sent_share(InstructionKind kind, const GroupNetwork& network) {
-  return goes_through(kind) ? 1.0 : (reduces_all(kind) ? 2.0 : 1.0) * (network.ranks - 1) / network.ranks;
-}
 
 Seconds ring_time(InstructionKind kind, Bytes bytes, const GroupNetwork& network, const NcclProtocol& protocol,
                   double latency_factor, BytesPerSecond bandwidth) {
   const Seconds latency = protocol.ring_base + hops_around(kind, network, protocol);
-  return latency * latency_factor + (bytes / bandwidth) * sent_share(kind, network);
+  return latency * latency_factor + (bytes / bandwidth) * sent_share(kind, network.ranks);
 }
 
 }  // namespace
+
+double sent_share(InstructionKind kind, int ranks) {
+  return goes_through(kind) ? 1.0 : (reduces_all(kind) ? 2.0 : 1.0) * (ranks - 1) / ranks;
+}
 
 bool ring_applies(InstructionKind kind, BackendKind backend) {
   return is_accelerator(backend) &&
@@ -107,7 +106,7 @@ Seconds ring_low_latency_128_time(InstructionKind kind, Bytes bytes, const Group
                        data);
   const NvlinkRings& rings = *generation_of_rings(network);
   const Seconds hops = hops_around(kind, network, low_latency_128);
-  const Seconds sending = (bytes / std::min(data, rings.low_latency_128_cap)) * sent_share(kind, network);
+  const Seconds sending = (bytes / std::min(data, rings.low_latency_128_cap)) * sent_share(kind, network.ranks);
   return rings.low_latency_128.base + Seconds(std::hypot(hops.value, sending.value));
 }
 

@@ -5,6 +5,10 @@
 
 namespace parplan {
 
+// What a rank sends of the buffer S of its group's collective, at most: in a ring, in one node or
+// over several. From the first rank to all others, and from these to it, a buffer goes through all.
+double sent_share(InstructionKind kind, int ranks);
+
 // Ring all-gather, reduce-scatter, all-reduce, broadcast and reduce as NCCL runs them.
 //
 // The buffer is cut into n chunks. In each of n-1 steps every rank sends one chunk of S/n bytes to

@@ -30,7 +30,7 @@ struct Playable {
   unsigned shared = 0;  // the side streams that it shares with segments of other streams
   unsigned queues = 0;  // its own stream, and the side streams whose order it must keep
   bool posts = false;   // posts sends on its own stream: the call does not wait for them to be taken
-  bool shares_links = false;  // on a stream of its own, with collectives that earlier calls left in flight
+  bool shares_links = false;  // with collectives that earlier calls left in flight on other streams
   Work work;            // of the one piece
 };
 

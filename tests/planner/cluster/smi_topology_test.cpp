@@ -12,6 +12,7 @@
 #include "planner/base/text.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cluster/routes.h"
+#include "tests/temporary_folder.h"
 
 using namespace parplan;
 
@@ -287,6 +288,27 @@ TEST_CASE("a card that cannot have the links is refused") {
         "error: GPU0 and GPU1 are connected by NV18, but device 'a100-sxm4-80gb' has 12 NVLinks; is --device right?");
   CHECK(refused("smi-perlmutter-4xa100-nv4.txt", "rtx-4090") ==
         "error: GPU0 and GPU1 are connected by NV4, but device 'rtx-4090' has 0 NVLinks; is --device right?");
+}
+
+TEST_CASE("a card that has more links than it can is refused, whichever row it is in") {
+  const testing::TemporaryFolder folder;
+  for (const char* const matrix : {"\tGPU0\tGPU1\tGPU2\n"
+                                   "GPU0\t X \tNV12\tNV12\n"
+                                   "GPU1\tNV12\t X \tSYS\n"
+                                   "GPU2\tNV12\tSYS\t X \n",
+                                   "\tGPU0\tGPU1\tGPU2\n"
+                                   "GPU0\t X \tSYS\tNV12\n"
+                                   "GPU1\tSYS\t X \tNV12\n"
+                                   "GPU2\tNV12\tNV12\t X \n"}) {
+    const std::string file = folder.write("smi.txt", matrix);
+    std::string message;
+    try {
+      find_cluster(file, catalog, {.device = "a100-sxm4-80gb", .network = {}, .devices = {}, .nodes = {}});
+    } catch (const ConfigError& error) {
+      message = error.what();
+    }
+    CHECK(message.find("has 24 NVLinks to other GPUs, but device 'a100-sxm4-80gb' has 12") != std::string::npos);
+  }
 }
 
 TEST_CASE("a network for GPUs without NICs is refused") {

@@ -90,6 +90,7 @@ TEST_CASE("NCCL's search on an HGX H200 gives the graphs that NCCL 2.27.3 captur
 TEST_CASE("NCCL's search gives what NCCL 2.30.7 finds, on every kind of machine, inside one node and for several") {
   const std::vector<std::string> names = recorded_names();
   CHECK(names.size() == 13);
+  int compared = 0;
   for (const std::string& name : names)
     for (const bool several : {false, true}) {
       const std::string file = recorded + name + (several ? "-several-nodes-graph.xml" : "-one-node-graph.xml");
@@ -98,7 +99,9 @@ TEST_CASE("NCCL's search gives what NCCL 2.30.7 finds, on every kind of machine,
       NcclSystem system = nccl_system(recorded_topology(name));
       system.several_nodes = several;
       check_equal(nccl_graphs(system, {.collnet = true, .nvls = true}), graphs_at(file));
+      ++compared;
     }
+  CHECK(compared == 23);
 }
 
 TEST_CASE("the graphs that Azure ships for NCv4 are no outcome of NCCL's search but given to it") {
