@@ -37,7 +37,7 @@ struct SuggestArguments {
   std::string plan_file;
   int top = 5;
   bool recomputes_fewest_layers = false;
-  std::optional<int> top_each;  // absent: one, or where every degree is given as many as `top`
+  std::optional<int> top_each;  // absent: one, or any number where every degree is given
 };
 
 std::string why_nothing_fits(const SuggestResult& result, const Cluster& cluster) {
@@ -95,11 +95,10 @@ int carry_out(const SuggestArguments& arguments, Terminal& terminal) {
   check_balance(arguments.balances_replicas, arguments.layout, inputs.training.engine);
 
   SuggestRequest request = request_of(inputs, arguments.layout);
-  const int top_each = arguments.top_each.value_or(gives_every_degree(arguments.layout) ? arguments.top : 1);
   if (arguments.recomputes_fewest_layers) check_fewest_layers(arguments.layout, inputs.training.engine);
   request.options.recomputes_fewest_layers = arguments.recomputes_fewest_layers;
   request.options.top = arguments.top;
-  request.options.top_each = top_each;
+  if (arguments.top_each) request.options.top_each = *arguments.top_each;
   request.options.balances_replicas = arguments.balances_replicas;
   request.options.most_simulated = arguments.limits.most_candidates;
   request.options.threads = arguments.limits.threads;

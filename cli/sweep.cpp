@@ -254,8 +254,8 @@ void plan_all(Sweep& sweep, const Graphs& graphs, const SweepArguments& argument
   SearchOptions options;
   options.top = 1;
   options.objective = arguments.limits.objective.value_or(Objective::time);
-  options.tries_more_with_best = true;
   options.most_simulated = arguments.limits.most_candidates;
+  options = as_suggested(options, arguments.layout);
   const int cores = arguments.limits.threads > 0 ? arguments.limits.threads
                                                  : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int threads = std::min(cores, static_cast<int>(sweep.points.size()));

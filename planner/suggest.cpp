@@ -149,9 +149,8 @@ ParallelSpec fixed_spec(const SuggestRequest& request) {
 }  // namespace
 
 SuggestResult suggest(const SuggestRequest& request) {
-  SearchOptions options = request.options;
+  SearchOptions options = as_suggested(request.options, request.layout);
   options.bounds_left_out = true;
-  options.tries_more_with_best = true;
   const ArrangedResult arranged = search_with_headroom(*request.graph, request.cluster, request.training,
                                                        request.layout, options, request.precision_of);
   const SearchResult& found = arranged.found;

@@ -111,7 +111,7 @@ class SpaceSearch {
   // under a schedule that was asked for: with backwards in parts, that would take several times as
   // long.
   bool promises_context() {
-    return options_.bounds_left_out && !request_[Choice::schedule] && graph_.sequence >= medium_sequence &&
+    return options_.widens_context && !request_[Choice::schedule] && graph_.sequence >= medium_sequence &&
            training_.global_batch < cluster_.devices() && is_worth_context(space(), *floors_, *makers_.front());
   }
 
@@ -482,8 +482,16 @@ std::vector<LeftOut> left_out(const std::vector<OutsideSpace>& outside, std::opt
 }
 
 int ranked_plans(const SearchOptions& options) {
-  constexpr int least_tried = 5;  // layouts with which groups of heads and slices are tried
-  return options.tries_more_with_best ? std::max(options.top, least_tried) : options.top;
+  // Layouts with which more is tried: of as many different degrees, however many of each are ranked.
+  constexpr int least_tried = 5;
+  const int each = options.top_each == any_number_each ? 1 : options.top_each;
+  return options.tries_more_with_best ? std::max(options.top, least_tried * each) : options.top;
+}
+
+SearchOptions as_suggested(SearchOptions options, const LayoutRequest& request) {
+  options.tries_more_with_best = options.widens_context = true;
+  if (options.top_each == any_number_each && !gives_every_degree(request)) options.top_each = 1;
+  return options;
 }
 
 SearchResult search(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,

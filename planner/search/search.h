@@ -20,10 +20,12 @@ namespace parplan {
 class KnownBlockShapes;
 class SimulatedSteps;
 
+inline constexpr int any_number_each = std::numeric_limits<int>::max();
+
 struct SearchOptions {
   int top = 10;  // plans to rank
   // The most of these with the same degrees: variants of one plan beyond it are left out.
-  int top_each = std::numeric_limits<int>::max();
+  int top_each = any_number_each;
   Objective objective = Objective::time;
   // At most this number of candidates is simulated; with 0 only memory is checked. If absent: 64,
   // and more as long as that is little work, counted in calls (the same on every machine).
@@ -35,9 +37,9 @@ struct SearchOptions {
   std::function<void(std::int64_t done, std::int64_t of)> progress;  // may be empty
   // Whether to try groups of heads and overlap by slices with the layouts of the best plans.
   bool tries_more_with_best = false;
-  // Whether to say what is left out (SearchCounts::left_out), and to search more context
-  // parallelism where that promises much (space_width.h).
-  bool bounds_left_out = false;
+  // Whether to search more context parallelism where that promises much (space_width.h).
+  bool widens_context = false;
+  bool bounds_left_out = false;  // whether to say what is left out (SearchCounts::left_out)
   // Whether to search context parallelism over any number of ranks.
   bool any_context_ranks = false;
   // Whether to count the layouts of parts that are not looked into; else `candidates` and
@@ -63,6 +65,11 @@ struct SearchOptions {
 
 // How many plans a search ranks: as many as are asked for, and as it tries more with.
 int ranked_plans(const SearchOptions& options);
+
+// The search that `suggest` makes: also what is tried with the layouts of the best plans, and more
+// context parallelism; and plans of different degrees are ranked, unless every degree is given, or
+// `top_each` says how many may have the same.
+SearchOptions as_suggested(SearchOptions options, const LayoutRequest& request);
 
 // Legal layouts outside of a space, in words, none of which scores less than `least` (its first
 // number): infinity where none fits or beats the best plan.

@@ -1,7 +1,11 @@
 #include "planner/search/tried_with_best.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <set>
+#include <utility>
+#include <variant>
 
 #include "planner/base/text.h"
 #include "planner/parallel/pipeline.h"
@@ -64,36 +68,59 @@ std::span<const Recompute> recomputes_for(const SearchedSpace& space, const Para
   return searched_recomputes(space.training.engine);
 }
 
+// The layout's, and the next smaller and larger ones, of which each has another number.
+std::vector<std::int64_t> sizes_for(const SearchedSpace& space, const SpaceContext& context,
+                                    const ParallelSpec& layout) {
+  std::vector<std::int64_t> sizes = {layout.micro_batch};
+  if (space.request[Choice::micro_batch]) return sizes;
+  const SpaceRow& row = space_row_of(Choice::micro_batch);
+  for (const ChoiceValue& size : row.neighbours(row, context, layout)) sizes.push_back(std::get<std::int64_t>(size));
+  return sizes;
+}
+
+// Those with an interleaved layout's micro-batches and recompute, or with any number of stages of
+// another's.
+std::vector<ParallelSpec> groups_of_these(const SpaceContext& context, const LayoutRequest& request,
+                                          const ParallelSpec& layout) {
+  const std::int64_t count = micro_batches(layout, context.training), ranks = layout.pp();
+  std::set<std::int64_t> groups = {next_group(count, layout.pp()), 2 * ranks, count};
+  std::erase_if(groups, [&](std::int64_t group) {
+    return group <= ranks || !allows_group(count, layout.pp(), group);
+  });
+  ParallelSpec spec = layout;
+  spec.schedule = ScheduleKind::interleaved;
+  std::vector<ChoiceValue> stages = {std::int64_t{spec.virtual_stages}};
+  if (layout.schedule != ScheduleKind::interleaved) {
+    // The space has such pipelines where groups of as many as ranks divide the number.
+    if (count % ranks == 0) return {};
+    stages.clear();
+    if (const auto asked = given<std::int64_t>(request, Choice::virtual_stages)) stages = {*asked};
+    else space_row_of(Choice::virtual_stages).values(context, spec, stages);
+  }
+  std::vector<ParallelSpec> specs;
+  for (const ChoiceValue& number : stages)
+    for (const std::int64_t group : groups) {
+      spec.virtual_stages = static_cast<int>(std::get<std::int64_t>(number));
+      spec.micro_batch_group = static_cast<int>(group);
+      if (is_legal(context.graph, context.training, spec)) specs.push_back(spec);
+    }
+  return specs;
+}
+
 // Larger groups wait less for transfers, and allow numbers of micro-batches that are no multiple of
 // the ranks: two groups' worth, the smallest that the number allows, and all of them.
 std::vector<ParallelSpec> groups_of_micro_batches(const BestLayout& best) {
   const SearchedSpace& space = best.space;
   if (best.layout.pp() == 1 || best.layout.zero_stage > 1 || !best.layout.replica_micro_batches.empty()) return {};
-  ParallelSpec spec = best.layout;
-  spec.schedule = ScheduleKind::interleaved;
-  const std::int64_t count = micro_batches(spec, space.training);
-  std::set<std::int64_t> groups = {next_group(count, spec.pp()), 2 * std::int64_t{spec.pp()}, count};
-  std::erase_if(groups, [&](std::int64_t group) {
-    return group <= spec.pp() || !allows_group(count, spec.pp(), group);
-  });
-  std::vector<ChoiceValue> stages = {std::int64_t{spec.virtual_stages}};
-  if (best.layout.schedule != ScheduleKind::interleaved) {
-    // The space has such pipelines where groups of as many as ranks divide the number.
-    if (count % spec.pp() == 0) return {};
-    const SpaceContext context{space.graph, space.training, space.cluster.devices(), true, space.width};
-    stages.clear();
-    if (const auto asked = given<std::int64_t>(space.request, Choice::virtual_stages)) stages = {*asked};
-    else space_row_of(Choice::virtual_stages).values(context, spec, stages);
-  }
+  const SpaceContext context{space.graph, space.training, space.cluster.devices(), true, space.width};
   std::vector<ParallelSpec> specs;
-  for (const ChoiceValue& number : stages)
-    for (const std::int64_t group : groups)
-      for (const Recompute recompute : recomputes_for(space, best.layout)) {
-        spec.virtual_stages = static_cast<int>(std::get<std::int64_t>(number));
-        spec.micro_batch_group = static_cast<int>(group);
-        spec.recompute = recompute;
-        if (is_legal(space.graph, space.training, spec)) specs.push_back(spec);
-      }
+  for (const std::int64_t size : sizes_for(space, context, best.layout))
+    for (const Recompute recompute : recomputes_for(space, best.layout)) {
+      ParallelSpec layout = best.layout;
+      layout.micro_batch = size;
+      layout.recompute = recompute;
+      std::ranges::move(groups_of_these(context, space.request, layout), std::back_inserter(specs));
+    }
   return specs;
 }
 
