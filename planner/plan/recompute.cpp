@@ -37,11 +37,17 @@ Recompute with(OpModule module) {
 
 // Whether a tensor is widened by a product of the feed-forward, or made from one that is.
 bool is_within_mlp(const OpGraph& graph, const Block& block, TensorId tensor) {
-  const auto is_of = [&](const Op& op) {
-    return row_of(op.kind).module == OpModule::activation &&
-           (contains(op.outputs, tensor) || contains(op.inputs, tensor));
+  const std::span<const Op> ops = ops_of(graph, block);
+  const auto meets_activation = [&](TensorId one) {
+    return std::ranges::any_of(ops, [&](const Op& op) {
+      return row_of(op.kind).module == OpModule::activation && (contains(op.outputs, one) || contains(op.inputs, one));
+    });
   };
-  return std::ranges::any_of(ops_of(graph, block), is_of);
+  // Products of an adapter and of what it adapts are widened apart, and then added up.
+  const auto is_addend = [&](const Op& op) {
+    return op.kind == OpKind::add && contains(op.inputs, tensor) && meets_activation(op.outputs.front());
+  };
+  return meets_activation(tensor) || std::ranges::any_of(ops, is_addend);
 }
 
 template <Recompute modules>

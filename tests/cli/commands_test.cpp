@@ -689,6 +689,22 @@ TEST_CASE("a pipeline that is to be interleaved has groups that its number of mi
   }
 }
 
+TEST_CASE("the more modules recompute, the less a step of adapters keeps, as one of all parameters does") {
+  for (const char* const trained : {"all", "lora"}) {
+    std::vector<std::int64_t> kept;
+    for (const char* const recompute : {"none", "norms+activation", "norms+mlp", "full"}) {
+      const Called called = call({"simulate", "llama3-8b", "--cluster", "dgx-h100", "--devices", "8", "--dp", "8",
+                                  "--zero", "3", "--micro-batch", "1", "--global-batch", "8", "--trainable", trained,
+                                  "--recompute", recompute, "--quiet", "--json"});
+      REQUIRE_MESSAGE(called.code == 0, called.err);
+      kept.push_back(Json::parse(called.out).at("plans").at(0).at("memory_activations_bytes"));
+    }
+    CAPTURE(trained);
+    CHECK(std::ranges::is_sorted(kept, std::ranges::greater()));
+    CHECK(std::ranges::adjacent_find(kept) == kept.end());
+  }
+}
+
 TEST_CASE("the version is printed") {
   const Called called = call({"--version"});
   CHECK(called.code == 0);
