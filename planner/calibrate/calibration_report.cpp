@@ -52,7 +52,8 @@ std::string table_of_shares(const CalibrationFit& fit) {
     rows.push_back({row.words, share == nullptr ? "as in the files" : fmt::format("{:.3f}", share->share),
                     share == nullptr             ? "-"
                     : share->percent_per_percent ? fmt::format("{:.2g} %", *share->percent_per_percent)
-                                                 : std::string("at its bound"),
+                    : fit.at_bound[index_of(row.constant)] ? std::string("at its bound")
+                                                           : std::string("not told"),
                     fmt::format("{:.2f} %", largest_reach(fit, row.constant))});
   }
   return align_columns(rows, 1);

@@ -23,8 +23,7 @@ using Shares = std::array<double, constant_count>;
 constexpr double small_change = 0.02;
 // A constant is fitted where 1 % of a step moves it by at most 10 %.
 constexpr double least_reach = 0.1;
-// Steps that are further from their measurement, with a constant held at its bound, have another
-// cause.
+// Steps that are further from their measurement with the shares that fit best have another cause.
 constexpr double explained = 0.02;
 constexpr int most_rounds = 20;
 constexpr double settled = 1e-5;  // of a share, from one round to the next
@@ -42,6 +41,8 @@ struct Residuals {
   std::vector<StepTime> steps;
   Eigen::VectorXd logs;
   double squares() const { return logs.squaredNorm(); }
+  // Whether steps are shorter than predicted: rates are then looked for that are higher.
+  bool are_shorter() const { return logs.mean() < 0.0; }
 };
 
 Residuals residuals_of(std::span<const MeasuredPlan> measured, const Shares& shares) {
@@ -54,17 +55,19 @@ Residuals residuals_of(std::span<const MeasuredPlan> measured, const Shares& sha
   return result;
 }
 
-// How the logarithms of steps fall where those of shares rise. A row for each step, a column for
-// each of `constants`.
+// How the logarithms of steps fall where those of shares rise, or rise where they fall: the way
+// that the residuals ask for, since a step may follow a rate one way alone. A row for each step, a
+// column for each of `constants`.
 Eigen::MatrixXd reach_of(std::span<const MeasuredPlan> measured, const Shares& shares, const Residuals& now,
                          std::span<const std::size_t> constants) {
   Eigen::MatrixXd reach(static_cast<Eigen::Index>(measured.size()), static_cast<Eigen::Index>(constants.size()));
+  const double change = now.are_shorter() ? small_change : -small_change;
   for (std::size_t c = 0; c < constants.size(); ++c) {
-    Shares less = shares;
-    less[constants[c]] *= std::exp(-small_change);
+    Shares changed = shares;
+    changed[constants[c]] *= std::exp(change);
     for (std::size_t i = 0; i < measured.size(); ++i)
       reach(static_cast<Eigen::Index>(i), static_cast<Eigen::Index>(c)) =
-          std::log(step_with(measured[i], less).total() / now.steps[i].total()) / small_change;
+          -std::log(step_with(measured[i], changed).total() / now.steps[i].total()) / change;
   }
   return reach;
 }
@@ -117,7 +120,17 @@ std::string percent(double share) {
       join(parts)));
 }
 
-// Why the fit is none.
+// Why the fit is none: where constants are between their bounds, and no share of them comes nearer.
+[[noreturn]] void refuse_unexplained(const MeasuredPlan& one, Seconds nearest, std::span<const std::size_t> fitted) {
+  std::vector<std::string> words;
+  for (const std::size_t constant : fitted) words.emplace_back(cluster_constants()[constant].words);
+  throw ConfigError(fmt::format(
+      "a step of {} is not explained by {}: the nearest that was found with other rates is {}; check the time, the "
+      "batch, the precision, the engine and the layout",
+      format_duration(one.measured), join(words, " and "), format_duration(nearest)));
+}
+
+// The same where one is held at its bound.
 [[noreturn]] void refuse_unexplained(const MeasuredPlan& one, Seconds nearest, std::size_t held, double share,
                                      bool at_most) {
   const ClusterConstantRow& row = cluster_constants()[held];
@@ -200,19 +213,21 @@ CalibrationFit fit_calibration(std::span<const MeasuredPlan> measured) {
     }
     if (!moved) break;
   }
+  const double mean = now.logs.mean();
+  Eigen::Index worst = 0;
+  now.logs.cwiseAbs().maxCoeff(&worst);
+  const MeasuredPlan& worst_step = measured[static_cast<std::size_t>(worst)];
+  const Seconds nearest = now.steps[static_cast<std::size_t>(worst)].total();
   for (const std::size_t c : fitted) {
     const bool at_most = shares[c] >= most[c];
-    const double mean = now.logs.mean();
     if (!at_most && shares[c] > least_share) {
       shares[c] = std::clamp(rounded(shares[c]), least_share, most[c]);
       continue;
     }
-    if (std::abs(mean) <= explained || (mean < 0.0) != at_most) continue;
-    Eigen::Index worst = 0;
-    now.logs.cwiseAbs().maxCoeff(&worst);
-    refuse_unexplained(measured[static_cast<std::size_t>(worst)], now.steps[static_cast<std::size_t>(worst)].total(), c,
-                       shares[c], at_most);
+    if (std::abs(mean) > explained && (mean < 0.0) == at_most)
+      refuse_unexplained(worst_step, nearest, c, shares[c], at_most);
   }
+  if (std::abs(mean) > explained) refuse_unexplained(worst_step, nearest, fitted);
 
   now = residuals_of(measured, shares);
 
@@ -229,10 +244,12 @@ CalibrationFit fit_calibration(std::span<const MeasuredPlan> measured) {
   const Eigen::MatrixXd spread =
       free.empty() ? Eigen::MatrixXd() : Eigen::MatrixXd((reach_after.transpose() * reach_after).inverse());
   for (const std::size_t c : fitted) {
+    fit.at_bound[c] = shares[c] >= most[c] || shares[c] <= least_share;
     const auto at = std::ranges::find(free, c) - free.begin();
-    const std::optional<double> moves = at < static_cast<std::ptrdiff_t>(free.size())
-                                            ? std::optional(rounded(std::sqrt(spread(at, at))))
-                                            : std::nullopt;
+    std::optional<double> moves;
+    if (at < static_cast<std::ptrdiff_t>(free.size())) moves = rounded(std::sqrt(spread(at, at)));
+    // Where the steps do not follow it (any more), they do not tell it.
+    if (moves && !(*moves <= 1.0 / least_reach)) moves.reset();
     fit.calibration.shares.push_back(
         {.constant = cluster_constants()[c].constant, .share = shares[c], .percent_per_percent = moves});
   }

@@ -32,6 +32,7 @@ struct FittedPlan {
 
 struct CalibrationFit {
   ClusterCalibration calibration;
+  std::array<bool, constant_count> at_bound{};
   std::vector<FittedPlan> plans;
 };
 

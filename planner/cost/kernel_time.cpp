@@ -146,6 +146,10 @@ Arithmetic arithmetic(OpKind op, const OpShape& shape, DataType type, const OpWo
   const auto at = [&](const RateOf<FlopsPerSecond>& one) {
     return Arithmetic{.time = work.flops / one.value, .origin = rates.origins[one.rate]};
   };
+  if (const double each = row_of(op).elements_of_multiprocessor; each > 0.0 && device.multiprocessors > 0)
+    return {.time = std::max(at(reached).time,
+                             Seconds(static_cast<double>(shape.rows) / (each * device.multiprocessors))),
+            .origin = Origin::interpolated};
   if (device.multiprocessors == 0 || !work.matrix) return at(reached);
   if (is_product && !is_aligned(op, shape, type)) return at(known_or({rates.vector, Rate::vector}, reached));
   if (is_attention(op)) {

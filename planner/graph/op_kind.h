@@ -467,6 +467,9 @@ struct OpRow {
   std::optional<InPlace> in_place = {};
 
   OpWork (*work)(const OpShape&, DataType) = nullptr;
+  // Of flat ops: how many elements a second one multiprocessor takes at most, where neither memory
+  // nor vector units are the limit; 0: they are.
+  double elements_of_multiprocessor = 0.0;
   // How many kernels it is, each of which the host submits; null: one.
   int (*launches)(const OpShape&) = nullptr;
   bool listed = false;  // a fused optimizer takes tensors in lists (Engine::lists_updates)

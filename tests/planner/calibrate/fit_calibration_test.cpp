@@ -126,6 +126,26 @@ TEST_CASE("no share takes a device beyond its datasheet") {
   CHECK(slow.find("with a tenth of the rates in the files, the least that is believed") != std::string::npos);
 }
 
+TEST_CASE("a step that follows a rate one way alone is explained by another, or refused") {
+  // A slower NIC would lengthen it, and a faster one does not shorten it: PCIe is as slow.
+  Simulated one = simulated("aws-p5", 32, 64, "parplan", "gpt2-xl");
+  for (Link& link : one.plan.cluster.groups.front().node.links)
+    if (link.kind == "PCIe") link.bandwidth *= 0.2;
+  const Seconds predicted = simulate_plan(one.graph, one.plan).time.total();
+  for (const double share : {0.5, 0.9, 1.5}) {
+    CAPTURE(share);
+    const Seconds measured = share * predicted;
+    try {
+      const CalibrationFit found = fit(one, measured);
+      CHECK(found.plans.front().after.total() / measured == doctest::Approx(1.0).epsilon(0.021));
+    } catch (const ConfigError& error) {
+      CHECK(std::string(error.what()).find("is not explained by") != std::string::npos);
+    }
+  }
+  // No rate that is believed makes a step a fifth as long.
+  CHECK(error_of<ConfigError>([&] { fit(one, 0.2 * predicted); }).find("is not explained by") != std::string::npos);
+}
+
 TEST_CASE("steps of unlike clusters and engines are not fitted together, nor to a calibrated cluster") {
   const Simulated one = simulated("dgx-a100", 1, 16), other = simulated("dgx-h100", 1, 16),
                   engine = simulated("dgx-a100", 1, 16, "fsdp");

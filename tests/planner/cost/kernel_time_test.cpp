@@ -475,6 +475,23 @@ TEST_CASE("a kernel that was measured is priced by its fit, another by the devic
   CHECK(kernel_time(OpKind::linear, product, DataType::bf16, device, device.rates[0]) == Seconds(1000.0 + 30.0));
 }
 
+TEST_CASE("moments of 8 bits take an H100, with as many multiprocessors, as long as was measured on an H200") {
+  const ClusterCatalog catalog = {PARPLAN_SOURCE_DIR "/configs/devices", PARPLAN_SOURCE_DIR "/configs/clusters"};
+  OpShape shape;
+  shape.rows = std::int64_t{1} << 30;
+  shape.weight_decay = shape.master = true;
+  const auto seconds_on = [&](const char* name, OpKind kind) {
+    const DeviceKind device = find_device(name, catalog);
+    return kernel_time(kind, shape, DataType::bf16, device, device.rates.front()).value;
+  };
+  const double measured = seconds_on("h200-sxm-141gb", OpKind::adamw_8bit);
+  CHECK(seconds_on("h100-sxm-80gb", OpKind::adamw_8bit) == doctest::Approx(measured).epsilon(0.05));
+  CHECK(seconds_on("a100-sxm4-80gb", OpKind::adamw_8bit) > measured);  // fewer of them
+  // Fewer bytes do not make up for it.
+  for (const char* const name : {"h200-sxm-141gb", "h100-sxm-80gb", "b200-sxm-180gb", "a100-sxm4-80gb"})
+    CHECK(seconds_on(name, OpKind::adamw_8bit) > seconds_on(name, OpKind::adamw));
+}
+
 TEST_CASE("a half precision that was not measured is priced as the other") {
   const DeviceKind device = measured_device(BackendKind::cpu, {fit_of(OpKind::linear, DataType::bf16)});
   CHECK(kernel_time(OpKind::linear, product, DataType::fp16, device, device.rates[0]) == Seconds(1.0 + 30.0));
