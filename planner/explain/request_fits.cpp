@@ -65,14 +65,15 @@ std::optional<Remedy> remedy(const SuggestRequest& changed, std::string_view of,
                              RemedyValue value) {
   SuggestRequest request = changed;
   request.cluster.memory_headroom = changed.headroom_of_remedies;
+  const Objective objective = request.options.objective;
   ArrangedResult arranged =
-      search_with_headroom(*request.graph, request.cluster, request.training, [&](const SearchRoom& room) {
+      search_with_headroom(*request.graph, request.cluster, request.training, objective, [&](const SearchRoom& room) {
         SuggestRequest within = request;
         within.cluster = room.cluster;
         within.training = room.training;
-        ArrangedResult on_all = search_for(within, request.options.objective, most_simulated, false);
+        ArrangedResult on_all = search_for(within, objective, most_simulated, false);
         return on_all.found.plans.empty() && request.options.fewer_devices
-                   ? search_for(within, request.options.objective, most_simulated, true)
+                   ? search_for(within, objective, most_simulated, true)
                    : on_all;
       });
   SearchResult& found = arranged.found;

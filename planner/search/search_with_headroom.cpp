@@ -1,5 +1,6 @@
 #include "planner/search/search_with_headroom.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "planner/cost/cost_model.h"
@@ -12,6 +13,7 @@
 namespace parplan {
 
 ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster, const TrainingSpec& training,
+                                    Objective objective,
                                     const std::function<ArrangedResult(const SearchRoom& room)>& search) {
   const bool keeps = keeps_memory(training.engine);
   const bool may_be_tight = keeps || cluster.memory_headroom > 0.0;
@@ -38,6 +40,11 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
     plan.result =
         simulate_soon(graph, on, own, plan.spec, place(graph, plan.spec), cost_models(networks, plan.spec)).result;
   }
+  // What an allocator keeps may put plans in another order of memory; the first is on the result's
+  // cluster.
+  const auto is_elsewhere = [](const RankedPlan& plan) { return plan.on.has_value(); };
+  if (keeps && objective == Objective::memory && std::ranges::none_of(arranged.found.plans, is_elsewhere))
+    std::ranges::stable_sort(arranged.found.plans, {}, [](const RankedPlan& plan) { return plan.result.memory.peak(); });
   return arranged;
 }
 
@@ -52,7 +59,7 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
     return search_arrangements(graph, room.cluster, room.training, layout, usual, precision_of);
   };
   if (options.to_beat) return search_in({.cluster = cluster, .training = training});
-  return search_with_headroom(graph, cluster, training, search_in);
+  return search_with_headroom(graph, cluster, training, options.objective, search_in);
 }
 
 }  // namespace parplan

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -703,6 +704,20 @@ TEST_CASE("the more modules recompute, the less a step of adapters keeps, as one
     CHECK(std::ranges::is_sorted(kept, std::ranges::greater()));
     CHECK(std::ranges::adjacent_find(kept) == kept.end());
   }
+}
+
+TEST_CASE("tight plans are in the order of their memory, what the engine's allocator keeps included") {
+  const Called called = call({"suggest", "gemma2-9b", "--cluster", "rtx-3090-8", "--devices", "4", "--seq-len", "4096",
+                              "--engine", "torchtitan", "--global-batch", "8", "--optimizer", "sgd", "--objective",
+                              "memory", "--quiet", "--json"});
+  REQUIRE_MESSAGE(called.code == 0, called.err);
+  std::vector<std::int64_t> peaks;
+  for (const Json& plan : Json::parse(called.out).at("plans")) {
+    CHECK(plan.at("fit") == "tight");
+    peaks.push_back(plan.at("memory_peak_bytes"));
+  }
+  CHECK(peaks.size() > 1);
+  CHECK(std::ranges::is_sorted(peaks));
 }
 
 TEST_CASE("the version is printed") {
