@@ -296,6 +296,7 @@ void check_layout(const OpGraph& graph, const TrainingSpec& training, const Clus
   for (const ChoiceRow& row : choice_rows())
     if (row.presumes && !judged[*row.presumes]) judged[row.choice].reset();
   ParallelSpec fewest = with_given(judged, training);
+  // A search takes groups that the number of micro-batches allows.
   if (fewest.schedule == ScheduleKind::interleaved && !layout[Choice::micro_batch_group] &&
       training.engine.has_other_groups && fewest.replica_micro_batches.empty() &&
       training.global_batch % (fewest.mesh.batch_ranks() * fewest.micro_batch) == 0)

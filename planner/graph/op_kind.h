@@ -467,8 +467,8 @@ struct OpRow {
   std::optional<InPlace> in_place = {};
 
   OpWork (*work)(const OpShape&, DataType) = nullptr;
-  // Of flat ops: how many elements a second one multiprocessor takes at most, where neither memory
-  // nor vector units are the limit; 0: they are.
+  // How many elements a second one multiprocessor takes at most of a flat op that neither memory
+  // nor vector units limit; 0: they do.
   double elements_of_multiprocessor = 0.0;
   // How many kernels it is, each of which the host submits; null: one.
   int (*launches)(const OpShape&) = nullptr;

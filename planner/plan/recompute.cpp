@@ -45,7 +45,8 @@ bool is_within_mlp(const OpGraph& graph, const Block& block, TensorId tensor) {
   };
   // Products of an adapter and of what it adapts are widened apart, and then added up.
   const auto is_addend = [&](const Op& op) {
-    return op.kind == OpKind::add && contains(op.inputs, tensor) && meets_activation(op.outputs.front());
+    return row_of(op.kind).cost != CostClass::product && contains(op.inputs, tensor) &&
+           std::ranges::any_of(op.outputs, meets_activation);
   };
   return meets_activation(tensor) || std::ranges::any_of(ops, is_addend);
 }

@@ -482,7 +482,8 @@ std::vector<LeftOut> left_out(const std::vector<OutsideSpace>& outside, std::opt
 }
 
 int ranked_plans(const SearchOptions& options) {
-  // Layouts with which more is tried: of as many different degrees, however many of each are ranked.
+  // Layouts with which more is tried: of so many different degrees, however many of each are
+  // ranked.
   constexpr int least_tried = 5;
   const int each = options.top_each == any_number_each ? 1 : options.top_each;
   return options.tries_more_with_best ? std::max(options.top, least_tried * each) : options.top;

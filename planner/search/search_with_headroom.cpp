@@ -44,7 +44,8 @@ ArrangedResult search_with_headroom(const OpGraph& graph, const Cluster& cluster
   // cluster.
   const auto is_elsewhere = [](const RankedPlan& plan) { return plan.on.has_value(); };
   if (keeps && objective == Objective::memory && std::ranges::none_of(arranged.found.plans, is_elsewhere))
-    std::ranges::stable_sort(arranged.found.plans, {}, [](const RankedPlan& plan) { return plan.result.memory.peak(); });
+    std::ranges::stable_sort(arranged.found.plans, {},
+                             [](const RankedPlan& plan) { return plan.result.memory.peak(); });
   return arranged;
 }
 

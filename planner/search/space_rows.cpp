@@ -164,7 +164,8 @@ void groups_of_micro_batches(const SpaceContext& context, const ParallelSpec& sp
     values.emplace_back(0);
   } else if ((context.width.takes_larger_groups || context.width.groups_freely) && interleaves(spec) &&
              spec.replica_micro_batches.empty()) {
-    if (const auto group = smallest_group(micro_batches(spec, context.training), spec.pp())) values.emplace_back(*group);
+    if (const auto group = smallest_group(micro_batches(spec, context.training), spec.pp()))
+      values.emplace_back(*group);
   }
 }
 

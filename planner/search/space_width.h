@@ -33,8 +33,8 @@ struct SpaceWidth {
   // Blocks that are no layers, any of which may count as one where layers are divided evenly: an
   // embedding and a head, and the embedding of a decoder behind an encoder.
   int blocks_beside_layers = 2;
-  // Interleaved pipelines have groups of as many micro-batches as ranks. Where their number does not
-  // allow that, they have groups of as few more as it allows, or are not in the space.
+  // Interleaved pipelines have groups of as many micro-batches as ranks. Where their number does
+  // not allow that, they have groups of as few more as it allows, or are not in the space.
   bool takes_larger_groups = false;
   // The same, and floors hold for all groups.
   bool groups_freely = false;

@@ -558,7 +558,8 @@ LayoutRequest layout_of(PublishedRun run, const Engine& engine, std::vector<std:
   if (run.engine == "torchtitan" && pp > 1 && run.global_batch && *run.global_batch % (dp * pp) == 0 &&
       !run.micro_batch)
     run.micro_batch = *run.global_batch / (dp * pp);
-  layout[Choice::micro_batch] = counted(stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed), "micro-batch");
+  const std::int64_t micro_batch = stated(run.micro_batch, std::int64_t{1}, "micro-batch", assumed);
+  layout[Choice::micro_batch] = counted(micro_batch, "micro-batch");
   // It costs nothing where an engine has it; Korthikanti et al. 2022 and all recipes above set it.
   if (tp > 1 && !run.sequence_parallel) assumed.emplace_back(assumed_sequence_parallel);
   if (tp > 1 && run.sequence_parallel.value_or(true)) {

@@ -148,8 +148,8 @@ void bench_estimates(const Work& work) {
       static_cast<double>(programs) / (lowering + playing), 1e3 * lowering / simulated, 1e3 * playing / simulated);
 }
 
-// One search of the space of `parplan suggest`, without what that tries with the best layouts, on all
-// cores and on one.
+// One search of the space of `parplan suggest`, without what that tries with the best layouts, on
+// all cores and on one.
 void bench_search(const std::string& title, const Setting& setting, const LayoutRequest& request = {},
                   Objective objective = Objective::time) {
   forget_peak();

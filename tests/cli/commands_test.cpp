@@ -712,7 +712,8 @@ TEST_CASE("tight plans are in the order of their memory, what the engine's alloc
                               "memory", "--quiet", "--json"});
   REQUIRE_MESSAGE(called.code == 0, called.err);
   std::vector<std::int64_t> peaks;
-  for (const Json& plan : Json::parse(called.out).at("plans")) {
+  const Json json = Json::parse(called.out);
+  for (const Json& plan : json.at("plans")) {
     CHECK(plan.at("fit") == "tight");
     peaks.push_back(plan.at("memory_peak_bytes"));
   }

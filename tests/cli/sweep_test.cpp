@@ -52,14 +52,15 @@ TEST_CASE("each point's plan is the first that suggest finds there") {
   }
 }
 
-TEST_CASE("what suggest tries with its plans of different degrees a sweep tries, too, and it searches as much context") {
+TEST_CASE("what suggest tries with plans of different degrees a sweep tries, too, and searches as much context") {
   for (const std::vector<std::string>& job :
        {std::vector<std::string>{"t5-large", "--cluster", "dgx-1-v100", "--devices", "5", "--global-batch", "9",
                                  "--seq-len", "1024"},
         {"vit-base", "--cluster", "rtx-4090-8", "--devices", "6", "--global-batch", "24"},
         {"llama3-8b", "--cluster", "dgx-h100", "--devices", "64", "--global-batch", "4", "--seq-len", "16384"}}) {
     std::vector<std::string> swept = {"sweep"}, suggested = {"suggest"};
-    for (std::vector<std::string>* const words : {&swept, &suggested}) words->insert(words->end(), job.begin(), job.end());
+    for (std::vector<std::string>* const words : {&swept, &suggested})
+      words->insert(words->end(), job.begin(), job.end());
     const Json row = sweep_json(swept).at("rows").at(0);
     const Json plan = sweep_json(suggested).at("plans").at(0);
     for (const auto& part : plan.items()) {

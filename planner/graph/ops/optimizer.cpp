@@ -84,8 +84,8 @@ OpWork adamw_work(const OpShape& s, DataType type) {
 }
 // Elements a second of adamw_8bit on one multiprocessor, whose compares and branches are its limit:
 // 891 GB/s of 16 bytes in fp32, and 980 of 18 in bf16, on the 132 of an H200
-// (configs/devices/h200-sxm-141gb.yaml, measured). CUDA's table of throughputs has as
-// many compares a clock and multiprocessor from Volta to Hopper.
+// (configs/devices/h200-sxm-141gb.yaml, measured). CUDA's table of throughputs has as many compares
+// a clock and multiprocessor from Volta to Hopper.
 constexpr double quantized_of_multiprocessor = 4.17e8;
 // What adamw does, and for each moment: its code's value times the scale 1, largest magnitude 2,
 // times the inverse 1, in each of seven decades compare, step, smaller, choose 4, sign and

@@ -1,8 +1,10 @@
 #include "planner/cluster/find_cluster.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 
 #include "planner/base/error.h"

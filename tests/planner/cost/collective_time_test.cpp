@@ -539,7 +539,7 @@ TEST_CASE("the low-latency protocol halves the bandwidth, with NCCL's caps betwe
   // 2 * 3/4 * 20.4e9 B at 20.4 GB/s; 6 hops of 2.3 us more, with one rank per node.
   CHECK(ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(20'400'000'000), network).value ==
         Approx(1.5 + 6.6e-6 + 6 * 2.3e-6).epsilon(1e-12));
-  // AMD's processors: 22.5 and 19 GB/s, and each hop of the ring takes the network's overhead twice.
+  // AMD's processors: 22.5 and 19 GB/s, and hops of the ring take the network's overhead twice.
   network.amd_hosts = true;
   const Seconds hops = ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(1), network);
   CHECK((ring_low_latency_time(InstructionKind::all_reduce_sum, Bytes(19'000'000'001), network) - hops).value ==

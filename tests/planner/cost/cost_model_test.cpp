@@ -1,9 +1,11 @@
-#include "planner/base/enum_index.h"
 #include "planner/cost/cost_model.h"
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "planner/base/enum_index.h"
 #include "planner/cluster/find_cluster.h"
 #include "planner/cost/collective_time.h"
 #include "planner/cost/kernel_time.h"
@@ -235,7 +237,7 @@ TEST_CASE(
   CHECK(first.device->half_types == std::vector<DataType>{DataType::bf16, DataType::fp16});
 }
 
-TEST_CASE("a stage on two groups of the same nodes is as fast as on one group, and on two Hopper cards hides results, too") {
+TEST_CASE("a stage on two groups of the same nodes is as fast as on one, and on two Hopper cards hides results, too") {
   const ClusterCatalog catalog = {PARPLAN_SOURCE_DIR "/configs/devices", PARPLAN_SOURCE_DIR "/configs/clusters"};
   const auto sixteen = [&](const char* name) {
     return find_cluster(name, catalog, {.device = {}, .network = {}, .devices = 16, .nodes = {}});

@@ -511,7 +511,7 @@ TEST_CASE("more context parallelism is searched where a batch has too few sequen
   training.sequence_length = medium_sequence;
   SearchOptions options;
   const SearchResult without = search(graph, cluster, training, {}, options);
-  options.bounds_left_out = options.tries_more_with_best = true;
+  options.bounds_left_out = options.tries_more_with_best = options.widens_context = true;
   const SearchResult found = search(graph, cluster, training, {}, options);
   REQUIRE(!found.plans.empty());
   CHECK(without.counts.space.find(fmt::format("x cp up to {}", usual)) != std::string::npos);

@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <limits>
 #include <map>
 #include <regex>
+#include <utility>
 
 #include "cli/published_model.h"
 #include "planner/base/error.h"

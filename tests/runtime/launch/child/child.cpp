@@ -99,7 +99,8 @@ int main(int count, char** words) {
     _exit(4);
   }
   if (task == "lost") {
-    // Once the file is there, process 0 exits and a signal ends process 1; process 2 says which they are.
+    // Once the file is there, process 0 exits and a signal ends process 1; process 2 says which
+    // they are.
     const auto rendezvous = parplan::find_rendezvous();
     const pid_t own = getpid();
     const auto ids = rendezvous->all_gather(std::as_bytes(std::span(&own, 1)));
