@@ -112,9 +112,10 @@ std::string percent(double share) {
 // Why no constant is fitted.
 [[noreturn]] void refuse_independent(const Eigen::MatrixXd& reach) {
   std::vector<std::string> parts;
-  for (const ClusterConstantRow& row : cluster_constants())
-    parts.push_back(fmt::format("{} ({})", row.words,
-                                percent(reach.col(static_cast<Eigen::Index>(index_of(row.constant))).maxCoeff())));
+  for (const ClusterConstantRow& row : cluster_constants()) {
+    const double most = reach.col(static_cast<Eigen::Index>(index_of(row.constant))).maxCoeff();
+    parts.push_back(fmt::format("{} ({})", row.words, percent(std::max(most, 0.0))));
+  }
   throw ConfigError(fmt::format(
       "the step hardly depends on {}: latencies decide it; give a step with more work, such as larger micro-batches",
       join(parts)));
