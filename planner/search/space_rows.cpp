@@ -159,7 +159,7 @@ bool accepts_group(const SpaceContext& context, const ParallelSpec& spec, const 
 
 // As many micro-batches as ranks. Larger groups keep more activations: for those who ask, and with
 // the layouts of the best plans (restrictions.h).
-void groups_of_micro_batches(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
+void allowed_group(const SpaceContext& context, const ParallelSpec& spec, Values& values) {
   if (accepts_group(context, spec, 0)) {
     values.emplace_back(0);
   } else if ((context.width.takes_larger_groups || context.width.groups_freely) && interleaves(spec) &&
@@ -552,7 +552,7 @@ constexpr std::array rows = {
     SpaceRow{
         .choice = Choice::micro_batch_group,
         .follows_from = {Choice::dp, Choice::pp, Choice::replica_micro_batches, Choice::micro_batch, Choice::schedule},
-        .values = groups_of_micro_batches,
+        .values = allowed_group,
         .accepts = accepts_group},
     SpaceRow{.choice = Choice::virtual_stages,
              .follows_from = {Choice::pp, Choice::stage_blocks, Choice::schedule},
